@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/published_models.h"
+#include "comm/exec.h"
 #include "core/cpu/parallel.h"
 #include "core/machine.h"
 #include "engine/infer/engine.h"
@@ -85,6 +86,37 @@ class TimedEngine {
   std::vector<Tokens> tokens_;  // with log-probabilities, by request
   std::vector<double> last_;    // time of its last token, or arrival
 };
+
+/// Random weights with a period, which is prime: those of a new model take a minute to draw at the
+/// sizes of GPUs.
+void set_periodic_weights(Communicator& tp, Engine& engine) {
+  constexpr int64_t kPeriod = 1'000'003;
+  const Exec exec = make_exec(tp);
+  std::vector<float> some(static_cast<size_t>(kPeriod));
+  const auto fill = [&](FlatRange range) {
+    for (int64_t done = 0; done < range.count; done += kPeriod) {
+      const int64_t count = std::min(kPeriod, range.count - done);
+      copy(exec, Tensor::of(std::span(some).first(size_t(count)), {count}),
+           engine.parameters().narrow(0, range.begin + done, count));
+    }
+  };
+  const auto fill_matrices = [&](bool over_tp, uint64_t seed) {
+    for (size_t i = 0; i < some.size(); ++i) {
+      some[i] = 0.02f * normal(seed, stream_of("weights"), i);
+    }
+    for (const Parameter& p : engine.parameter_list()) {
+      if (p.shape.size() == 2 && p.sharding.over_tp() == over_tp) fill(local_range(p));
+    }
+  };
+  fill_matrices(true, uint64_t(tp.rank()));
+  fill_matrices(false, uint64_t(tp.size()));
+  for (const Parameter& p : engine.parameter_list()) {
+    if (p.shape.size() == 2) continue;
+    std::ranges::fill(some, p.initial);
+    fill(local_range(p));
+  }
+  engine.parameters_changed();
+}
 
 /// Submits `batch` requests and runs them.
 void run_batch(Communicator& tp, Engine& engine, TimedEngine& timed, int64_t batch) {
@@ -182,7 +214,7 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
   if (q.vocab > 0) config.vocab = q.vocab;
   config.max_seq = q.prompt + q.max_tokens;
   config.check(q.tp);
-  if (on_gpus) check_gpu_generation(config, q.tp);
+  if (on_gpus) check_gpu_generation(config, q.tp, parse_dtype(q.dtype));
   if (!q.weights.empty()) check_int8_weights(config, q.tp);
   if ((q.rate > 0) != (q.requests > 0)) {
     throw InvalidArgument(
@@ -209,10 +241,10 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.dtype = parse_dtype(q.dtype);
   options.sequences = q.batch;
   options.rows = q.batch + q.prompt_rows;
-  options.overlap.strategy = Strategy::serial;
+  if (!tp.on_gpu()) options.overlap.strategy = Strategy::serial;
   options.int8_weights = !q.weights.empty();
   Engine engine(tp, config, options);
-  engine.initialize(1);
+  tp.on_gpu() ? set_periodic_weights(tp, engine) : engine.initialize(1);
 
   TimedEngine warm(engine, config, q);
   run_batch(tp, engine, warm, q.batch);

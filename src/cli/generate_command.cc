@@ -226,8 +226,8 @@ void run(GenerateArguments arguments) {
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
-  const StoredModel stored =
-      open_text_model(arguments.directory, arguments.devices, arguments.ranks, arguments.weights);
+  const StoredModel stored = open_text_model(arguments.directory, arguments.devices,
+                                             arguments.ranks, arguments.dtype, arguments.weights);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
   PromptFile file;

@@ -131,8 +131,8 @@ void run(ServeArguments arguments) {
     const char* key = std::getenv(kKeyVariable);
     server = start_completion_server({address, key ? key : ""});
   }
-  const StoredModel stored =
-      open_text_model(arguments.directory, arguments.devices, arguments.ranks, arguments.weights);
+  const StoredModel stored = open_text_model(arguments.directory, arguments.devices,
+                                             arguments.ranks, arguments.dtype, arguments.weights);
   const ServedModel model = make_served_model(arguments, stored);
   ServeLoop loop(arguments.queue);
   // Also after an exception its thread ends before what it answers with.

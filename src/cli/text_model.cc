@@ -56,13 +56,15 @@ std::string text_dtype(const std::string& dtype, const DeviceOptions& devices) {
 }
 
 StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
-                            const std::string& weights) {
+                            const std::string& dtype, const std::string& weights) {
   StoredModel stored = open_model(directory, note);
   if (!stored.tokenizer && stored.config.vocab <= kBos) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
                                   stored.directory, stored.config.vocab, kBos + 1));
   }
-  if (devices.on_gpus()) check_gpu_generation(stored.config, launched() ? 1 : ranks);
+  if (devices.on_gpus()) {
+    check_gpu_generation(stored.config, launched() ? 1 : ranks, parse_dtype(dtype));
+  }
   if (!weights.empty()) check_int8_weights(stored.config, launched() ? 1 : ranks);
   if (!launched()) stored.config.check(ranks);
   return stored;

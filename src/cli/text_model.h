@@ -28,7 +28,7 @@ std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
 /// launcher has started this process. Throws as open_model does; ConfigError naming what is wrong
 /// with its sizes; Unsupported for one that GPUs do not take, or that has no weights in int8.
 StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
-                            const std::string& weights);
+                            const std::string& dtype, const std::string& weights);
 
 /// Throws ConfigError naming the folder's generation_config.json if `sampling`, its defaults, is
 /// out of range.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "core/exec.h"
@@ -28,6 +29,17 @@ class StreamEvent {
   virtual void block(const Exec& exec) const = 0;
 };
 std::unique_ptr<StreamEvent> make_stream_event();
+
+/// Kernels captured from a stream.
+class CapturedWork {
+ public:
+  virtual ~CapturedWork() = default;
+  virtual void launch(const Exec& exec) const = 0;
+};
+/// Whether exec's stream is one of a GPU that CUDA can capture: not the default stream.
+bool can_capture(const Exec& exec);
+/// Captures what `enqueue` puts on exec's stream, without running it.
+std::unique_ptr<CapturedWork> capture(const Exec& exec, const std::function<void()>& enqueue);
 
 /// Pinned host memory from which copies to a GPU are enqueued.
 class StagedBytes {

@@ -23,6 +23,14 @@ std::unique_ptr<StreamEvent> make_stream_event() {
   refuse();
 }
 
+bool can_capture(const Exec&) {
+  return false;
+}
+
+std::unique_ptr<CapturedWork> capture(const Exec&, const std::function<void()>&) {
+  refuse();
+}
+
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t) {
   refuse();
 }

@@ -10,4 +10,8 @@ void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
   gemm(a, b, out, options);
 }
 
+bool gemm_swiglu(const Exec& exec, const Tensor& a, const Tensor& weight, const Tensor& out) {
+  return exec.on_gpu() && gpu::gemm_swiglu(exec.stream, a, weight, out);
+}
+
 }  // namespace tandem

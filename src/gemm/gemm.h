@@ -9,7 +9,7 @@ namespace tandem {
 struct GemmOptions {
   const Tensor* bias = nullptr;  ///< [N], dtype of out
   bool accumulate = false;       ///< out += instead of out =
-  /// The call enqueued before this one does not write b: a GPU may read b before that has ended.
+  /// The calls enqueued before this one do not write b: a GPU may read b before they have ended.
   bool reads_b_early = false;
 };
 
@@ -25,6 +25,12 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
 /// shape times cuBLASLt's algorithms: the same bits on every later run of the process.
 void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options = {});
+
+/// out[M, F] = silu(a x gate^T) * (a x up^T) for weight = [gate | up], [2 F, K], in one kernel,
+/// with the bits of gemm in out's dtype and swiglu_forward (kernels/swiglu.h). A GPU may read the
+/// weight before the calls enqueued before this one have ended. False, and nothing is done, if
+/// there is no such kernel: for all but a few rows of bf16 on a GPU.
+bool gemm_swiglu(const Exec& exec, const Tensor& a, const Tensor& weight, const Tensor& out);
 
 /// True if a row of a GEMM has the same bits however many rows are computed with it. False if
 /// oneDNN finds no AVX-512 and this build may not use AVX2 (gemm/cpu/ordered_gemm.h).

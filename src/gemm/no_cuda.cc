@@ -8,4 +8,8 @@ void gemm(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const GemmO
   throw Unsupported("gemm on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
 }
 
+bool gemm_swiglu(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  return false;
+}
+
 }  // namespace tandem::gpu

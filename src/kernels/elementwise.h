@@ -15,7 +15,8 @@ constexpr size_t kMaxGpuSumTerms = 4000;
 /// out = terms[0] + terms[1] + …, in this order, f32 vectors of one length, at least one; on a GPU
 /// at most kMaxGpuSumTerms. out may be one of the terms.
 void sum(const Exec& exec, std::span<const Tensor> terms, const Tensor& out);
-/// to = from, contiguous, each f32 or bf16; rounds to nearest even.
+/// to = from, each f32 or bf16, contiguous or both matrices of contiguous rows; rounds to nearest
+/// even.
 void cast(const Exec& exec, const Tensor& from, const Tensor& to);
 
 }  // namespace tandem

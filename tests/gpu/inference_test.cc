@@ -12,6 +12,7 @@
 #include "kernels/paged_attention.h"
 #include "kernels/row_ops.h"
 #include "kernels/sample.h"
+#include "kernels/swiglu.h"
 #include "tandem/random.h"
 #include "tests/gpu/kernel_operands.h"
 
@@ -327,6 +328,24 @@ TEST_P(Inference, GemmsOfFewRowsMatchTheCpuAndDoNotDependOnEachOther) {
       const auto* const values = reinterpret_cast<const float*>(found.data());
       for (int64_t i = 0; i < m * n; ++i) {
         ASSERT_NEAR(values[i], expected.view.as<float>()[i], 1e-6 * double(k)) << trial << " " << i;
+      }
+      const Values twice = on_gpu_like(exec, out, {m, n});
+      gpu::rows_gemm(exec.stream, on_a.view, on_weight.view, twice.view, {.accumulate = true});
+      const Memory doubled = to_host(exec, twice.memory);
+      for (int64_t i = 0; i < m * n; ++i) {
+        ASSERT_EQ(reinterpret_cast<const float*>(doubled.data())[i], 2 * values[i]) << trial;
+      }
+      if (n % 2 == 0) {
+        const Values hidden(exec, DType::bf16, {m, n}), inner(exec, DType::bf16, {m, n / 2}),
+            fused(exec, DType::bf16, {m, n / 2});
+        gpu::rows_gemm(exec.stream, on_a.view, on_weight.view, hidden.view);
+        swiglu_forward(exec, hidden.view.narrow(1, 0, n / 2), hidden.view.narrow(1, n / 2, n / 2),
+                       inner.view);
+        ASSERT_TRUE(gemm_swiglu(exec, on_a.view, on_weight.view, fused.view));
+        const Memory expected_bits = to_host(exec, inner.memory);
+        const Memory fused_bits = to_host(exec, fused.memory);
+        EXPECT_EQ(std::memcmp(expected_bits.data(), fused_bits.data(), fused_bits.bytes()), 0)
+            << trial;
       }
       const int64_t row = draw.up_to(m);
       gpu::rows_gemm(exec.stream, on_a.view.rows(row, 1), on_weight.view, one.view);

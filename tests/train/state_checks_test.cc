@@ -156,7 +156,7 @@ void expect_all_found(const std::vector<Trial>& all, uint64_t seed, int flips) {
                                  trial.config, config.parallel.codec, fault.dump()));
         ASSERT_EQ(outcome.found[i].size(), 1u);
         const CheckFinding& finding = outcome.found[i][0];
-        EXPECT_EQ(finding.tensor, fault["tensor"]);
+        EXPECT_EQ(finding.tensor, fault["tensor"].get<std::string>());
         EXPECT_THAT(finding.ranks, Contains(fault["rank"].get<int>()));
         const bool is_expert = finding.tensor.find("experts.") != std::string::npos;
         const bool is_replicated = finding.tensor.find("norm") != std::string::npos ||
@@ -192,7 +192,7 @@ TEST(ReplicaCheck, FindsFlipsOfNormsThatTensorParallelRanksHold) {
       ASSERT_EQ(outcome.found[i].size(), 1u);
       const CheckFinding& finding = outcome.found[i][0];
       const int rank = outcome.injected[i]["rank"];
-      EXPECT_EQ(finding.tensor, outcome.injected[i]["tensor"]);
+      EXPECT_EQ(finding.tensor, outcome.injected[i]["tensor"].get<std::string>());
       EXPECT_THAT(finding.ranks, Contains(rank));
       EXPECT_EQ(int(finding.ranks.size()), tp * dp > 2 ? 1 : 2);
     }

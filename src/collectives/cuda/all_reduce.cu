@@ -7,6 +7,7 @@
 #include "collectives/cuda/exchange.cuh"
 #include "collectives/cuda/shard_exchange.h"
 #include "collectives/cuda/uncompressed_nccl.h"
+#include "core/cuda/early_start.cuh"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.h"
 
@@ -17,8 +18,12 @@ int64_t max_chosen_one_shot(int ranks) {
   return ranks <= 2 ? kOneShotBytes : kOneShotBytes / 2;
 }
 
+/// `early`: the kernels after it may start while it waits for the peers.
 template <int kRanks, typename T>
-__global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeParams params) {
+__global__ void __launch_bounds__(kExchangeThreads)
+    one_shot_kernel(ExchangeParams params, bool early) {
+  if (early) let_next_start();
+  wait_for_previous();
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size;
   const int begin = first_vec(), step = vec_step();
@@ -40,7 +45,10 @@ __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangePara
 // Shard p of the tensor is vecs [p * shard, (p + 1) * shard); block b sums slice b of its rank's
 // shard.
 template <int kRanks, typename T>
-__global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeParams params) {
+__global__ void __launch_bounds__(kExchangeThreads)
+    two_shot_kernel(ExchangeParams params, bool early) {
+  if (early) let_next_start();
+  wait_for_previous();
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size, second = first + params.table.size;
   const int rank = params.table.rank, vecs = int(params.vecs);
@@ -177,15 +185,17 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algo
   const int64_t of_all =
       algorithm == AllReduceAlgorithm::one_shot ? vecs : (vecs + comm_.size() - 1) / comm_.size();
   const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
+  // Ranks that share a GPU could wait for each other's blocks to have room.
+  const bool early = this_share()->alone();
   comm_.enqueue([&] {
     with_float_type(dtype_, [&]<typename T>(T) {
       with_ranks(comm_.size(), [&]<int kRanks>() {
         const auto kernel = algorithm == AllReduceAlgorithm::one_shot ? one_shot_kernel<kRanks, T>
                                                                       : two_shot_kernel<kRanks, T>;
-        kernel<<<blocks, threads, 0, comm_.stream()>>>(call);
+        launch_early("all_reduce", kernel, unsigned(blocks), unsigned(threads), 0, comm_.stream(),
+                     early, call, early);
       });
     });
-    check_launch("all_reduce");
   });
 }
 

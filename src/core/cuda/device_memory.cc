@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/cuda/current_device.h"
+#include "core/cuda/graph.h"
 #include "core/cuda/handles.h"
 #include "tandem/error.h"
 
@@ -99,7 +100,25 @@ class CudaEvent final : public StreamEvent {
   gpu::Event event_;
 };
 
+class CapturedGraph final : public CapturedWork {
+ public:
+  CapturedGraph(const Exec& exec, const std::function<void()>& enqueue)
+      : graph_(exec.stream, enqueue) {}
+  void launch(const Exec& exec) const override { graph_.launch(exec.stream); }
+
+ private:
+  gpu::Graph graph_;
+};
+
 }  // namespace
+
+bool can_capture(const Exec& exec) {
+  return exec.on_gpu() && exec.stream != nullptr && exec.stream != cudaStreamLegacy;
+}
+
+std::unique_ptr<CapturedWork> capture(const Exec& exec, const std::function<void()>& enqueue) {
+  return std::make_unique<CapturedGraph>(exec, enqueue);
+}
 
 std::unique_ptr<StreamEvent> make_stream_event() {
   return std::make_unique<CudaEvent>();

@@ -1,8 +1,10 @@
 // Programmatic dependent launch: a kernel's blocks start while the last blocks of the kernel before
-// it in the stream still run, and wait where they need its results. A kernel launched by
-// launch_early must call wait_for_previous() before it reads or writes what earlier kernels of the
-// stream do. It should call let_next_start(), after that: then all kernels but this one have ended
-// when the next one starts.
+// it in the stream still run, and wait where they need its results. Every block of a kernel
+// launched by launch_early must call wait_for_previous() before it reads or writes what earlier
+// kernels of the stream do: then all of those have ended, since each waited for the one before it.
+// It should call let_next_start() first: then a whole chain of kernels starts as soon as there is
+// room, and a GEMM reads its weight while the small kernels before it run. No block of a kernel
+// starts before all blocks of the one before it have, so that none waits for one without room.
 #pragma once
 
 #include <utility>

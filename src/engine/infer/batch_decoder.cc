@@ -16,6 +16,10 @@ int64_t logit_columns(const DecoderContext& c) {
   return shard_of(c.config.vocab, c.tp.size(), 0).count;
 }
 
+// Inputs of a step: [options | numbers of the chosen rows | tokens].
+constexpr int64_t kOptionBytes = sizeof(SampleOptions), kTokenBytes = sizeof(int32_t);
+constexpr int64_t kChosenBytes = kOptionBytes + kTokenBytes;
+
 Activation bytes(const DecoderContext& c, int64_t rows, int64_t columns) {
   return Activation(DType::u8, rows, columns, c.exec.device);
 }
@@ -26,8 +30,10 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
                            const OverlapOptions& overlap)
     : context_(c),
       progress_(c.tp, "decode"),
-      tokens_(c.exec, rows),
-      chosen_(c.exec, chosen),
+      max_chosen_(chosen),
+      inputs_(bytes(c, 1, chosen * kChosenBytes + rows * kTokenBytes)),
+      upload_(c.exec, inputs_->bytes()),
+      host_inputs_(inputs_->bytes()),
       x_(c.f32(rows, c.config.hidden)),
       inverse_rms_(c.f32(1, std::max(rows, chosen))),
       x_norm_(c.activation(rows, c.config.hidden)),
@@ -39,16 +45,25 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
       local_logits_(c.f32(chosen, logit_columns(c))),
       gathered_(c.f32(c.tp.size() * chosen, c.tp.size() == 1 ? 0 : logit_columns(c))),
       logits_(c.f32(chosen, c.tp.size() == 1 ? 0 : c.config.vocab)),
-      options_(bytes(c, chosen, sizeof(SampleOptions))),
       sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
       sampled_(bytes(c, chosen, sizeof(Sampled))),
-      upload_options_(c.exec, options_->bytes()),
       host_sampled_(size_t(chosen)) {
   if (!c.exec.on_gpu()) {
     sums_.emplace(c.tp, c.dtype, rows, c.config.hidden,
                   std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings});
   }
   if (c.config.moe_layers() > 0) experts_.emplace(c, rows, true, overlap);
+  if (c.exec.on_gpu() && c.tp.size() > 1 && rows >= kMinSplitRows) {
+    split_.emplace(c, rows, overlap, hidden_, inner_);
+  }
+}
+
+bool BatchDecoder::is_split(int64_t count) const {
+  return split_ && split_->rows() == count;
+}
+
+bool BatchDecoder::adds_in_gemm() const {
+  return context_.exec.on_gpu() && context_.tp.size() == 1;
 }
 
 void BatchDecoder::multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out) {
@@ -77,103 +92,169 @@ struct BatchDecoder::Steps {
   Tensor x;
 
   const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
-  void in(const Tensor& x_norm, const Tensor& /*weight*/, const Tensor& hidden) {
+  void in(const Tensor& x_norm, const Tensor& /*weight*/, const Tensor& hidden) const {
     decoder.multiply(x_norm, layout().in, hidden);
   }
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
     decoder.context_.cache.attend(branch, 0, q, k, v, out);
   }
-  void out(const Tensor& inner, const Tensor& /*weight*/) {
+  void out(const Tensor& inner, const Tensor& /*weight*/) const {
     const DecoderContext& c = decoder.context_;
+    if (decoder.adds_in_gemm()) {
+      GemmOptions options = kWeightIsOld;
+      options.accumulate = true;
+      return gemm(c.exec, inner, c.weights.matrix(layout().out).transposed(), x, options);
+    }
     decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
                 [&](const Tensor& partial) { decoder.multiply(inner, layout().out, partial); });
-    add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
+    // Else the next branch's norm adds it.
+    decoder.is_added_ = !c.exec.on_gpu() || layout().moe;
+    if (decoder.is_added_) add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
   }
-  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
-    Communicator& tp = decoder.context_.tp;
-    const Shard local = shard_of(x.dim(0), tp.size(), tp.rank());
-    const Tensor rows = x.rows(local.begin, local.count);
-    decoder.experts_->run(layout(), x_norm.rows(local.begin, local.count), w_in, w_out, rows);
-    all_gather(tp, rows, x);
+  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
+    decoder.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
   }
 };
 
 std::span<const Sampled> BatchDecoder::run(const BatchRows& rows) {
-  const auto count = int64_t(rows.tokens.size());
+  const auto count = int64_t(rows.tokens.size()), chosen = int64_t(rows.chosen.size());
   const DecoderContext& c = context_;
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
+  num_chosen_ = chosen;
   return progress_.during([&]() -> std::span<const Sampled> {
-    look_up(rows);
-    for (size_t i = 0; i < c.layout.branches.size(); ++i) {
-      const BranchLayout& b = c.layout.branches[i];
-      const Tensor x = x_->rows(0, count);
-      forward_branch(
-          c.view(), b, x,
-          branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count),
-          Steps{*this, i, x});
+    upload(rows);
+    if (rows.chunks.empty()) {
+      replay_.run(c.exec, {count, chosen, c.cache.longest()}, [&] { run_rows(count, chosen); });
+    } else {
+      run_rows(count, chosen);
     }
-    if (rows.chosen.empty()) return {};
-    last_logits_ = logits(rows.chosen);
-    return sample(last_logits_, rows.options);
+    const std::span<Sampled> result = std::span(host_sampled_).first(size_t(chosen));
+    if (chosen > 0) {
+      copy(c.exec, sampled_->rows(0, chosen),
+           Tensor(result.data(), DType::u8, {chosen, int64_t(sizeof(Sampled))}));
+    }
+    return result;
   });
 }
 
-std::vector<float> BatchDecoder::read_logits(size_t chosen) const {
-  std::vector<float> logits(size_t(context_.config.vocab));
-  const int64_t vocab = context_.config.vocab;
-  copy(context_.exec, last_logits_.rows(int64_t(chosen), 1),
-       Tensor(logits.data(), DType::f32, {1, vocab}));
-  return logits;
+void BatchDecoder::upload(const BatchRows& rows) {
+  const auto store = [&](int64_t at, const auto& values) {
+    std::ranges::copy(std::as_bytes(std::span(values)), host_inputs_.begin() + at);
+  };
+  store(0, rows.options);
+  store(max_chosen_ * kOptionBytes, rows.chosen);
+  store(max_chosen_ * kChosenBytes, rows.tokens);
+  const int64_t used = max_chosen_ * kChosenBytes + int64_t(rows.tokens.size()) * kTokenBytes;
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(host_inputs_.data());
+  upload_.run(context_.exec, Tensor::of(std::span(bytes, size_t(used)), {used}), input(0, used));
 }
 
-void BatchDecoder::look_up(const BatchRows& rows) {
+Tensor BatchDecoder::input(int64_t begin, int64_t count) const {
+  return Tensor(inputs_->as<uint8_t>() + begin, DType::u8, {count}, context_.exec.device);
+}
+
+Tensor BatchDecoder::tokens(int64_t count) const {
+  const Tensor bytes = input(max_chosen_ * kChosenBytes, count * kTokenBytes);
+  return Tensor(bytes.data(), DType::i32, {count}, bytes.device());
+}
+
+Tensor BatchDecoder::chosen_rows(int64_t count) const {
+  const Tensor bytes = input(max_chosen_ * kOptionBytes, count * kTokenBytes);
+  return Tensor(bytes.data(), DType::i32, {count}, bytes.device());
+}
+
+Tensor BatchDecoder::options(int64_t count) const {
+  return Tensor(inputs_->data(), DType::u8, {count, kOptionBytes}, inputs_->device());
+}
+
+std::vector<float> BatchDecoder::read_logits(size_t chosen) const {
+  std::vector<float> result(size_t(context_.config.vocab));
+  copy(context_.exec, logits(num_chosen_).rows(int64_t(chosen), 1),
+       Tensor(result.data(), DType::f32, {1, context_.config.vocab}));
+  return result;
+}
+
+void BatchDecoder::run_rows(int64_t count, int64_t chosen) {
   const DecoderContext& c = context_;
-  const auto count = int64_t(rows.tokens.size());
-  const Tensor tokens = tokens_.upload(rows.tokens);
+  const Tensor embeddings = residual_->rows(0, count);
+  if (is_split(count)) {
+    embedding_forward(c.exec, tokens(count), c.weights.matrix(c.layout.embedding),
+                      c.layout.vocab_begin, embeddings);
+    split_->run(embeddings, experts_ ? &*experts_ : nullptr);
+  } else {
+    look_up(count);
+    run_branches(count);
+  }
+  if (chosen == 0) return;
+  gather_chosen(count, chosen);
+  compute_logits(chosen);
+  sample_rows(context_.exec, logits(chosen), options(chosen), sample_scratch_->rows(0, chosen),
+              sampled_->rows(0, chosen));
+}
+
+void BatchDecoder::look_up(int64_t count) {
+  const DecoderContext& c = context_;
   sum(count, c.codec.embeddings, [&](const Tensor& partial) {
-    embedding_forward(c.exec, tokens, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
-                      partial);
+    embedding_forward(c.exec, tokens(count), c.weights.matrix(c.layout.embedding),
+                      c.layout.vocab_begin, partial);
   });
   cast(c.exec, residual_->rows(0, count), x_->rows(0, count));
 }
 
-/// Logits of the chosen rows, [chosen, vocab], bitwise equal on every rank.
-Tensor BatchDecoder::logits(std::span<const int32_t> chosen) {
+void BatchDecoder::run_branches(int64_t count) {
   const DecoderContext& c = context_;
-  const auto count = int64_t(chosen.size());
+  const Tensor x = x_->rows(0, count), residual = residual_->rows(0, count);
+  is_added_ = true;
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& b = c.layout.branches[i];
+    const BranchMemory memory =
+        branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count);
+    if (is_added_) {
+      rms_norm_forward(c.exec, x, c.view().norm(b), c.config.norm_eps, memory.x_norm,
+                       memory.inverse_rms);
+    } else {
+      add_rms_norm_forward(c.exec, x, residual, c.view().norm(b), c.config.norm_eps, x,
+                           memory.x_norm, memory.inverse_rms);
+      is_added_ = true;
+    }
+    const Steps steps{*this, i, x};
+    if (b.is_mlp() && gemm_swiglu(c.exec, memory.x_norm, c.weights.matrix(b.in), memory.inner)) {
+      steps.out(memory.inner, c.weights.matrix(b.out));
+    } else {
+      forward_normalized(c.view(), b, memory, steps);
+    }
+  }
+  if (!is_added_) add(c.exec, x, residual, x);
+}
+
+void BatchDecoder::gather_chosen(int64_t count, int64_t chosen) {
+  const Tensor last = last_->rows(0, chosen);
+  if (is_split(count)) return split_->gather(chosen_rows(chosen), last);
+  embedding_forward(context_.exec, chosen_rows(chosen), x_, 0, last);
+}
+
+void BatchDecoder::compute_logits(int64_t count) {
+  const DecoderContext& c = context_;
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
-  embedding_forward(c.exec, chosen_.upload(chosen), x_, 0, last);  // gathers rows
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, last_norm, inverse_rms_);
-  const Tensor local = reshaped(local_logits_, count, c.layout.vocab);
-  multiply(last_norm, c.layout.head, local);
+  multiply(last_norm, c.layout.head, reshaped(local_logits_, count, c.layout.vocab));
   const int world = c.tp.size();
-  if (world == 1) return local;
+  if (world == 1) return;
   const int64_t room = count * logit_columns(c);
   const Tensor all = reshaped(gathered_, world, room);
   all_gather(c.tp, reshaped(local_logits_, 1, room), all);
   for (int rank = 0; rank < world; ++rank) {
     const Shard columns = shard_of(c.config.vocab, world, rank);
-    for (int64_t row = 0; row < count; ++row) {
-      cast(c.exec, all.rows(rank, 1).narrow(1, row * columns.count, columns.count),
-           logits_->rows(row, 1).narrow(1, columns.begin, columns.count));
-    }
+    cast(c.exec, reshaped(all.rows(rank, 1), count, columns.count),
+         logits_->rows(0, count).narrow(1, columns.begin, columns.count));
   }
-  return logits_->rows(0, count);
 }
 
-std::span<const Sampled> BatchDecoder::sample(const Tensor& logits,
-                                              std::span<const SampleOptions> options) {
+Tensor BatchDecoder::logits(int64_t chosen) const {
   const DecoderContext& c = context_;
-  const auto count = int64_t(options.size());
-  const Tensor on_device = options_->rows(0, count), sampled = sampled_->rows(0, count);
-  const auto* const bytes = reinterpret_cast<const uint8_t*>(options.data());
-  upload_options_.run(c.exec, Tensor::of(bytes, {count, int64_t(sizeof(SampleOptions))}),
-                      on_device);
-  sample_rows(c.exec, logits, on_device, sample_scratch_->rows(0, count), sampled);
-  const std::span<Sampled> result = std::span(host_sampled_).first(size_t(count));
-  copy(c.exec, sampled, Tensor(result.data(), DType::u8, {count, int64_t(sizeof(Sampled))}));
-  return result;
+  return c.tp.size() == 1 ? reshaped(local_logits_, chosen, c.layout.vocab)
+                          : logits_->rows(0, chosen);
 }
 
 }  // namespace tandem

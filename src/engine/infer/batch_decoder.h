@@ -5,6 +5,7 @@
 // gemm/gemm.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -12,7 +13,9 @@
 
 #include "collectives/split_all_reduce.h"
 #include "comm/progress.h"
+#include "core/replay.h"
 #include "engine/infer/decoder.h"
+#include "engine/infer/split_rows.h"
 #include "kernels/sample.h"
 
 namespace tandem {
@@ -28,7 +31,8 @@ struct BatchRows {
 
 class BatchDecoder {
  public:
-  /// Up to `rows` rows in a step, `chosen` of them chosen. Collective.
+  /// Up to `rows` rows in a step, `chosen` of them chosen. `overlap`: of the experts, and on GPUs
+  /// of the GEMMs of full steps. Collective.
   BatchDecoder(const DecoderContext& context, int64_t rows, int64_t chosen,
                const OverlapOptions& overlap);
   /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
@@ -39,26 +43,47 @@ class BatchDecoder {
 
  private:
   struct Steps;
+  /// Whether the ranks divide a step of `count` rows.
+  bool is_split(int64_t count) const;
+  /// Whether GEMMs add to the residual stream.
+  bool adds_in_gemm() const;
   /// out = x x weight^T.
   void multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out);
-  void look_up(const BatchRows& rows);
+  void upload(const BatchRows& rows);
+  /// `count` bytes of inputs_ from `begin`.
+  Tensor input(int64_t begin, int64_t count) const;
+  Tensor tokens(int64_t count) const;
+  Tensor chosen_rows(int64_t count) const;
+  Tensor options(int64_t count) const;
+  /// Enqueues or computes everything from the uploaded rows to the sampled tokens.
+  void run_rows(int64_t count, int64_t chosen);
+  void look_up(int64_t count);
+  void run_branches(int64_t count);
   /// Sums of `partial` products over the ranks, which `compute` writes, in `residual_`.
   template <typename Compute>
   void sum(int64_t rows, const Wire& wire, const Compute& compute);
-  Tensor logits(std::span<const int32_t> chosen);
-  std::span<const Sampled> sample(const Tensor& logits, std::span<const SampleOptions> options);
+  /// The rows `chosen` of the residual stream to last_.
+  void gather_chosen(int64_t count, int64_t chosen);
+  void compute_logits(int64_t chosen);
+  /// Logits of the chosen rows, [chosen, vocab], bitwise equal on every rank.
+  Tensor logits(int64_t chosen) const;
 
   DecoderContext context_;
   Progress progress_;
   std::optional<RowSums> sums_;  ///< CPU ranks
   std::optional<DecoderExperts> experts_;
-  TokenRows tokens_, chosen_;
+  std::optional<SplitRows> split_;  ///< several GPU ranks, for steps of max rows
+  int64_t max_chosen_;
+  Activation inputs_;  ///< u8: options, chosen rows and tokens of a step
+  Upload upload_;
+  std::vector<std::byte> host_inputs_;
   Activation x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
   Activation last_, last_norm_, local_logits_, gathered_, logits_;
-  Activation options_, sample_scratch_, sampled_;
-  Upload upload_options_;
+  Activation sample_scratch_, sampled_;
   std::vector<Sampled> host_sampled_;
-  Tensor last_logits_;  // of the chosen rows
+  Replay replay_;
+  bool is_added_ = true;    // residual_ to x_
+  int64_t num_chosen_ = 0;  // of the last step
 };
 
 }  // namespace tandem

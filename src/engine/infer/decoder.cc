@@ -36,10 +36,7 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
       gate_up_(c.activation(1, 2 * c.config.ffn_per_expert())),
       inner_(c.activation(1, c.config.ffn_per_expert())),
       product_(c.f32(1, c.config.hidden)) {
-  if (!split && c.exec.on_gpu()) {
-    throw Unsupported("decode of one token with experts on a GPU: expected CPU ranks");
-  }
-  if (!split) return;
+  if (!split && !c.exec.on_gpu()) return;
   layer_.emplace(c.tp,
                  MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
                           .hidden = c.config.hidden,
@@ -49,6 +46,16 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                           .tp = c.tp.size(),
                           .dtype = c.dtype},
                  moe_options(overlap, c.codec));
+}
+
+void DecoderExperts::run_shared(const BranchLayout& b, const Tensor& x_norm, const Tensor& w_in,
+                                const Tensor& w_out, const Tensor& x) {
+  if (!layer_) return run(b, x_norm, w_in, w_out, x);
+  Communicator& tp = context_.tp;
+  const Shard local = shard_of(x.dim(0), tp.size(), tp.rank());
+  const Tensor rows = x.rows(local.begin, local.count);
+  run(b, x_norm.rows(local.begin, local.count), w_in, w_out, rows);
+  all_gather(tp, rows, x);
 }
 
 void DecoderExperts::run(const BranchLayout& b, const Tensor& x_norm, const Tensor& w_in,
@@ -226,7 +233,7 @@ struct DecodeStep::Steps {
     add(c.exec, x, step.residual_, x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
-    step.experts_->run(layout(), x_norm, w_in, w_out, x);
+    step.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
   }
 };
 

@@ -54,13 +54,17 @@ class TokenRows {
 /// Experts for a block of rows or for one row; every rank holds a shard of each expert.
 class DecoderExperts {
  public:
-  /// `split`: the residual stream is row-sharded, at most `rows` in total, as the MoE operator
-  /// requires. Else every rank has the same row. Collective.
+  /// At most `rows` rows over all ranks. `split`: in the MoE operator, to which each rank passes
+  /// its share of them; CPU ranks compute one row without it. Collective.
   DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
                  const OverlapOptions& overlap);
-  /// x (f32) += output of the experts for `x_norm`; w_in and w_out hold all experts' weights.
+  /// x (f32) += output of the experts for `x_norm`, rows of this rank; w_in and w_out hold all
+  /// experts' weights.
   void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
            const Tensor& w_out, const Tensor& x);
+  /// The same for rows that every rank has.
+  void run_shared(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
+                  const Tensor& w_out, const Tensor& x);
 
  private:
   void run_row(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out, const Tensor& out);

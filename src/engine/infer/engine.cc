@@ -43,6 +43,11 @@ EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineO
   if (options.pages < 0) {
     throw InvalidArgument(fmt::format("pages {}: expected 0 (for all) or more", options.pages));
   }
+  // Full steps are divided into equal shards of whole tiles (SplitRows).
+  const int64_t unit = int64_t{64} * tp.size();
+  if (tp.on_gpu() && tp.size() > 1 && options.rows >= kMinSplitRows + unit) {
+    options.rows = std::max(options.sequences, options.rows / unit * unit);
+  }
   if (options.pages > 0) return options;
   const int64_t window = max_window(tp, config);
   int64_t pages = pages_of(options.capacity);
@@ -80,7 +85,7 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions&
              given.int8_weights),
       tokenizer_(given.tokenizer),
       max_sequences_(given.sequences),
-      max_rows_(given.rows),
+      max_rows_(resolve(tp, config, given).rows),
       window_(max_window(tp, config)),
       pool_(resolve(tp, config, given).pages),
       decoder_(model_.context, max_rows_, max_sequences_, given.overlap) {}

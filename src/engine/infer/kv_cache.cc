@@ -1,21 +1,30 @@
 #include "engine/infer/kv_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
 namespace tandem {
+namespace {
+
+/// Bound of the tokens of a run's sequences of which there are few, so that runs are alike (see
+/// Replay): at most an eighth above `tokens`, or 256.
+int64_t round_up_longest(int64_t tokens, int64_t max_tokens) {
+  const int64_t unit = std::max<int64_t>(256, int64_t(std::bit_ceil(uint64_t(tokens))) / 16);
+  return std::min(max_tokens, (tokens + unit - 1) / unit * unit);
+}
+
+}  // namespace
 
 KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
                  const RopeTable& rope, DType dtype, const Size& size)
     : exec_(exec),
       size_(size),
-      sequences_(DType::i32, 1, size.rows, exec.device),
-      positions_(DType::i32, 1, size.rows, exec.device),
-      pages_(DType::i32, size.sequences, pages_of(size.max_tokens), exec.device),
-      upload_sequences_(exec, sequences_->bytes()),
-      upload_positions_(exec, positions_->bytes()),
-      upload_pages_(exec, pages_->bytes()) {
+      inputs_(DType::i32, 1, 2 * size.rows + size.sequences * pages_of(size.max_tokens),
+              exec.device),
+      upload_(exec, inputs_->bytes()),
+      host_inputs_(size_t(inputs_->elements())) {
   const bool has_chunks = dtype == DType::bf16 && config.head_dim <= kMaxChunkHead;
   const PagedShape shape{layout.heads, layout.kv_heads, config.head_dim,
                          size.rows,    size.max_tokens, has_chunks ? size.singles : 0};
@@ -42,20 +51,24 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
 
 void KvCache::set_rows(std::span<const int32_t> sequences, std::span<const int32_t> positions,
                        std::span<const int32_t> pages, std::vector<PagedChunk> chunks) {
-  const auto rows = int64_t(sequences.size()), line = pages_->dim(1);
-  const auto lines = int64_t(pages.size()) / line;
-  const auto first = [](const Activation& all, int64_t count) {
-    return Tensor(all->data(), DType::i32, {count}, all->device());
-  };
-  rows_ = {first(sequences_, rows), first(positions_, rows), pages_->rows(0, lines),
-           std::ranges::max(positions) + 1, std::move(chunks)};
-  upload_sequences_.run(exec_, Tensor::of(sequences, {rows}), rows_.sequences);
-  upload_positions_.run(exec_, Tensor::of(positions, {rows}), rows_.positions);
-  upload_pages_.run(exec_, Tensor::of(pages, {lines, line}), rows_.pages);
+  const auto rows = int64_t(sequences.size()), line = pages_of(size_.max_tokens);
+  const auto count = int64_t(pages.size()), first_page = 2 * size_.rows;
+  std::ranges::copy(sequences, host_inputs_.begin());
+  std::ranges::copy(positions, host_inputs_.begin() + size_.rows);
+  std::ranges::copy(pages, host_inputs_.begin() + first_page);
+  const Tensor all(inputs_->data(), DType::i32, {inputs_->elements()}, exec_.device);
+  const int64_t used = first_page + count;
+  upload_.run(exec_, Tensor::of(std::span(host_inputs_).first(size_t(used)), {used}),
+              all.narrow(0, 0, used));
+  const Tensor of_pages = all.narrow(0, first_page, count);
+  rows_ = {all.narrow(0, 0, rows), all.narrow(0, size_.rows, rows),
+           Tensor(of_pages.data(), DType::i32, {count / line, line}, exec_.device),
+           round_up_longest(std::ranges::max(positions) + 1, size_.max_tokens), std::move(chunks)};
 }
 
 void KvCache::set_rows(int64_t position, int64_t count) {
-  std::vector<int32_t> positions(static_cast<size_t>(count)), pages(size_t(pages_->dim(1)));
+  std::vector<int32_t> positions(static_cast<size_t>(count)),
+      pages(size_t(pages_of(size_.max_tokens)));
   std::iota(positions.begin(), positions.end(), int32_t(position));
   std::iota(pages.begin(), pages.end(), 0);
   std::vector<PagedChunk> chunks;

@@ -47,6 +47,9 @@ class KvCache {
   void attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k, const Tensor& v,
               const Tensor& out);
   int64_t max_tokens() const { return size_.max_tokens; }
+  /// Bound of the tokens of the next run's sequences. `attend` enqueues the same work for runs of
+  /// as many rows with an equal bound and no chunks.
+  int64_t longest() const { return rows_.longest; }
   /// Layer of a branch, which has attention.
   const Layer& layer(size_t branch) const { return layers_[branch]; }
 
@@ -55,8 +58,9 @@ class KvCache {
   Size size_;
   std::vector<std::pair<int64_t, std::unique_ptr<PagedAttention>>> attentions_;  // by window
   std::vector<Layer> layers_;  // by branch, empty without attention
-  Activation sequences_, positions_, pages_;
-  Upload upload_sequences_, upload_positions_, upload_pages_;
+  Activation inputs_;  ///< [sequences of rows | positions of rows | pages], each of max size
+  Upload upload_;
+  std::vector<int32_t> host_inputs_;
   PagedRows rows_;
 };
 

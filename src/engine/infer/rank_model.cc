@@ -46,9 +46,10 @@ void RankModel::parameters_changed() {
   weights.keep_first(layout.embedding.rows * layout.embedding.columns, context.dtype);
 }
 
-void check_gpu_generation(const ModelConfig& config, int tp) {
-  if (config.experts > 0) {
-    throw Unsupported(fmt::format("{} experts: expected none on GPUs", config.experts));
+void check_gpu_generation(const ModelConfig& config, int tp, DType dtype) {
+  if (config.experts > 0 && dtype != DType::bf16) {
+    throw Unsupported(
+        fmt::format("{} experts in {}: expected bf16 on GPUs", config.experts, name_of(dtype)));
   }
   const auto check = [](const char* key, int64_t value, int64_t unit) {
     if (value % unit == 0) return;
@@ -57,6 +58,7 @@ void check_gpu_generation(const ModelConfig& config, int tp) {
   check("vocab_size", config.vocab, 8 * tp);
   check("hidden_size", config.hidden, 8);
   check("intermediate_size", config.ffn, 8 * tp);
+  if (config.experts > 0) check("moe_intermediate_size", config.ffn_per_expert(), 8 * tp);
   check("head_dim", config.head_dim, 16);
 }
 

@@ -27,8 +27,8 @@ struct RankModel {
   DecoderContext context;
 };
 
-/// Throws Unsupported naming the size of the model that the kernels on GPUs do not take.
-void check_gpu_generation(const ModelConfig& config, int tp);
+/// Throws Unsupported naming the size or dtype of the model that the kernels on GPUs do not take.
+void check_gpu_generation(const ModelConfig& config, int tp, DType dtype);
 
 /// Throws InvalidArgument naming the token that is outside the vocabulary, or if there are none.
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens);

@@ -44,6 +44,8 @@ struct BranchLayout {
   WeightMatrix experts_in, experts_out;  ///< [local experts x 2 ffn, hidden], [.. x hidden, ffn]
   /// Whether `in` and `out` exist.
   bool has_products() const { return attention || mlp; }
+  /// Whether the branch is an MLP and nothing else.
+  bool is_mlp() const { return mlp && !attention && !moe; }
 };
 
 /// Branches of a kind have the same shapes and share operators: attention (with or without an MLP

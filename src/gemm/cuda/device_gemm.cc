@@ -60,9 +60,9 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
                                       a.describe(), b.describe(), out.describe()));
   }
   // The bytes of the weight bound it: cuBLASLt's kernels read them no faster, and start later.
-  if (!shape.weight_is_kn && !shape.x_is_km && !shape.accumulate &&
-      is_rows_gemm(a, b.transposed(), out)) {
-    return rows_gemm(stream, a, b.transposed(), out, options.reads_b_early);
+  if (!shape.weight_is_kn && !shape.x_is_km && is_rows_gemm(a, b.transposed(), out)) {
+    return rows_gemm(stream, a, b.transposed(), out,
+                     {.accumulate = options.accumulate, .early = options.reads_b_early});
   }
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);
@@ -72,6 +72,12 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
     at = gemms.by_shape.emplace(shape, LtGemm(gemms.lt, shape)).first;
   }
   at->second.run(a.data(), b.data(), out.data(), nullptr, stream);
+}
+
+bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out) {
+  if (!is_rows_gemm(a, weight, out) || out.dtype() != DType::bf16) return false;
+  rows_gemm_swiglu(stream, a, weight, out);
+  return true;
 }
 
 }  // namespace tandem::gpu

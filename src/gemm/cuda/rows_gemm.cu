@@ -2,6 +2,9 @@
 // its warps divide k, and their sums are added in order. Each warp has a ring of its own in shared
 // memory, so that many bytes of the weight are under way and no warp waits for another. The
 // products' order within k is that in which lanes read 16 bytes, the same for both operands.
+//
+// With SwiGLU a block computes 8 columns: half of its rows of the weight are of the gate, the other
+// half those of up for the same columns.
 #include "gemm/cuda/rows_gemm.h"
 
 #include <algorithm>
@@ -10,6 +13,7 @@
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/multiply_tile.cuh"
+#include "core/cuda/silu.cuh"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -28,7 +32,8 @@ struct RowsParams {
   const __nv_bfloat16 *a, *weight;
   void* out;
   int64_t a_stride, out_stride;
-  int m, n, k;
+  int m, n, k;  // n: columns of out
+  bool accumulate;
 };
 
 __device__ void copy_chunk(uint4* to, const __nv_bfloat16* from) {
@@ -41,10 +46,15 @@ __device__ uint4* chunk_at(uint4* stage, int row, int c) {
 }
 
 /// kTiles: of kTileColumns rows of a.
-template <typename Out, int kTiles>
+template <typename Out, int kTiles, bool kSwiglu>
 __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParams p) {
+  constexpr int kColumnsOfBlock = kSwiglu ? kTileRows / 2 : kTileRows;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int first_n = int(blockIdx.x) * kTileRows, steps = p.k / kStep;
+  const int first_n = int(blockIdx.x) * kColumnsOfBlock, steps = p.k / kStep;
+  // Rows past the end are computed and not stored.
+  const auto weight_row = [&](int row) {
+    return row / kColumnsOfBlock * p.n + min(first_n + row % kColumnsOfBlock, p.n - 1);
+  };
   const int begin = steps * warp / kWarpsOfBlock, end = steps * (warp + 1) / kWarpsOfBlock;
   extern __shared__ uint4 rows_memory[];
   uint4* const ring = rows_memory + warp * kStages * kChunksOfStage;
@@ -53,17 +63,16 @@ __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParam
 #pragma unroll
       for (int i = 0; i < kChunksOfStage / 32; ++i) {
         const int row = i * 4 + lane / 8, c = lane % 8;
-        // Rows past the end are computed and not stored.
         copy_chunk(chunk_at(ring + step % kStages * kChunksOfStage, row, c),
-                   p.weight + int64_t(min(first_n + row, p.n - 1)) * p.k + step * kStep + c * 8);
+                   p.weight + int64_t(weight_row(row)) * p.k + step * kStep + c * 8);
       }
     }
     asm volatile("cp.async.commit_group;");
   };
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) load(begin + i);
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
 
   float sum[kTiles][4] = {};
   uint4 x[kTiles][2], next_x[kTiles][2];
@@ -110,20 +119,34 @@ __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParam
     }
   }
   __syncthreads();
-  for (int i = int(threadIdx.x); i < p.m * kTileRows; i += kRowsThreads) {
-    const int row = i / kTileRows, column = i % kTileRows;
-    if (first_n + column >= p.n) continue;
+  const auto sum_of = [&](int row, int column) {
     float result = 0;
 #pragma unroll
     for (int w = 0; w < kWarpsOfBlock; ++w) result += sums[w][row][column];
-    static_cast<Out*>(p.out)[row * p.out_stride + first_n + column] = from_float<Out>(result);
+    return result;
+  };
+  for (int i = int(threadIdx.x); i < p.m * kColumnsOfBlock; i += kRowsThreads) {
+    const int row = i / kColumnsOfBlock, column = i % kColumnsOfBlock;
+    if (first_n + column >= p.n) continue;
+    float result = sum_of(row, column);
+    Out& out = static_cast<Out*>(p.out)[row * p.out_stride + first_n + column];
+    if constexpr (kSwiglu) {
+      const float gate = to_float(from_float<Out>(result));
+      const float up = to_float(from_float<Out>(sum_of(row, column + kColumnsOfBlock)));
+      result = gate * sigmoid(gate) * up;
+    } else if (p.accumulate) {
+      result += to_float(out);
+    }
+    out = from_float<Out>(result);
   }
 }
 
-template <typename Out>
+template <typename Out, bool kSwiglu = false>
 void launch(const RowsParams& p, bool early, cudaStream_t stream) {
-  const dim3 grid(unsigned((p.n - 1) / kTileRows + 1));
-  const auto kernel = p.m <= kTileColumns ? rows_gemm_kernel<Out, 1> : rows_gemm_kernel<Out, 2>;
+  constexpr int kColumnsOfBlock = kSwiglu ? kTileRows / 2 : kTileRows;
+  const dim3 grid(unsigned((p.n - 1) / kColumnsOfBlock + 1));
+  const auto kernel =
+      p.m <= kTileColumns ? rows_gemm_kernel<Out, 1, kSwiglu> : rows_gemm_kernel<Out, 2, kSwiglu>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRowsBytes),
         "rows_gemm");
   launch_early("rows_gemm", kernel, grid, kRowsThreads, kRowsBytes, stream, early, p);
@@ -131,6 +154,25 @@ void launch(const RowsParams& p, bool early, cudaStream_t stream) {
 
 bool has_rows(const Tensor& tensor, int64_t unit) {
   return tensor.dims() == 2 && tensor.stride(1) == 1 && tensor.stride(0) % unit == 0;
+}
+
+void check_operands(const Tensor& a, const Tensor& weight, const Tensor& out, int64_t columns) {
+  if (is_rows_gemm(a, weight, out) && out.dim(0) == a.dim(0) && out.dim(1) == columns) return;
+  throw InvalidArgument("rows_gemm: a " + a.describe() + ", weight " + weight.describe() +
+                        ", out " + out.describe() +
+                        ": expected few rows of bf16 and k in multiples of 64");
+}
+
+RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out, bool accumulate) {
+  return {.a = a.as<__nv_bfloat16>(),
+          .weight = weight.as<__nv_bfloat16>(),
+          .out = out.data(),
+          .a_stride = a.stride(0),
+          .out_stride = out.stride(0),
+          .m = int(a.dim(0)),
+          .n = int(out.dim(1)),
+          .k = int(a.dim(1)),
+          .accumulate = accumulate};
 }
 
 }  // namespace
@@ -144,17 +186,20 @@ bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
 }
 
 void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
-               bool early) {
-  if (!is_rows_gemm(a, weight, out) || out.dim(0) != a.dim(0) || out.dim(1) != weight.dim(0)) {
-    throw InvalidArgument("rows_gemm: a " + a.describe() + ", weight " + weight.describe() +
-                          ", out " + out.describe() +
-                          ": expected few rows of bf16 and k in multiples of 64");
+               const RowsGemmOptions& options) {
+  check_operands(a, weight, out, weight.dim(0));
+  const RowsParams params = make_params(a, weight, out, options.accumulate);
+  out.dtype() == DType::f32 ? launch<float>(params, options.early, stream)
+                            : launch<__nv_bfloat16>(params, options.early, stream);
+}
+
+void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight,
+                      const Tensor& out) {
+  check_operands(a, weight, out, weight.dim(0) / 2);
+  if (out.dtype() != DType::bf16) {
+    throw InvalidArgument("rows_gemm: SwiGLU to " + out.describe() + ": expected bf16");
   }
-  const RowsParams params{
-      a.as<__nv_bfloat16>(), weight.as<__nv_bfloat16>(), out.data(),   a.stride(0), out.stride(0),
-      int(a.dim(0)),         int(weight.dim(0)),         int(a.dim(1))};
-  out.dtype() == DType::f32 ? launch<float>(params, early, stream)
-                            : launch<__nv_bfloat16>(params, early, stream);
+  launch<__nv_bfloat16, true>(make_params(a, weight, out, false), true, stream);
 }
 
 }  // namespace tandem::gpu

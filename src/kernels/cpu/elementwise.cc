@@ -43,6 +43,10 @@ void sum(std::span<const Tensor> terms, const Tensor& out) {
 }
 
 void cast(const Tensor& from, const Tensor& to) {
+  if (!from.contiguous() || !to.contiguous()) {
+    for (int64_t row = 0; row < from.dim(0); ++row) cast(from.rows(row, 1), to.rows(row, 1));
+    return;
+  }
   const ScopedSpan span(SpanKind::compute, "cast");
   cpu::with_type(from.dtype(), "cast", [&]<typename From>(From) {
     cpu::with_type(to.dtype(), "cast", [&]<typename To>(To) {

@@ -62,12 +62,13 @@ struct Cast {
   }
 };
 
+/// Casts matrices, or vectors as one row.
 template <typename From, typename To>
-void cast_row(const Tensor& from, const Tensor& to, cudaStream_t stream) {
+void cast_rows(const Tensor& from, const Tensor& to, cudaStream_t stream) {
   constexpr int kMaxWidth = 16 / int(std::max(sizeof(From), sizeof(To)));
   with_width<kMaxWidth>({&from, &to}, [&](auto width) {
-    launch_map("cast", Cast<From, To, width()>{Rows<From, width()>(from), Rows<To, width()>(to)}, 1,
-               from.dim(0) / width(), stream);
+    launch_map("cast", Cast<From, To, width()>{Rows<From, width()>(from), Rows<To, width()>(to)},
+               from.dims() == 1 ? 1 : from.dim(0), from.dim(-1) / width(), stream);
   });
 }
 
@@ -107,14 +108,15 @@ void sum(cudaStream_t stream, std::span<const Tensor> terms, const Tensor& out) 
 void cast(cudaStream_t stream, const Tensor& from, const Tensor& to) {
   with_element("cast: from", from, [&]<typename From>(From) {
     with_element("cast: to", to, [&]<typename To>(To) {
+      if (!from.contiguous() || !to.contiguous()) return cast_rows<From, To>(from, to, stream);
       const int64_t elements = from.elements();
       const Tensor source(from.data(), from.dtype(), {elements}, from.device());
       const Tensor target(to.data(), to.dtype(), {elements}, to.device());
       constexpr int64_t kMaxWidth = 8;
       const int64_t whole = elements / kMaxWidth * kMaxWidth;
-      cast_row<From, To>(source.rows(0, whole), target.rows(0, whole), stream);
-      cast_row<From, To>(source.rows(whole, elements - whole), target.rows(whole, elements - whole),
-                         stream);
+      cast_rows<From, To>(source.rows(0, whole), target.rows(0, whole), stream);
+      cast_rows<From, To>(source.rows(whole, elements - whole),
+                          target.rows(whole, elements - whole), stream);
     });
   });
 }

@@ -32,8 +32,8 @@ template <typename In, typename T, int kWidth>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rms_norm_kernel(Rows<In, kWidth> x, Rows<In, kWidth> weight, Rows<T, kWidth> out,
                     float* inverse_rms, int64_t vectors, float eps) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   Vector<In, kWidth> cached[kCachedVectors];
   for_each_cached(vectors, [&](int k, int64_t i) { cached[k] = x.load(row, i); });
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     add_rms_norm_kernel(Rows<float, kWidth> x, Rows<T, kWidth> branch, Rows<float, kWidth> weight,
                         Rows<float, kWidth> y, Rows<T, kWidth> out, float* inverse_rms,
                         int64_t vectors, float eps) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   using Vec = Vector<float, kWidth>;
   const int64_t row = blockIdx.x;
   const auto plus = [](Vec values, const Vector<T, kWidth>& added) {

@@ -45,8 +45,8 @@ __device__ Vector<T, kWidth> load_vector(const T* from) {
 /// One block per row.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kMapThreads) append_kernel(const AppendParams<T, kWidth> p) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   const int sequence = p.lines.sequences[row];
   if (sequence < 0) return;
@@ -87,8 +87,8 @@ constexpr int kMaxSplits = 2048;
 /// take every so-manieth split, and their sums are added in order.
 template <typename T>
 __global__ void __launch_bounds__(kAddThreads) add_splits_kernel(const AttendParams<T> p) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int head = int(blockIdx.x);
   const int64_t row = blockIdx.y;
   T* const out = p.out + row * p.out_stride + int64_t(head) * p.head_dim;

@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(kPagedThreads) attend_kernel(const AttendParam
   using Tile = PagedTile<kDim, kGroup>;
   constexpr int kElements = Tile::kElements, kSets = Tile::kSets, kAtOnce = Tile::kAtOnce;
   extern __shared__ uint4 paged_memory[];
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   SplitOfBlock block;
   if (!block.find<kGroup>(p)) return;
   const auto& [row, sequence, position, split, begin, first, end, kv_head, first_head, heads] =

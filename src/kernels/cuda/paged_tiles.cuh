@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kPagedThreads)
     attend_tiles_kernel(const AttendParams<__nv_bfloat16> p) {
   constexpr int kChunks = kDim / 8;  // of 16 bytes, of a key
   extern __shared__ uint4 paged_memory[];
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   SplitOfBlock block;
   if (!block.find<kColumns>(p)) return;
   const auto& [row, sequence, position, split, begin, first, end, kv_head, first_head, heads] =

@@ -11,6 +11,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/element.cuh"
+#include "core/cuda/silu.cuh"
 #include "tandem/error.h"
 #include "tandem/tensor.h"
 
@@ -101,13 +102,6 @@ void with_element(const char* name, const Tensor& tensor, const Body& body) {
   throw InvalidArgument(std::string(name) + " " + tensor.describe() + ": expected f32 or bf16");
 }
 
-/// e^x with x clamped to [-87.3, 88], as on the CPU; NaN stays NaN.
-__device__ inline float clamped_exp(float x) {
-  x = x < -87.3f ? -87.3f : x;
-  x = x > 88.0f ? 88.0f : x;
-  return expf(x);
-}
-
 // One thread per vector.
 
 constexpr int kMapThreads = 256;
@@ -117,8 +111,8 @@ constexpr int kMapVectors = 2;  // vectors of a thread whose loads are in flight
 template <typename Body>
 __global__ void __launch_bounds__(kMapThreads)
     map_kernel(const Body body, int64_t rows, int64_t vectors) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int64_t first = int64_t(blockIdx.x) * blockDim.x * kMapVectors + threadIdx.x;
   for (int64_t row = int64_t(blockIdx.y) * blockDim.y + threadIdx.y; row < rows;
        row += int64_t(gridDim.y) * blockDim.y) {

@@ -5,10 +5,6 @@
 namespace tandem::gpu {
 namespace {
 
-__device__ float sigmoid(float x) {
-  return __fdiv_rn(1.0f, 1.0f + clamped_exp(-x));
-}
-
 template <typename T, int kWidth>
 struct SwigluForward {
   Rows<T, kWidth> gate, up, out;

@@ -1,0 +1,45 @@
+// Decoder layers of one full step on rows that GPU ranks divide: the residual stream is sharded by
+// rows, and the gathers and sums of the rows overlap the GEMMs (FLUX).
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "engine/infer/decoder.h"
+
+namespace tandem {
+
+/// With fewer rows a sum takes little time, and less than its operators' kernels need.
+constexpr int64_t kMinSplitRows = 512;
+
+class SplitRows {
+ public:
+  /// Steps of exactly `rows` rows; `hidden` and `inner`: memory of that many. Collective: times the
+  /// operators, unless `overlap` says which to use.
+  SplitRows(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap,
+            const Tensor& hidden, const Tensor& inner);
+
+  int64_t rows() const { return rows_; }
+  /// From this rank's partial embeddings [rows, hidden] to the last layer's residuals. Keys and
+  /// values are those of the cache's rows. Collective.
+  void run(const Tensor& partial_embeddings, DecoderExperts* experts);
+  /// out = residuals of the rows `chosen`, f32 [chosen, hidden], on every rank. Collective.
+  void gather(const Tensor& chosen, const Tensor& out);
+
+ private:
+  struct Steps;
+  struct Products {
+    AgGemm in;
+    GemmRs out;
+  };
+
+  DecoderContext context_;
+  int64_t rows_;
+  Shard local_;
+  std::array<std::unique_ptr<Products>, kBranchKinds> products_;
+  Tensor hidden_, inner_;
+  Activation x_, inverse_rms_, x_norm_, residual_;
+  bool is_added_ = true;  // residual_ to x_
+};
+
+}  // namespace tandem
