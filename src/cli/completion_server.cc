@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
@@ -100,16 +99,11 @@ class BeastCompletionServer : public CompletionServer {
   void close() override {
     const auto until = std::chrono::steady_clock::now() + kCloseTime;
     // Posted after the last tokens, so that their answers are counted.
-    std::atomic<bool> are_sent{false};
-    while (!are_sent && std::chrono::steady_clock::now() < until) {
-      std::atomic<bool> is_read{false};
-      net::post(context_, [&] {
-        are_sent = num_answering_ == 0;
-        is_read = true;
-        is_read.notify_one();
-      });
-      is_read.wait(false);
-      if (!are_sent) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto are_sent = [&] {
+      return net::post(context_, net::use_future([&] { return num_answering_ == 0; })).get();
+    };
+    while (!are_sent() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     context_.stop();
     thread_.join();
@@ -141,7 +135,7 @@ class BeastCompletionServer : public CompletionServer {
       parser.header_limit(kMaxHeaderBytes);
       parser.body_limit(kMaxBodyBytes);
       auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-      const Counted reading(read_bytes_, parser.content_length().value_or(kMaxBodyBytes));
+      Counted reading(read_bytes_, error ? 0 : body_bytes(parser));
       std::optional<ApiError> refused = refusal(parser.get(), error);
       if (!error && !refused) {
         stream.expires_after(kRequestTime);
@@ -158,6 +152,7 @@ class BeastCompletionServer : public CompletionServer {
       }
       if (error || refused) break;
       const HttpRequest request = parser.release();
+      reading.set(request.body().size());
       const Counted answering(num_answering_);
       continues = co_await answer(stream, request);
       stream.expires_after(kIdleTime);
@@ -177,9 +172,18 @@ class BeastCompletionServer : public CompletionServer {
     explicit Counted(size_t& sum_, size_t added_ = 1) : sum(sum_), added(added_) { sum += added; }
     Counted(const Counted&) = delete;
     ~Counted() { sum -= added; }
+    void set(size_t changed) {
+      sum += changed - added;
+      added = changed;
+    }
     size_t& sum;
-    const size_t added;
+    size_t added;
   };
+
+  /// Max bytes of the body that follows a header.
+  static size_t body_bytes(const http::request_parser<http::string_body>& parser) {
+    return parser.chunked() ? kMaxBodyBytes : parser.content_length().value_or(0);
+  }
 
   static std::string_view path_of(const HttpRequest& request) {
     const std::string_view target(request.target().data(), request.target().size());
@@ -199,6 +203,10 @@ class BeastCompletionServer : public CompletionServer {
       return ApiError(400, fmt::format("request: {}", error.message()));
     }
     if (error) return {};
+    // Beast passes over codings that it does not know, and would read the body as a request.
+    if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
+      return ApiError(501, "Transfer-Encoding: expected chunked");
+    }
     if (read_bytes_ > kMaxReadBytes) return ApiError(503, "too many requests are being read");
     try {
       check_client(request);
@@ -295,14 +303,14 @@ class BeastCompletionServer : public CompletionServer {
   void check_client(const HttpRequest& request) const {
     const std::string_view path = path_of(request);
     const auto host = request[http::field::host];
-    if (is_local_ && !is_local_name({host.data(), host.size()})) {
+    if (is_local_ && !is_local_host({host.data(), host.size()}, options_.address.host)) {
       throw ApiError(403, "unknown host name");
     }
     // A page of another site may send a request without asking, though not read the answer.
     const auto origin = request[http::field::origin];
     std::string_view site(origin.data(), origin.size());
     if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
-    if (is_local_ && !origin.empty() && !is_local_name(site)) {
+    if (is_local_ && !origin.empty() && !is_local_host(site, options_.address.host)) {
       throw ApiError(403, "a page of another site");
     }
     if (options_.key.empty() || path == "/" || path == "/health") return;
@@ -316,6 +324,10 @@ class BeastCompletionServer : public CompletionServer {
   Completion submit(const CompletionRequest& parsed) {
     const auto completion = std::make_shared<ActiveCompletion>(
         context_.get_executor(), CompletionAnswer(*model_, parsed, random_id()));
+    if (const auto texts = int64_t(parsed.choices.size()); texts > loop_->max_unfinished()) {
+      throw ApiError(400, fmt::format("{} texts: expected at most {} at once", texts,
+                                      loop_->max_unfinished()));
+    }
     completion->requests = loop_->submit(parsed.choices);
     if (completion->requests.empty()) require_open();
     if (completion->requests.empty())

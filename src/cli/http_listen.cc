@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <boost/beast/core/string.hpp>
+
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -35,12 +37,21 @@ std::string url_of(const tcp::endpoint& at, const ListenAddress& typed) {
   return fmt::format("http://{}:{}/", host, at.port());
 }
 
-bool is_local_name(std::string_view host) {
-  for (const std::string_view name : {"localhost", "127.0.0.1", "[::1]"}) {
-    if (host == name) return true;
-    if (host.starts_with(name) && host.substr(name.size()).starts_with(':')) return true;
+bool is_local_host(std::string_view host, std::string_view typed) {
+  const size_t colon = host.rfind(':');
+  if (const size_t bracket = host.rfind(']');
+      colon != host.npos && (bracket == host.npos || bracket < colon)) {
+    const std::string_view port = host.substr(colon + 1);
+    if (port.find_first_not_of("0123456789") != port.npos) return false;
+    host = host.substr(0, colon);
   }
-  return false;
+  const bool is_v6 = host.starts_with('[') && host.ends_with(']');
+  if (is_v6) host = host.substr(1, host.size() - 2);
+  if (!is_v6 && boost::beast::iequals(host, "localhost")) return true;
+  if (boost::beast::iequals(host, typed)) return true;
+  boost::system::error_code error;
+  const auto address = boost::asio::ip::make_address(std::string(host), error);
+  return !error && address.is_v6() == is_v6 && address.is_loopback();
 }
 
 }  // namespace tandem::cli

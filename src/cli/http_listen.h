@@ -16,8 +16,9 @@ boost::asio::ip::tcp::acceptor listen_at(boost::asio::io_context& context,
 /// URL of a listening socket, with the typed host if it listens at all addresses.
 std::string url_of(const boost::asio::ip::tcp::endpoint& at, const ListenAddress& typed);
 
-/// Whether the host of a request is this machine's loopback: a page of another site may give its
-/// name that address, and its scripts must not read what is served.
-bool is_local_name(std::string_view host);
+/// Whether the host of a request is an address of this machine's loopback, localhost or the `typed`
+/// one: a page of another site may give its name such an address, and its scripts must not read
+/// what is served.
+bool is_local_host(std::string_view host, std::string_view typed);
 
 }  // namespace tandem::cli

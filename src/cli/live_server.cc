@@ -35,9 +35,9 @@ using Text = std::shared_ptr<const std::string>;
 using Json = report::LiveRun::Json;
 using LiveClock = std::chrono::steady_clock;
 
-constexpr size_t kMaxClients = 64, kMaxRequestBytes = 8192;
-constexpr std::chrono::milliseconds kRequestTime{15000}, kWriteTime{30000}, kMinRefresh{500},
-    kKeepAlive{5000}, kLastEvents{1000};
+constexpr size_t kMaxClients = 64, kMaxRequestBytes = 8192, kMaxDroppedBytes = 1 << 20;
+constexpr std::chrono::milliseconds kRequestTime{15000}, kWriteTime{30000}, kDropTime{2000},
+    kMinRefresh{500}, kKeepAlive{5000}, kLastEvents{1000};
 constexpr int kRestPerWork = 10;  // time between readings of files over that of a reading
 
 Text make_text(std::string text) {
@@ -105,8 +105,9 @@ struct LiveClients {
 /// One connection, with one request.
 class LiveClient : public std::enable_shared_from_this<LiveClient> {
  public:
-  LiveClient(tcp::socket socket, LivePages& pages, LiveClients& clients, bool is_local)
-      : stream_(std::move(socket)), pages_(pages), clients_(clients), is_local_(is_local) {
+  LiveClient(tcp::socket socket, LivePages& pages, LiveClients& clients,
+             const std::string* local_host)
+      : stream_(std::move(socket)), pages_(pages), clients_(clients), local_host_(local_host) {
     ++clients_.count;
   }
   ~LiveClient() {
@@ -116,12 +117,12 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
 
   void start() {
     request_.header_limit(kMaxRequestBytes);
-    request_.body_limit(0);
+    request_.body_limit(boost::none);  // it is not read
     stream_.expires_after(kRequestTime);
-    http::async_read(stream_, buffer_, request_,
-                     [self = shared_from_this()](const ErrorCode& error, size_t) {
-                       if (!error) self->answer();
-                     });
+    http::async_read_header(stream_, buffer_, request_,
+                            [self = shared_from_this()](const ErrorCode& error, size_t) {
+                              if (!error) self->answer();
+                            });
   }
 
   /// Sends the latest event, unless one is under way or it has been sent: a slow client misses
@@ -156,7 +157,7 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
       return send(http::status::method_not_allowed, "text/plain", make_text("only GET\n"), false);
     }
     const auto host = request[http::field::host];
-    if (is_local_ && !is_local_name({host.data(), host.size()})) {
+    if (local_host_ && !is_local_host({host.data(), host.size()}, *local_host_)) {
       return send(http::status::forbidden, "text/plain", make_text("unknown host name\n"), is_head);
     }
     const std::string_view target(request.target().data(), request.target().size());
@@ -225,18 +226,29 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
   void finish() {
     ErrorCode ignored;
     stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream_.expires_after(kDropTime);
+    drop_input(kMaxDroppedBytes);
+  }
+
+  /// Reads what else the client sends, as the body of a request that was refused, for a while: a
+  /// connection that is closed with unread bytes may lose its answer.
+  void drop_input(size_t left) {
+    stream_.async_read_some(net::buffer(ignored_),
+                            [self = shared_from_this(), left](const ErrorCode& error, size_t size) {
+                              if (!error && size < left) self->drop_input(left - size);
+                            });
   }
 
   beast::tcp_stream stream_;
   LivePages& pages_;
   LiveClients& clients_;
-  const bool is_local_;
+  const std::string* local_host_;  ///< typed, if only this machine can connect; else nullptr
   beast::flat_buffer buffer_{kMaxRequestBytes};
   http::request_parser<http::empty_body> request_;
   http::response<http::empty_body> header_;
   std::optional<http::response_serializer<http::empty_body>> serializer_;
   Text body_, sent_;
-  char ignored_[64];
+  char ignored_[4096];
   bool is_writing_ = false;
 };
 
@@ -269,9 +281,11 @@ class LiveServer {
   void accept() {
     acceptor_.async_accept([this](const ErrorCode& error, tcp::socket socket) {
       if (!error && clients_.count < kMaxClients) {
-        std::make_shared<LiveClient>(std::move(socket), pages_, clients_, is_local_)->start();
+        std::make_shared<LiveClient>(std::move(socket), pages_, clients_,
+                                     is_local_ ? &options_.address.host : nullptr)
+            ->start();
       }
-      if (error == net::error::no_descriptors) {  // until a client has left
+      if (error && acceptor_.is_open()) {  // as for lack of descriptors, until a client has left
         retry_.expires_after(kMinRefresh);
         return retry_.async_wait([this](const ErrorCode&) { accept(); });
       }

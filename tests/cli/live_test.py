@@ -102,8 +102,8 @@ class Server:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read().decode()
 
-    def status(self, method, path, **headers):
-        request = urllib.request.Request(self.url + path, method=method, headers=headers)
+    def status(self, method, path, body=None, **headers):
+        request = urllib.request.Request(self.url + path, body, method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return answer.status
@@ -190,6 +190,8 @@ def test_clients_cannot_hurt_it(folder):
     expect(server.status("GET", "nothing") == 404, "an unknown path")
     expect(server.status("DELETE", "") == 405, "another method")
     expect(server.status("HEAD", "") == 200, "HEAD")
+    expect(server.status("POST", "", b"x" * 200000) == 405, "a method with a body")
+    expect(server.status("GET", "state.json", Host="127.0.0.2") == 200, "another address of the loopback")
     expect(server.status("GET", "../../etc/passwd") == 404, "a path above")
     expect(server.status("GET", "state.json", Host="evil.example") == 403, "another site's name")
     before = server.memory_mb()

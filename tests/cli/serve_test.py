@@ -33,25 +33,28 @@ def expect(condition, text):
 class Server:
     started = []
 
-    def __init__(self, model, *options, **environment):
-        self.process = subprocess.Popen([TANDEM, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
+    def __init__(self, model, *options, address="0", **environment):
+        self.process = subprocess.Popen([TANDEM, "serve", model, "--port", address, *options], stderr=subprocess.PIPE,
                                         text=True, env=os.environ | environment)
         Server.started.append(self.process)
         for line in self.process.stderr:
-            found = re.match(r"Serving \S+ at http://127\.0\.0\.1:(\d+)/$", line)
+            found = re.match(r"Serving \S+ at http://(127\.0\.0\.\d):(\d+)/$", line)
             if found:
                 break
         expect(found, f"no address: {line}")
-        self.port = int(found[1])
+        self.host, self.port = found[1], int(found[2])
 
     def request(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         content = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
         connection.request(method, path, content, headers)
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
         return answer.status, text
+
+    def connect(self):
+        return socket.create_connection((self.host, self.port), timeout=60)
 
     def ask(self, body, path="/v1/completions"):
         status, text = self.request("POST", path, body)
@@ -259,7 +262,17 @@ def test_bad_requests_are_refused(server):
         answer = connection.getresponse()
         expect(answer.status == 200 and len(answer.read()) == (15 if method == "GET" else 0), method)
     connection.close()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+    # Requests whose end another program would find elsewhere: refused, and nothing else is read of the connection.
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for lengths, status in ((b"Transfer-Encoding: gzip", 501), (b"Transfer-Encoding: chunked, identity", 501),
+                            (b"Content-Length: 0\r\nTransfer-Encoding: chunked", 400), (b"Content-Length: 0\r\nContent-Length: 43", 400),
+                            (b"Content-Length: -1", 400), (b"Content-Length: 0x2b", 400), (b"X : 1", 400), (b"X", 400)):
+        with server.connect() as client:
+            client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + lengths + b"\r\n\r\n" + hidden)
+            client.shutdown(socket.SHUT_WR)
+            got = b"".join(iter(lambda: client.recv(1 << 16), b""))
+            expect(got.startswith(b"HTTP/1.1 %d " % status) and got.count(b"HTTP/1.1") == 1, (lengths, got))
+    with server.connect() as client:
         client.sendall(b"GARBAGE\r\n\r\n")
         expect(b" 400 " in client.recv(1 << 16), "what is not HTTP")
     expect(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["id"] == "chat", "the model's name")
@@ -268,7 +281,7 @@ def test_bad_requests_are_refused(server):
 
 
 def raw_request(server, body):
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    client = server.connect()
     content = json.dumps(body).encode()
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
     return client
@@ -294,11 +307,11 @@ def test_clients_cannot_hurt_it(model):
     rows = server.metric("rows_total") - all_rows
     expect(rows < 1.5 * all_rows, f"{rows} rows for clients that left: {all_rows} for one that does not")
     deaf = [raw_request(server, long | {"stream": True, "n": 4}) for _ in range(4)]  # they never read
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    silent = [server.connect() for _ in range(40)]
     for request in (b"\0" * 4096, b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000, b"GET /\r\n\r\n",
                     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 65536,
                     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx"):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        with server.connect() as client:
             try:
                 client.sendall(request)
                 client.shutdown(socket.SHUT_WR)
@@ -306,10 +319,24 @@ def test_clients_cannot_hurt_it(model):
                     pass
             except OSError:
                 pass
+    # Neither a length that is refused nor bodies that have been read keep other requests from being read.
+    with server.connect() as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")
+        expect(b" 413 " in client.recv(1 << 16), "a long body")
+        expect(server.request("GET", "/health")[0] == 200, "health while a long body is refused")
+    content = json.dumps(long | {"n": 1}).encode()
+    chunked = [server.connect() for _ in range(40)]
+    for client in chunked:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                       b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content))
+    server.await_metric("requests_active", len(deaf) + len(chunked))
+    expect(server.request("GET", "/health")[0] == 200, "health while texts are written")
+    for client in chunked:
+        client.close()
     # Several requests on one connection, of which the second is sent before the first is answered.
     one = json.dumps({"prompt": "int", "max_tokens": 5, "seed": 1}).encode()
     two = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(one), one)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+    with server.connect() as client:
         client.sendall(two + two)
         got = b""
         while got.count(b'"usage"') < 2:
@@ -326,14 +353,18 @@ def test_clients_cannot_hurt_it(model):
 
 
 def test_limits_and_end(model):
-    server = Server(model, "--queue", "128", "--batch", "1", "--name", "small", "--tp", "2", TANDEM_API_KEY="secret")
+    server = Server(model, "--queue", "100", "--batch", "1", "--name", "small", "--tp", "2", address="127.0.0.2:0",
+                    TANDEM_API_KEY="secret")
     key = {"Authorization": "Bearer secret"}
-    body = {"prompt": "int", "n": 128, "max_tokens": 4000, "seed": 3, "stop": ["\x01\x02\x03"]}
+    for host, status in (("127.0.0.2", 200), ("LocalHost:80", 200), ("[::1]:9", 200), ("127.9.9.9:80", 200), ("127.0.0.2.evil.example", 403),
+                         ("localhost:evil.example", 403), ("::1", 403), ("[127.0.0.1]", 403), ("[localhost]", 403), ("10.0.0.1", 403), ("", 403)):
+        expect(server.request("GET", "/health", Host=host)[0] == status, host)
+    body = {"prompt": "int", "n": 100, "max_tokens": 4000, "seed": 3, "stop": ["\x01\x02\x03"]}
     for headers in ({}, {"Authorization": "Bearer secreT"}, {"Authorization": "secret"}):
         status, text = server.request("POST", "/v1/completions", body, **headers)
         expect(status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key", (status, text))
     expect(server.request("GET", "/health")[0] == 200, "health needs no key")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:  # refused before its body is read
+    with server.connect() as client:  # refused before its body is read
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n")
         expect(b" 401 " in client.recv(1 << 16), "a body without the key")
     answers = []
@@ -341,6 +372,8 @@ def test_limits_and_end(model):
     asking.start()
     while not answers and server.metric("texts_active", **key) == 0:
         pass
+    status, text = server.request("POST", "/v1/completions", body | {"n": 101}, **key)
+    expect(status == 400 and "101 texts: expected at most 100" in text, (status, text))
     status, text = server.request("POST", "/v1/completions", body, **key)  # does not fit beside any other
     expect(status == 429 and "too many" in text, (status, text))
     server.process.send_signal(signal.SIGTERM)  # what has begun is finished
@@ -353,7 +386,7 @@ def test_limits_and_end(model):
             expect(status == 503 and "ending" in text, (status, text))
             break
     asking.join()
-    expect(answers[0][0] == 200 and len(json.loads(answers[0][1])["choices"]) == 128, answers)
+    expect(answers[0][0] == 200 and len(json.loads(answers[0][1])["choices"]) == 100, answers)
     expect(server.process.wait(30) == 0, server.process.returncode)
 
 

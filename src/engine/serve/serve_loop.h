@@ -25,6 +25,7 @@ class ServeLoop {
 
   /// Max number of requests that run or wait.
   explicit ServeLoop(int64_t max_unfinished) : max_unfinished_(max_unfinished) {}
+  int64_t max_unfinished() const { return max_unfinished_; }
 
   /// Numbers of the requests, all or none: empty if they are too many, or after `end`. The requests
   /// must be valid (`check`). Any thread of rank 0, as the functions below.
