@@ -129,7 +129,7 @@ void add_data_check(CLI::App& data) {
       ->required();
   check_command
       ->add_option("--rehash", arguments->rehash,
-                   "Also read the samples of so many steps again, evenly spread (0: of all), and\n"
+                   "Also read the samples of so many steps again, evenly spread (0: of all), and "
                    "compare them with their recorded hashes")
       ->check(CLI::NonNegativeNumber);
   check_command->footer(

@@ -33,11 +33,11 @@ Start here:
   tandem generate out/first --prompt '#include <'                      from what was trained
 
 Exit codes: 0 done, 1 a benchmark's result was wrong, a layout differs, a ledger has a fault or data
-files differ from their manifest, 2 wrong arguments or configuration, 3 a file cannot be read,
-written or trusted, 4 not in this build or not possible here, 5 a wait passed its deadline, 6
-another rank aborted, 7 a CUDA or NCCL call failed, 70 internal error, 130 `train` was stopped by
-SIGINT (Ctrl-C), SIGTERM, SIGHUP or train.max_seconds and saved a checkpoint. A command prints one
-line to standard error when it fails.)";
+files differ from their manifest, 2 wrong arguments or configuration, 3 a file or folder is not
+there, or cannot be read, written or trusted, 4 not in this build or not possible here, 5 a wait
+passed its deadline, 6 another rank aborted, 7 a CUDA or NCCL call failed, 70 internal error, 130
+`train` was stopped by SIGINT (Ctrl-C), SIGTERM, SIGHUP or train.max_seconds and saved a checkpoint.
+A command prints one line to standard error when it fails.)";
 
 // Under a launcher every rank reports errors, with its rank as a prefix.
 std::string program() {

@@ -23,10 +23,10 @@ void check_folder(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, unknown)) return;
   const std::filesystem::path above = path.has_parent_path() ? path.parent_path() : ".";
   const bool file = path_exists(path), in_run = file && path_exists(above / "metrics.jsonl");
-  throw InvalidArgument(
-      fmt::format("report {}: {}: expected {}", path.string(), file ? "a file" : "no such folder",
-                  in_run ? "a folder: tandem report " + shell_quote(above.string())
-                         : "the folder that tandem train --out wrote"));
+  throw IoError(fmt::format("report {}: {}: expected {}", path.string(),
+                            file ? "a file" : "no such folder",
+                            in_run ? "a folder: tandem report " + shell_quote(above.string())
+                                   : "the folder that tandem train --out wrote"));
 }
 
 struct LiveOptions {

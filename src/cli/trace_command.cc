@@ -36,7 +36,7 @@ void check_file(const std::filesystem::path& file) {
   const bool folder = std::filesystem::is_directory(file, unknown);
   if (!folder && path_exists(file)) return;
   const std::filesystem::path inside = file / "trace.json";
-  throw InvalidArgument(fmt::format(
+  throw IoError(fmt::format(
       "trace {}: {}: expected {}", file.string(), folder ? "a folder" : "no such file",
       folder && path_exists(inside)
           ? "a file: tandem trace " + shell_quote(inside.string())

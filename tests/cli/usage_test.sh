@@ -84,7 +84,6 @@ done
 expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
 expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
 expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
-expect 2 "trace /nowhere/t.json: no such file: expected the trace.json of a run" trace /nowhere/t.json
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0
 small=(--m 32 --n 32 --repeats 3)
@@ -131,12 +130,29 @@ expect 3 '/nowhere/r.csv: cannot be written: No such file' bench ag_gemm --csv /
 # Arguments of the wrong kind for a command.
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-expect 2 "trace $folder: a folder: expected the trace.json of a run" trace "$folder"
+expect 3 "trace $folder: a folder: expected the trace.json of a run" trace "$folder"
 touch "$folder/trace.json" "$folder/metrics.jsonl"
-expect 2 "trace $folder: a folder: expected a file: tandem trace $folder/trace.json" trace "$folder"
-expect 2 "report $folder/metrics.jsonl: a file: expected a folder: tandem report $folder" \
+expect 3 "trace $folder: a folder: expected a file: tandem trace $folder/trace.json" trace "$folder"
+expect 3 "report $folder/metrics.jsonl: a file: expected a folder: tandem report $folder" \
   report "$folder/metrics.jsonl"
-expect 2 'report /nowhere: no such folder: expected the folder that tandem train --out wrote' report /nowhere
+# Files and folders that are not there: one exit code in all commands.
+expect 3 'report /nowhere: no such folder: expected the folder that tandem train --out wrote' report /nowhere
+expect 3 'report /nowhere: no such folder' report /nowhere --complete
+expect 3 'report /nowhere: no such folder' report /nowhere --tensorboard
+expect 3 'trace /nowhere/t.json: no such file: expected the trace.json of a run' trace /nowhere/t.json
+expect 3 '/nowhere/ranks: no records' doctor /nowhere
+expect 3 '/nowhere: .*No such file' doctor --hosts /nowhere
+expect 3 '/nowhere: .*No such file' launch --hosts /nowhere -n 1 -- true
+expect 3 '/nowhere: no config.json' serve /nowhere --port 0
+expect 3 '/nowhere: no config.json' generate /nowhere
+expect 3 '/nowhere: no config.json' eval /nowhere
+expect 3 '/nowhere/ledger.jsonl: .*No such file' data check /nowhere
+expect 3 '/nowhere: .*No such file' data verify /nowhere
+expect 3 '/nowhere: .*No such file' tokenize /nowhere
+expect 3 '/nowhere: .*No such file' check-layout /nowhere
+expect 3 '/nowhere: .*No such file' train /nowhere --out "$folder/out"
+expect 3 '/nowhere: .*No such file' plan /nowhere --gpus 8 --hardware /nowhere
+expect 3 '/nowhere: .*No such file' plan --fit /nowhere
 printf '[data]\npaths = ["%s"]\n' "$folder" >"$folder/job.toml"
 # One or several settings per flag, before or after the job file; each of them is checked.
 for settings in "--set model.layers=1 --set train.batch=3" "--set model.layers=1 train.batch=3" \
