@@ -44,6 +44,14 @@ std::string reachable_address(const Json& settings) {
   return addresses.at(0);
 }
 
+std::vector<std::string> command_of(const Json& settings) {
+  std::vector<std::string> command;
+  for (const Json& word : settings.at("command")) {
+    command.push_back(bytes_of_text(word.get<std::string>()));
+  }
+  return command;
+}
+
 class Executor {
  public:
   explicit Executor(const Json& settings)
@@ -57,7 +65,7 @@ class Executor {
     sigaddset(&watched, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched, &before);
     signals_ = Connection(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
-    processes_.emplace(slots_, settings.at("command"), before, memory_.fd(),
+    processes_.emplace(slots_, command_of(settings), before, memory_.fd(),
                        [this](int slot, int stream, const std::string& line) {
                          channel_.send(Report::output, slot, uint64_t(stream), line);
                        });
@@ -213,9 +221,9 @@ void run_executor() {
   try {
     settings = Json::parse(read_input("launch --executor", kMaxMib));
     for (const auto& [name, value] : settings.at("environment").get<Variables>()) {
-      setenv(name.c_str(), value.c_str(), 1);
+      setenv(bytes_of_text(name).c_str(), bytes_of_text(value).c_str(), 1);
     }
-    const std::string directory = settings.at("directory");
+    const std::string directory = bytes_of_text(settings.at("directory").get<std::string>());
     if (chdir(directory.c_str()) != 0) {
       throw InvalidArgument(fmt::format("{}: {}: expected the launcher's folder on this host, too",
                                         directory, std::strerror(errno)));

@@ -14,6 +14,27 @@ control::Credentials executor_credentials(const std::string& secret, const std::
   return control::credentials_of(key, run_id + " executors");
 }
 
+// Each byte is the character of its number.
+std::string text_of_bytes(std::string_view bytes) {
+  std::string text;
+  for (const char each : bytes) {
+    const auto byte = uint8_t(each);
+    if (byte >= 0x80) text += char(0xc0 | byte >> 6);
+    text += byte < 0x80 ? each : char(0x80 | (byte & 0x3f));
+  }
+  return text;
+}
+
+std::string bytes_of_text(std::string_view text) {
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool is_pair = uint8_t(text[i]) >= 0x80 && i + 1 < text.size();
+    bytes += is_pair ? char(uint8_t(text[i]) << 6 | (text[i + 1] & 0x3f)) : text[i];
+    i += is_pair;
+  }
+  return bytes;
+}
+
 // The value is the message's name, as text: its header's own is the word.
 void ExecutorChannel::send_bytes(uint64_t word, int slot, uint64_t value, std::string_view text) {
   if (!open()) return;

@@ -27,6 +27,10 @@ namespace tandem::cli {
 /// Credentials of the executors and the launcher, their server, for the handshake.
 control::Credentials executor_credentials(const std::string& secret, const std::string& run_id);
 
+/// Bytes of a command, a variable or a path as text for JSON, and back: names need not be UTF-8.
+std::string text_of_bytes(std::string_view bytes);
+std::string bytes_of_text(std::string_view text);
+
 constexpr auto kSignOfLife = std::chrono::seconds(1);
 
 enum class Order : uint64_t { start, signal, decisions };

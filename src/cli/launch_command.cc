@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,18 +10,23 @@
 #include "cli/commands.h"
 #include "cli/executor.h"
 #include "cli/local_launch.h"
+#include "cli/output.h"
 #include "cli/probe.h"
 #include "core/output.h"
 #include "core/printable.h"
+#include "engine/report/diagnosis.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
 namespace {
 
+constexpr int kInterrupted = 130;  ///< exit status of a rank that was stopped, with a checkpoint
+constexpr int kMaxPort = 65535 - kStorePorts;
 constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024, kMaxRestarts = 1000000;
 
 struct LaunchOptions {
   ProbeRequest probe{.ranks = 0};
+  bool diagnoses = false;
   std::string json;
   LaunchRequest processes;
 };
@@ -51,6 +58,32 @@ void probe(const LaunchOptions& options) {
       result.barrier_ms, double(result.bytes_per_rank) / 1e6);
 }
 
+/// Prints what `tandem doctor` says of the run in `out`.
+void print_diagnosis(const std::string& out) {
+  complain("tandem: launch: tandem doctor " + shell_quote(out) + ":");
+  try {
+    for (const std::string& line : report::diagnose(out)) complain(single_line(line));
+  } catch (const IoError& error) {
+    complain(single_line(error.what()));
+  }
+}
+
+void launch_processes(const LaunchOptions& options) {
+  const std::string out = training_output(options.processes);
+  if (options.diagnoses && out.empty()) {
+    throw InvalidArgument(
+        fmt::format("launch --diagnose: command {}: expected tandem train … --out OUT",
+                    printable(options.processes.command.front())));
+  }
+  const pid_t typed = getpid();
+  const int status = run_launch(options.processes);
+  if (status == 0) return;
+  const bool was_stopped = status == kInterrupted || status == 128 + SIGTERM;
+  // A child of this process that launches returns here, too.
+  if (options.diagnoses && !was_stopped && getpid() == typed) print_diagnosis(out);
+  throw Ended{status};
+}
+
 void launch(const LaunchOptions& options) {
   if ((options.processes.ranks > 0) == (options.probe.ranks > 0)) {
     throw InvalidArgument("launch: expected either -n with a command, or --probe");
@@ -69,7 +102,7 @@ void launch(const LaunchOptions& options) {
   if (options.processes.command.empty()) {
     throw InvalidArgument("launch: no command: expected tandem launch -n N -- COMMAND…");
   }
-  if (const int status = run_launch(options.processes)) throw Ended{status};
+  launch_processes(options);
 }
 
 }  // namespace
@@ -108,6 +141,12 @@ void add_launch(CLI::App& app) {
                    "Command that runs another on a host: the host's name and that command follow")
       ->capture_default_str();
   command
+      ->add_option("--port", options->processes.port,
+                   fmt::format("With --hosts: listen at this port, and for ranks at one of the {} "
+                               "after it (default: any); without: MASTER_PORT of the ranks (29500)",
+                               kStorePorts))
+      ->check(CLI::Range(1, kMaxPort));
+  command
       ->add_option("--host-timeout", options->processes.host_timeout_s,
                    "Seconds without a sign of life of a host, after which its ranks are replaced")
       ->capture_default_str()
@@ -131,6 +170,8 @@ void add_launch(CLI::App& app) {
   command->add_option("--live", options->processes.live,
                       "Serve a page of the run at [HOST:]PORT while its ranks end and are replaced "
                       "(tandem train; events.jsonl goes to its --out)");
+  command->add_flag("--diagnose", options->diagnoses,
+                    "After a run that failed, print what tandem doctor says of it");
   command->add_option(
       "--inject", options->processes.inject,
       "For tests: faults to cause in the ranks' processes (kill, hang, pause, slow): a file "

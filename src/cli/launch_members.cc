@@ -22,9 +22,26 @@ double milliseconds(std::chrono::steady_clock::duration duration) {
 
 }  // namespace
 
+namespace {
+
+control::Connection listen_for_store(Launch launch) {
+  if (launch.one_host || launch.port == 0) return control::listen_on(control::endpoint_of(launch));
+  const int last = launch.port + kStorePorts;
+  while (true) {  // stores of worlds that ranks leave have theirs for a while
+    ++launch.port;
+    try {
+      return control::listen_on(control::endpoint_of(launch));
+    } catch (const InvalidArgument&) {
+      if (launch.port == last) throw;
+    }
+  }
+}
+
+}  // namespace
+
 LaunchStore start_store(Launch launch, const std::string& run_id, const control::Secret& secret) {
   launch.world = store_world("torchrun " + run_id);
-  control::Connection listener = control::listen_on(control::endpoint_of(launch));
+  control::Connection listener = listen_for_store(launch);
   const int port = control::port_of(listener);
   return {std::make_unique<control::StoreServer>(
               std::move(listener), control::credentials_of(secret, launch.world), launch.size),

@@ -95,7 +95,15 @@ void LaunchedProcess::send_signal(int signal) const {
 }
 
 bool LaunchedProcess::has_ended(int& status) {
-  if (!running_ || waitpid(pid_, &status, WNOHANG) != pid_) return false;
+  siginfo_t end{};
+  if (!running_ || waitid(P_PID, id_t(pid_), &end, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      end.si_pid != pid_) {
+    return false;
+  }
+  // Nothing is left to end what a killed process has started. Its group's number is taken until
+  // waitpid.
+  if (end.si_code != CLD_EXITED) kill(-pid_, SIGKILL);
+  waitpid(pid_, &status, 0);
   running_ = false;
   return true;
 }

@@ -43,7 +43,7 @@ using control::Connection;
 /// After a rank has failed: until the others are asked to end, and until they are killed.
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
 constexpr auto kDrain = std::chrono::seconds(2);     ///< for output after the last rank's end
-constexpr int kPort = 29500;                         ///< part of a name only: no port is open
+constexpr int kPort = 29500;                         ///< on one host: no port is open
 constexpr const char* kLaunchLock = ".launch.lock";  ///< in the training's output
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
@@ -51,17 +51,6 @@ constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
 std::string new_run_id(const LaunchRequest& request) {
   return std::string(request.hosts.empty() ? kLauncherRunId : kHostsRunId) +
          control::hex_of(control::random_digest());
-}
-
-/// --out of `tandem train`; empty without.
-std::string training_output(const LaunchRequest& request) {
-  const auto& command = request.command;
-  std::string out;
-  for (size_t i = 0; i < command.size(); ++i) {
-    if (command[i] == "--out" && i + 1 < command.size()) out = command[i + 1];
-    if (command[i].starts_with("--out=")) out = command[i].substr(std::strlen("--out="));
-  }
-  return out;
 }
 
 class RunningLaunch {
@@ -77,7 +66,8 @@ class RunningLaunch {
     if (!request.inject.empty()) faults = launch_faults(request.inject, request.ranks);
     launch_.size = request.ranks;
     launch_.one_host = request.hosts.empty();
-    launch_.port = launch_.one_host ? kPort : 0;
+    launch_.port = launch_.one_host && request.port == 0 ? kPort : request.port;
+    if (request.port > 0) launch_.port_from = "--port";
     sigaddset(&watched_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -165,14 +155,15 @@ class RunningLaunch {
   void start(int slot) {
     const auto [local_rank, local_size] = this->local_rank(slot);
     const std::string rank = label(slot);
-    Variables variables{{"RANK", rank},
-                        {"LOCAL_RANK", slot < request_.ranks ? std::to_string(local_rank) : rank},
-                        {"WORLD_SIZE", std::to_string(request_.ranks)},
-                        {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
-                        {"MASTER_PORT", std::to_string(store_.port > 0 ? store_.port : kPort)},
-                        {"TORCHELASTIC_RUN_ID", run_id_},
-                        // The launcher's store has a secret of its own.
-                        {"TORCHELASTIC_USE_AGENT_STORE", ""}};
+    Variables variables{
+        {"RANK", rank},
+        {"LOCAL_RANK", slot < request_.ranks ? std::to_string(local_rank) : rank},
+        {"WORLD_SIZE", std::to_string(request_.ranks)},
+        {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
+        {"MASTER_PORT", std::to_string(store_.port > 0 ? store_.port : launch_.port)},
+        {"TORCHELASTIC_RUN_ID", run_id_},
+        // The launcher's store has a secret of its own.
+        {"TORCHELASTIC_USE_AGENT_STORE", ""}};
     if (launch_.one_host) {
       variables.insert(
           variables.end(),
@@ -367,6 +358,16 @@ std::string live_folder(const LaunchRequest& request) {
 }
 
 }  // namespace
+
+std::string training_output(const LaunchRequest& request) {
+  const auto& command = request.command;
+  std::string out;
+  for (size_t i = 0; i < command.size(); ++i) {
+    if (command[i] == "--out" && i + 1 < command.size()) out = command[i + 1];
+    if (command[i].starts_with("--out=")) out = command[i].substr(std::strlen("--out="));
+  }
+  return out;
+}
 
 int run_launch(const LaunchRequest& given) {
   check_replaceable(given);

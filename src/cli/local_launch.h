@@ -18,6 +18,9 @@ struct LaunchRequest {
   /// Hosts, a file (launch_hosts.h); empty: this machine only. Command that runs another on a host:
   /// its words, the host and the other command as one word follow.
   std::string hosts, remote_shell = "ssh -o BatchMode=yes";
+  /// On several hosts: that executors connect to; stores of the ranks take free ones of the
+  /// kStorePorts after it. On one host: part of names only. 0: any, on one host 29500.
+  int port = 0;
   double host_timeout_s = 20;  ///< without a sign of life of a host, after which it is lost
   std::string out;             ///< folder for events.jsonl; empty: none is written
   std::string live;            ///< [HOST:]PORT of the live page; events go to the training's output
@@ -30,6 +33,11 @@ struct LaunchRequest {
   /// Whether lost ranks are replaced.
   bool replaces() const { return spares > 0 || restarts > 0 || min_dp > 0; }
 };
+
+constexpr int kStorePorts = 16;
+
+/// --out of `tandem train`; empty without.
+std::string training_output(const LaunchRequest& request);
 
 /// Starts the processes of the command, with torchrun's variables, and runs their rendezvous
 /// store in this process. Their output comes line by line, after the rank's number if there are

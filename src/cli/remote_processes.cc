@@ -23,6 +23,7 @@
 #include "comm/rendezvous/store_protocol.h"
 #include "comm/same_build.h"
 #include "core/files.h"
+#include "core/machine.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -43,7 +44,8 @@ Variables forwarded_environment() {
     const std::string line(*entry);
     const size_t equals = line.find('=');
     if (equals == line.npos || !is_forwarded(line.substr(0, equals))) continue;
-    variables.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+    variables.emplace_back(text_of_bytes(line.substr(0, equals)),
+                           text_of_bytes(line.substr(equals + 1)));
   }
   return variables;
 }
@@ -85,7 +87,7 @@ RemoteProcesses::RemoteProcesses(const LaunchRequest& request, const std::string
   const auto of_slots = assign_hosts(hosts, request.ranks, request.spares);
   for (size_t slot = 0; slot < slots_.size(); ++slot) slots_[slot].host = of_slots[slot];
   for (const LaunchHost& host : hosts) hosts_.emplace_back().name = host.name;
-  Connection listener = control::listen_on({"", "", 0});
+  Connection listener = control::listen_on({"", host_name(), request.port, "--port"});
   port_ = control::port_of(listener);
   const auto credentials = executor_credentials(secret_, run_id_);
   admission_.emplace(std::move(listener), credentials, int(hosts_.size()));
@@ -107,6 +109,8 @@ RemoteProcesses::~RemoteProcesses() {
 }
 
 std::string RemoteProcesses::settings_of(size_t host) const {
+  std::vector<std::string> command;
+  for (const std::string& word : request_.command) command.push_back(text_of_bytes(word));
   return nlohmann::json{{"host", host},
                         {"hosts", hosts_.size()},
                         {"slots", slots_.size()},
@@ -114,9 +118,9 @@ std::string RemoteProcesses::settings_of(size_t host) const {
                         {"port", port_},
                         {"secret", secret_},
                         {"run_id", run_id_},
-                        {"directory", std::filesystem::current_path().string()},
+                        {"directory", text_of_bytes(std::filesystem::current_path().string())},
                         {"environment", forwarded_environment()},
-                        {"command", request_.command},
+                        {"command", command},
                         {"board", request_.replaces()},
                         {"step_timeout_s", request_.step_timeout_s},
                         {"start_timeout_s", request_.start_timeout_s},

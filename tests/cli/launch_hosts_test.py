@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -119,6 +120,27 @@ def processes(hosts):
     if sorted(result.stdout.splitlines()) != ["[0] 0/3 0/1", "[1] 1/3 0/2", "[2] 2/3 1/2"] or sorted(
             result.stderr.splitlines()) != ["[0] e0", "[1] e1", "[2] e2"] or result.returncode != 0:
         sys.exit(f"output of three ranks: {result}")
+    # Words, variables and folders of any bytes.
+    odd = os.path.join(os.fsencode(hosts.folder), b"q'd $x\xff\xc3\xa9")
+    os.mkdir(odd)
+    words = [b"a b", b"c'd\"", b"$HOME", b"\xff\xc3\xa9\xc2", b""]
+    result = subprocess.run([hosts.tandem, "launch", *hosts.options("a", "b"), "-n", "2", "--", "sh", "-c",
+                             'pwd; for word in "$OMP_ODD" "$@"; do echo "$word"; done', *words], capture_output=True,
+                            timeout=LIMIT_S, cwd=odd, env={**os.environ, "OMP_ODD": os.fsdecode(b"\xfe=1")})
+    wanted = [odd, b"\xfe=1", *words[1:]]
+    for rank in (b"[0] ", b"[1] "):
+        lines = [line.removeprefix(rank) for line in result.stdout.splitlines() if line.startswith(rank)]
+        if lines != wanted:
+            sys.exit(f"words of any bytes: expected {wanted}: {result}")
+    # A port for the launcher, and the ones after it for ranks.
+    with socket.create_server(("", 0)) as taken:
+        port = min(taken.getsockname()[1], 60000)
+        if port == taken.getsockname()[1]:
+            hosts.refused(2, "expected a free port (--port gave it)", ["a"], "--port", str(port), "-n", "1", "--", "true")
+    result = hosts.launch(["a", "b"], "--port", str(port), "-n", "2", "--", "sh", "-c", "echo $MASTER_PORT")
+    ports = {int(line.split()[1]) for line in result.stdout.splitlines()}
+    if len(ports) != 1 or not port < ports.pop() <= port + 16:
+        sys.exit(f"ports after {port}: {result}")
     result = hosts.launch(["a", "b"], "-n", "2", "--", "sh", "-c", "[ $RANK = 1 ] || exec sleep 0.5; exit 7")
     if result.returncode != 7 or " on b) ended with exit status 7\n" not in result.stderr:
         sys.exit(f"a failing rank: {result}")

@@ -56,6 +56,32 @@ SECONDS=0
 "$tandem" launch -n 2 -- sh -c 'sleep 40 & exit 0' || fail "left processes: exit $?"
 "$tandem" launch -n 2 -- sh -c '[ $RANK = 0 ] || exit 5; sleep 40; true' >"$dir/log" 2>&1 && fail "exit 0 after a failure"
 [ "$SECONDS" -lt 25 ] || fail "processes of ranks kept the launcher for $SECONDS s"
+# What a killed process has started is ended with it.
+status=0
+pid=$("$tandem" launch -n 1 -- sh -c 'sleep 1000 & echo "$!"; kill -9 $$' 2>"$dir/log") || status=$?
+[ $status = 137 ] || fail "a killed rank: exit $status" "$dir/log"
+for _ in $(seq 100); do kill -0 "$pid" 2>"$dir/none" || break; sleep 0.1; done
+! kill -0 "$pid" 2>"$dir/none" || fail "process $pid outlives its killed rank"
+[ "$("$tandem" launch -n 2 --port 12345 -- sh -c 'echo $MASTER_PORT' | sort -u | tr '\n' ' ')" = '[0] 12345 [1] 12345 ' ] ||
+  fail "the port of ranks on one host"
+refused 2 '--port: Value 65530 not in range' -n 1 --port 65530 -- true
+refused 2 'launch --diagnose: command true: expected tandem train' -n 1 --diagnose -- true
+# A run that failed is diagnosed once, also with a supervised launcher; one that is stopped is not.
+config=$(cd "$(dirname "$0")/../../configs" && pwd)/tiny.toml
+for replaces in '' '--min-dp 2'; do
+  # shellcheck disable=SC2086  # none or two words
+  TANDEM_TUNE=0 "$tandem" launch -n 2 $replaces --diagnose -- "$tandem" train "$config" --dp 2 --out "$dir/run$replaces" \
+    --set train.steps=100000 >/dev/null 2>"$dir/log" &
+  launcher=$!
+  for _ in $(seq 400); do "$tandem" doctor "$dir/run$replaces" >"$dir/none" 2>&1 && break || sleep 0.1; done
+  parent=$launcher
+  [ -z "$replaces" ] || parent=$(cut -d" " -f1 "/proc/$launcher/task/$launcher/children")
+  rank=$(cut -d" " -f1 "/proc/$parent/task/$parent/children")
+  kill -9 "$rank"
+  wait $launcher && fail "exit 0 after a killed rank"
+  [ "$(grep -c "^tandem: launch: tandem doctor " "$dir/log")" = 1 ] && [ "$(sed '1,/tandem doctor/d' "$dir/log" | wc -l)" -ge 5 ] && grep -q '^[0-9]* steps up to step ' "$dir/log" ||
+    fail "expected one diagnosis:" "$dir/log"
+done
 refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
 refused 2 'expected either -n with a command, or --probe' -n 2 --probe 2 -- true
 refused 2 'launch: no command' -n 2
