@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""fault_campaign.py TANDEM short|faults=N [seed=S]: random faults in the processes of short trainings (`tandem launch
+"""fault_campaign.py TANDEM short|faults=N [seed=S] [json=FILE]: random faults in the processes of short trainings (`tandem launch
 --inject random:SEED,RATE`), until there were N; a quarter of the trainings is on two hosts, which are this machine. Each run
 must end with the bits, and each sample once, of an undisturbed one. Prints how soon losses were noticed and recovered
 from, how often the right process was blamed, and the steps that were lost: with snapshots in memory at most one finished
 step. Controls: without detection a stopped rank ends no run; a flipped bit is seen in the final weights. The faults
-follow from the seed, their moments within a step do not."""
+follow from the seed, their moments within a step do not. json=FILE writes the figures, for tools/recovery_table.py."""
 import json
 import os
 import pathlib
@@ -171,7 +171,17 @@ def quantile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
-def run_campaign(campaign, count, seed, rate):
+def setting_of(restore):
+    """Row of the table of lost steps."""
+    if "disk" in restore:
+        return "with `checkpoint.every=1` only"
+    if "hosts" not in restore:
+        return "on one host with `checkpoint.snapshot_every=1`, also with `checkpoint.peer_copy`"
+    return "of two hosts with `checkpoint.peer_copy`" if "peers" in restore else "of two hosts with `checkpoint.snapshot_every=1` only"
+
+
+def run_campaign(campaign, count, seed, rate, file):
+    figures = {"steps_lost": []}
     faults, recovered, seconds = [], [], 0
     while len(faults) < count:
         more, recoveries, time_s = campaign.hurt(seed, rate)
@@ -186,6 +196,7 @@ def run_campaign(campaign, count, seed, rate):
         if kind in ("kill", "hang"):
             blamed = sum(fault["blamed"] for fault in of_kind)
             right += blamed
+            figures[kind] = {"count": len(of_kind), "p50_ms": quantile(noticed, 0.5), "p99_ms": quantile(noticed, 0.99)}
             text += (f", {len(noticed)} noticed, {blamed} with the right rank and cause, p50 {quantile(noticed, 0.5):.1f} ms, "
                      f"p99 {quantile(noticed, 0.99):.1f} ms")
         print(text)
@@ -193,6 +204,7 @@ def run_campaign(campaign, count, seed, rate):
     losses = [fault for fault in faults if fault["kind"] in ("kill", "hang")]
     if losses:
         lost_s = (statistics.mean(fault["noticed_ms"] or 0 for fault in losses) + statistics.mean(paused)) / 1e3
+        figures["recovered"] = {"count": len(paused), "p50_ms": quantile(paused, 0.5), "p95_ms": quantile(paused, 0.95)}
         print(f"recovered: {len(paused)}, p50 {quantile(paused, 0.5):.1f} ms, p95 {quantile(paused, 0.95):.1f} ms")
         print(f"time lost for a loss: {lost_s:.3f} s on average, {100 * lost_s / (60 + lost_s):.2f} % at a loss a minute")
     lost_more = []
@@ -204,6 +216,13 @@ def run_campaign(campaign, count, seed, rate):
             lost_more += [event for event in recovered if event["restore"] == restore and event["steps_lost"] > 1]
     print(f"{len(alarms)} false alarms; {campaign.runs} runs in {seconds:.0f} s: final weights bitwise those of undisturbed "
           "ones, each sample once")
+    for setting in sorted({setting_of(event["restore"]) for event in recovered}):
+        lost = [event["steps_lost"] for event in recovered if setting_of(event["restore"]) == setting]
+        figures["steps_lost"].append({"setting": setting, "mean": statistics.mean(lost), "max": max(lost), "recoveries": len(lost),
+                                      "more_than_one": sum(steps > 1 for steps in lost)})
+    figures |= {"right": right, "false_alarms": len(alarms)}
+    if file:
+        pathlib.Path(file).write_text(json.dumps(figures) + "\n")
     if lost_more:
         sys.exit(f"expected at most one lost step with snapshots in memory: {lost_more}")
     if alarms or right != len(losses):
@@ -211,15 +230,16 @@ def run_campaign(campaign, count, seed, rate):
 
 
 def main():
-    tandem, extent, *options = sys.argv[1:]
-    seed = int(options[0].removeprefix("seed=")) if options else 1
+    tandem, extent, *words = sys.argv[1:]
+    options = dict(word.split("=", 1) for word in words)
     with tempfile.TemporaryDirectory() as name:
         campaign = Campaign(tandem, pathlib.Path(name))
         if extent == "short":
             campaign.check_refused()
             campaign.check_file_errors()
         campaign.check_controls()
-        run_campaign(campaign, 6 if extent == "short" else int(extent.removeprefix("faults=")), seed, 0.03)
+        count = 6 if extent == "short" else int(extent.removeprefix("faults="))
+        run_campaign(campaign, count, int(options.get("seed", 1)), 0.03, options.get("json"))
 
 
 main()

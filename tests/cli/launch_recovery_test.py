@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""launch_recovery_test.py TANDEM short|long|kills=N|stops=N|launchers=N: ranks of `tandem launch --spares`, or it, are killed
+"""launch_recovery_test.py TANDEM short|long|kills=N|stops=N|launchers=N [json=FILE]: ranks of `tandem launch --spares`, or it, are killed
 or stopped, and the run ends with the bits, and each sample once, of an undisturbed one. kills=N, stops=N, launchers=N: prints
-how soon N of them were noticed and recovered from."""
+how soon N of them were noticed and recovered from, and writes that to FILE, for tools/recovery_table.py."""
 import json
 import os
 import pathlib
@@ -292,18 +292,27 @@ def long(tandem, folder):
                 lose_at_end(tandem, folder, reference, rank, number, delay / 1e3)
 
 
+def figures_of(values):
+    ranked = sorted(values)
+    return {"median_ms": statistics.median(ranked), "p95_ms": ranked[int(0.95 * (len(ranked) - 1))], "max_ms": ranked[-1]}
+
+
+def describe(figures):
+    return ", ".join(f"{key.removesuffix('_ms')} {value:.1f}" for key, value in figures.items())
+
+
 def measure_launchers(tandem, folder, count):
     steps = 10 * count + 20
     job = ["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"]
     run = Run(tandem, folder, "launchers", ["--spares", "1"], steps, job=job)
     events = [run.kill_launcher(3 + 7 * at) for at in range(count)]
-    ranked = sorted(event["recovered_ms"] for event in events)
-    print(f"recovered_ms: median {statistics.median(ranked):.1f}, p95 {ranked[int(0.95 * (count - 1))]:.1f}, max {ranked[-1]:.1f} "
-          f"over {count}; at most {max(event['steps_lost'] for event in events)} steps made again")
+    figures, lost = figures_of(event["recovered_ms"] for event in events), max(event["steps_lost"] for event in events)
+    print(f"recovered_ms: {describe(figures)} over {count}; at most {lost} steps made again")
     reference = Run(tandem, folder, "reference", [], steps, job=job)
     reference.process.wait(600)
     run.ends_like(reference)
     print("final weights: bitwise those of an undisturbed run; each sample once")
+    return {f"recovered, at most {lost} step{'s' * (lost != 1)} made again": figures}
 
 
 def measure(tandem, folder, number, count):
@@ -311,28 +320,32 @@ def measure(tandem, folder, number, count):
     run = Run(tandem, folder, "kills", ["--spares", "1", "--restarts", str(count)], steps,
               job=["--set", "checkpoint.keep=2"])
     figures = [run.hurt(at % 4, number, 3 + 3 * at) for at in range(count)]
-    for name, values in zip(["noticed_ms", "recovered_ms"], zip(*figures)):
-        ranked = sorted(values)
-        print(f"{name}: median {statistics.median(ranked):.1f}, p95 {ranked[int(0.95 * (count - 1))]:.1f}, "
-              f"max {ranked[-1]:.1f} over {count}")
+    times = {name: figures_of(values) for name, values in zip(["noticed", "recovered"], zip(*figures))}
+    for name, values in times.items():
+        print(f"{name}_ms: {describe(values)} over {count}")
     run.process.wait(600)
     reference = Run(tandem, folder, "reference", [], steps)
     reference.process.wait(600)
     run.ends_like(reference)
     print("final weights: bitwise those of an undisturbed run; each sample once")
+    return times
 
 
 def main():
-    tandem, extent = sys.argv[1:]
+    tandem, extent, *words = sys.argv[1:]
+    options = dict(word.split("=", 1) for word in words)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         kind, _, count = extent.partition("=")
+        times = {}
         if kind == "launchers":
-            measure_launchers(tandem, folder, int(count))
+            times = measure_launchers(tandem, folder, int(count))
         elif count:
-            measure(tandem, folder, {"kills": signal.SIGKILL, "stops": signal.SIGSTOP}[kind], int(count))
+            times = measure(tandem, folder, {"kills": signal.SIGKILL, "stops": signal.SIGSTOP}[kind], int(count))
         else:
             {"short": short, "long": long}[extent](tandem, folder)
+        if "json" in options:
+            pathlib.Path(options["json"]).write_text(json.dumps({"times": times}) + "\n")
 
 
 if __name__ == "__main__":
