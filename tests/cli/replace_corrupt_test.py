@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """replace_corrupt_test.py TANDEM short|long: bits are flipped in the memory of ranks of `tandem launch --spares`; with
-check.action = "replace" those ranks are replaced, and the run ends with the bits of an undisturbed one."""
+check.action = "replace" those ranks are replaced, and the run ends with the bits of an undisturbed one; also on several
+hosts, which are this machine."""
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+from launch_hosts_test import Hosts
 from launch_recovery_test import CONFIG, Run
 
 STEPS = 16
@@ -68,8 +70,20 @@ def main():
         # From snapshots in memory; rank 0 writes the log and its own finding.
         replaced(tandem, folder, reference, "moments", fault(5, 0, "flip_moments") + fault(9, 2, "flip_moments"), [0, 2],
                  [5, 9], "state", SNAPSHOTS)
+        # On two hosts, a spare on the other one: from checkpoints on disk, and from copies in the memory of a peer.
+        hosts = Hosts(tandem, folder)
+        run = replaced(tandem, folder, reference, "hosts", fault(6, 0, "flip_weights", tensor="*.0.*.down_proj.weight"), [0], [6],
+                       "weights", launch=[*hosts.options("a", "b", "c slots=0"), "--spares", "1"])
+        [corrupt], [recovered] = run.events("corrupt"), run.events("recovered")
+        if (corrupt["host"], recovered["host"], recovered["replacement_host"]) != ("a", "a", "c"):
+            run.fail(f"expected rank 0 of a to be replaced on c: {run.events()}")
         if length == "short":
             return
+        replaced(tandem, folder, reference, "copies", fault(5, 2, "flip_moments") + fault(9, 0, "flip_moments"), [2, 0], [5, 9],
+                 "state", [*SNAPSHOTS, "--set", "checkpoint.peer_copy=true"],
+                 launch=[*hosts.options("a", "b", "c slots=0"), "--spares", "2"])
+        replaced(tandem, folder, reference, "restarts of hosts", weights, [1], [6], "weights",
+                 launch=[*hosts.options("a", "b"), "--restarts", "1"])
         replaced(tandem, folder, reference, "gradients", fault(7, 2, "flip_gradients"), [2], [7], "recompute",
                  ["--set", "check.recompute=1"])
         replaced(tandem, folder, reference, "masters", fault(4, 1, "flip_masters"), [1], [4], "state weights", SNAPSHOTS)
