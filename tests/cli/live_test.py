@@ -183,6 +183,28 @@ def test_numbers_follow_the_files(folder):
     server.stop()
 
 
+def test_runs_that_end_by_time_are_done(folder):
+    """Their steps add up to less than their seconds."""
+    run = Run(folder + "/timed", 1, 2, 1, slow=0)
+    with open(folder + "/timed/config.toml") as file:
+        text = file.read().replace("steps = 200", "seconds = 30")
+    with open(folder + "/timed/config.toml", "w") as file:
+        file.write(text)
+    run.add(1, 60)
+    server = Server(folder + "/timed")
+    server.await_state(lambda s: s["state"] == "running" and s["share"] == 60 * 0.125 / 30)
+    os.mkdir(folder + "/timed/final")
+    with open(folder + "/timed/final/config.json", "w") as file:
+        file.write("{}")
+    os.utime(folder + "/timed/metrics.jsonl", (10**9, 10**9))
+    state = server.await_state(lambda s: s["state"] == "done")
+    expect(state["share"] == 1 and state["eta_s"] == 0, (state["share"], state["eta_s"]))
+    os.utime(folder + "/timed/final/config.json", (10**9, 10**9))
+    run.add(61, 61)  # of a run that was resumed for longer
+    server.await_state(lambda s: s["state"] == "running" and s["step"] == 61)
+    server.stop()
+
+
 def test_clients_cannot_hurt_it(folder):
     run = Run(folder + "/hostile", 1, 4, 1, slow=2)
     run.add(1, 100)
@@ -313,6 +335,13 @@ def test_launcher_shows_faults(folder, browser, hosts):
     browser.open(found[1], 1280)
     rows = "[...document.querySelectorAll('#events-table tbody tr')].map((r) => [...r.children].map((c) => c.textContent))"
     browser.await_true(f"{rows}.some((row) => row[0] === 'recovered')")
+    limit = time.time() + 60
+    while True:  # steps after the one that was lost
+        with urllib.request.urlopen(found[1] + "state.json", timeout=20) as answer:
+            if json.loads(answer.read())["step"] > 15:
+                break
+        expect(time.time() < limit, "no step after the recovery")
+        time.sleep(0.1)
     shown = {row[0]: row[1:] for row in browser.value(rows)}
     expect(shown["lost"][0] == shown["recovered"][0] == "0" and "signal 9" in shown["lost"][4], shown)
     expect(shown["lost"][2].endswith(" ms") and shown["recovered"][3].endswith(" ms"), shown)
@@ -416,6 +445,7 @@ def main():
             timed(test_bad_addresses, folder)
             timed(test_training_starts_it, folder)
             timed(test_numbers_follow_the_files, folder)
+            timed(test_runs_that_end_by_time_are_done, folder)
             timed(test_clients_cannot_hurt_it, folder)
             timed(test_memory_is_bounded, folder)
         if not shutil.which("chromium"):

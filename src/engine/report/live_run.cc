@@ -230,10 +230,21 @@ bool LiveRun::is_done() const {
   return path_exists(dir_ + "/final/config.json") && share() >= 1 - 1e-9;
 }
 
+/// Whether the model was written after the last step: steps do not add up to the run's seconds.
+bool LiveRun::is_over_in_time() const {
+  std::error_code unknown;
+  const auto ended = std::filesystem::last_write_time(dir_ + "/final/config.json", unknown);
+  if (unknown) return false;
+  const auto stepped = std::filesystem::last_write_time(dir_ + "/metrics.jsonl", unknown);
+  return !unknown && ended >= stepped;
+}
+
 double LiveRun::share() const {
   const double step = last("step");
   if (!goal_ || !std::isfinite(step)) return std::nan("");
-  if (goal_->seconds > 0) return std::min(1.0, elapsed_s_ / goal_->seconds);
+  if (goal_->seconds > 0) {
+    return is_over_in_time() ? 1 : std::min(1.0, elapsed_s_ / goal_->seconds);
+  }
   if (goal_->tokens > 0) return std::min(1.0, tokens_ / double(goal_->tokens));
   return std::min(1.0, step / double(goal_->steps));
 }

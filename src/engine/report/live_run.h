@@ -64,6 +64,7 @@ class LiveRun {
   void fold_steps();
   void add_event(const char* file, std::string_view line);
   bool is_done() const;
+  bool is_over_in_time() const;
   /// Share of the run that is done, and seconds until its end; NaN if not known.
   double share() const;
   double eta_s() const;
