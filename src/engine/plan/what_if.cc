@@ -193,8 +193,7 @@ std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
     if (!world["rows"].empty())
       worlds.push_back(std::move(world));
     else if (times == 1)
-      throw InvalidArgument(
-          fmt::format("{:g} GPUs: no layout that can run divides the params", gpus));
+      throw InvalidArgument(fmt::format("{:g} GPUs: no layout that can run divides the job", gpus));
   }
   const Json data{{"job", params.name},
                   {"gpus", params.gpus},
