@@ -12,6 +12,7 @@
 
 #include "bench/published_models.h"
 #include "comm/exec.h"
+#include "core/clock.h"
 #include "core/cpu/parallel.h"
 #include "core/machine.h"
 #include "engine/infer/engine.h"
@@ -23,10 +24,6 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 /// Steps of an engine, with the times of its tokens.
 class TimedEngine {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "comm/exec.h"
+#include "core/clock.h"
 #include "core/exec.h"
 #include "tandem/error.h"
 
@@ -19,10 +20,6 @@ constexpr double kNever = 1e18;
 /// Further messages over a link that has needed less than this time for one.
 constexpr double kMoreSeconds = 0.05;
 constexpr int kMaxMore = 30;
-
-double elapsed(LinkClock::time_point begin) {
-  return std::chrono::duration<double>(LinkClock::now() - begin).count();
-}
 
 /// Opponent of `rank` in a round of a tournament of `players`, an even number (circle method).
 int opponent(int players, int round, int rank) {
@@ -126,7 +123,7 @@ class Links {
       if (rank_ == from) put(to, source_, 0, words_, 0);
       if (rank_ == to) {
         await(from, "a message");
-        best = std::min(best, elapsed(begin));
+        best = std::min(best, seconds_since(begin));
         compare(from, message, 0, words_);
       }
       if (rank_ == from) comm_.flush();
@@ -163,7 +160,7 @@ class Links {
       if (rank_ < peer) put_signal(peer);
       await(peer, "a ping");
       if (rank_ > peer) put_signal(peer);
-      const double us = 1e6 * elapsed(begin) / 2;
+      const double us = 1e6 * seconds_since(begin) / 2;
       // The first ones make the connection, and wait for the other rank to come.
       if (ping == 1 || (ping > 1 && us < link.latency_us)) link.latency_us = us;
     }
@@ -202,7 +199,7 @@ class Links {
         put(peer, source_, size_t(peer) * words, words, size_t(rank_) * words);
       }
       for (int i = 1; i < size_; ++i) await((rank_ + i) % size_, "an all-to-all");
-      const double took = elapsed(begin);
+      const double took = seconds_since(begin);
       best = message == 0 ? took : std::min(best, took);
       comm_.flush();
       for (int peer = 0; peer < size_; ++peer) {
@@ -238,7 +235,7 @@ class Links {
       const auto begin = LinkClock::now();
       put(next, source_, sent * words, words, sent * words);
       await(previous, "a ring");
-      took += elapsed(begin);
+      took += seconds_since(begin);
       comm_.flush();
       const auto partial = download(received * words, words);
       const int terms = sums ? size_ : step + 1;

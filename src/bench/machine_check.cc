@@ -7,6 +7,7 @@
 #include <chrono>
 #include <vector>
 
+#include "core/clock.h"
 #include "gemm/gemm.h"
 
 namespace tandem {
@@ -30,10 +31,6 @@ int operand(uint64_t seed, int64_t row, int64_t k) {
   return int(word % (2 * kMaxInteger + 1)) - kMaxInteger;
 }
 
-double check_seconds_since(CheckClock::time_point begin) {
-  return std::chrono::duration<double>(CheckClock::now() - begin).count();
-}
-
 /// Calls `run` once and then until `seconds` have passed, at least three times. Returns the
 /// shortest time. `check` follows each call; false ends.
 template <typename Run, typename Check>
@@ -42,10 +39,10 @@ double shortest(double seconds, const Run& run, const Check& check) {
   if (!check()) return 0;
   double best = 0;
   const auto begin = CheckClock::now();
-  for (int call = 0; call < 3 || check_seconds_since(begin) < seconds; ++call) {
+  for (int call = 0; call < 3 || seconds_since(begin) < seconds; ++call) {
     const auto before = CheckClock::now();
     run();
-    const double took = check_seconds_since(before);
+    const double took = seconds_since(before);
     best = call == 0 ? took : std::min(best, took);
     if (!check()) return 0;
   }

@@ -17,6 +17,7 @@
 #include "cli/text_model.h"
 #include "cli/usage.h"
 #include "comm/exec.h"
+#include "core/clock.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/machine.h"
@@ -71,8 +72,8 @@ class Report {
   }
   void end(const std::string* stop, bool over, const Generator& generator) const {
     if (shows()) put("\n");
-    const double prompt_s = tokens_ > 0 ? seconds(begin_, first_) : seconds(begin_, Clock::now());
-    const double rest_s = seconds(first_, last_);
+    const double prompt_s = tokens_ > 0 ? seconds_between(begin_, first_) : seconds_since(begin_);
+    const double rest_s = seconds_between(first_, last_);
     const double rate = tokens_ > 1 && rest_s > 0 ? double(tokens_ - 1) / rest_s : 0;
     complain(
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
@@ -113,9 +114,6 @@ class Report {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static double seconds(Clock::time_point begin, Clock::time_point end) {
-    return std::chrono::duration<double>(end - begin).count();
-  }
   bool shows() const { return arguments_.json != "-"; }
 
   const GenerateArguments& arguments_;

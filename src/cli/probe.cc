@@ -22,6 +22,7 @@
 #include "comm/processes/rank.h"
 #include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/rendezvous/endpoint.h"
+#include "core/clock.h"
 #include "core/file_limit.h"
 #include "engine/parallel/dims.h"
 
@@ -115,7 +116,7 @@ class Probe {
   }
 
  private:
-  double now() const { return std::chrono::duration<double>(ProbeClock::now() - start_).count(); }
+  double now() const { return seconds_since(start_); }
 
   /// False if a process has ended before.
   bool await_processes() {

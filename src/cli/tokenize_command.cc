@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/output.h"
+#include "core/clock.h"
 #include "core/printable.h"
 #include "engine/tokenizer/open.h"
 #include "engine/tokenizer/text_decoder.h"
@@ -42,11 +43,10 @@ struct Encoded {
 
 std::vector<int32_t> encode(const TextTokenizer& tokenizer, const TokenizeArguments& arguments,
                             std::string_view text, Encoded& all) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   std::vector<int32_t> tokens;
   tokenizer.encode(text, arguments.adds, tokens);
-  all.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  all.seconds += seconds_since(begin);
   all.bytes += text.size();
   all.tokens += tokens.size();
   return tokens;

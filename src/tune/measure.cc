@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/clock.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -37,7 +38,7 @@ TimedRun timed(Communicator& comm, std::function<void()> call) {
     comm.barrier("measure");
     const auto begin = Clock::now();
     call();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    return seconds_since(begin);
   };
 }
 

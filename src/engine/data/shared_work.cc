@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/clock.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -19,10 +20,6 @@ struct Standing {
   bool busy = false;
 };
 
-double seconds_after(std::chrono::steady_clock::time_point t) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
-}
-
 }  // namespace
 
 SharedWork::SharedWork(Communicator* world, std::string_view what, int64_t bytes)
@@ -35,7 +32,7 @@ SharedWork::SharedWork(Communicator* world, std::string_view what, int64_t bytes
 
 void SharedWork::advance(int64_t bytes) {
   done_ += bytes;
-  if (seconds_after(last_exchange_) >= slice_s_) exchange_progress(true, "");
+  if (seconds_since(last_exchange_) >= slice_s_) exchange_progress(true, "");
 }
 
 void SharedWork::finish(const std::string& error) {
@@ -72,7 +69,7 @@ bool SharedWork::exchange_progress(bool busy, const std::string& error) {
 }
 
 void SharedWork::show(int64_t done, int64_t all) {
-  if (seconds_after(start_) < kShowAfterS) return;
+  if (seconds_since(start_) < kShowAfterS) return;
   if (!line_) line_.emplace();
   const std::string of = all > 0 ? " of " + format_bytes(double(all)) : "";
   line_->meanwhile(fmt::format("{}: {}{}", what_, format_bytes(double(done)), of));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/exec.h"
 #include "engine/parallel/dims.h"
 #include "observe/recorder.h"
@@ -15,10 +16,6 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include "codec/enqueue.h"
 #include "comm/exec.h"
+#include "core/clock.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -89,7 +90,7 @@ void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int pe
   const auto begin = std::chrono::steady_clock::now();
   const ScopedWait span(Phase::pp_wait, channel.op, int(number), peer);
   pp_.wait(*buffer_, signal, epoch, site);
-  waited_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  waited_s_ += seconds_since(begin);
 }
 
 void StageLinks::send(int index, uint64_t number, const Tensor& message) {

@@ -14,6 +14,7 @@
 
 #include "comm/exec.h"
 #include "comm/gpus.h"
+#include "core/clock.h"
 #include "core/processor_time.h"
 #include "core/random_buffer.h"
 #include "engine/config/run_control.h"
@@ -105,7 +106,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
     }
     wait(exec);
     world.barrier("peak");
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    return seconds_since(begin);
   }};
   const bool is_short = ends_by_steps(config) && config.train.steps < kShortRun;
   const int max_rounds = is_short ? 1 : kMaxRounds;

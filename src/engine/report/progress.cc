@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/clock.h"
 #include "core/printable.h"
 
 namespace tandem {
@@ -29,10 +30,6 @@ size_t terminal_columns(std::FILE* out) {
 void show(std::FILE* out, const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), out);
   std::fflush(out);
-}
-
-double seconds_since(std::chrono::steady_clock::time_point t) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - t).count();
 }
 
 }  // namespace

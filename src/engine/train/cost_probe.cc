@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/random_buffer.h"
 #include "engine/optim/adamw.h"
 #include "engine/parallel/pipeline.h"
@@ -29,10 +30,6 @@ constexpr double kProbeSeconds = .12;  // of repetitions
 // Layers are probed in a row, since caches have forgotten a layer when the run comes back to it, up
 // to this state of a rank: more than the caches of a processor.
 constexpr double kMaxProbeBytes = 256e6;
-
-double seconds_between(ProbeClock::time_point begin, ProbeClock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
 
 /// Seconds of waits in the recorder.
 double waited_seconds() {
@@ -99,7 +96,7 @@ class ProbedLayers {
     recorder().reset();
     const auto begin = ProbeClock::now();
     run();
-    const double seconds = seconds_between(begin, ProbeClock::now());
+    const double seconds = seconds_since(begin);
     const PhaseTimes times = recorder().phase_times();
     const double computed = times[size_t(phase)] / 1e3;
     cost.tp += times[size_t(Phase::tp_wait)] / 1e3;
@@ -202,7 +199,7 @@ double probe_transfer(const TrainConfig& config, Communicator& pp) {
     const auto begin = ProbeClock::now();
     all_gather(pp, message.view(DType::f32, {elements}),
                all.view(DType::f32, {pp.size() * elements}));
-    fastest = std::min(fastest, seconds_between(begin, ProbeClock::now()));
+    fastest = std::min(fastest, seconds_since(begin));
   }
   return fastest / (pp.size() - 1);
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/machine.h"
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/made_by.h"
@@ -45,10 +46,6 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 const TrainRequest& checked(Communicator& world, const TrainRequest& request,
                             const TokenSource& source) {
