@@ -75,6 +75,23 @@ TEST(LogitRules, ChangeLogitsAsDefined) {
   }
 }
 
+TEST(LogitRules, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
+  for (const double penalty : {1e-300, 1e-40, 1e-3, 100.0}) {
+    std::vector<float> logits{1, -2, 3e38f, 2, -3e38f};
+    const LogitRules rules{.repetition_penalty = penalty};
+    check(rules, int64_t(logits.size()));
+    const std::vector<float> given(logits.size(), 0);
+    apply(rules, std::vector<int32_t>{1, 3, 4}, 3, 1, logits);
+    EXPECT_TRUE(std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) << penalty;
+    if (penalty > 1e-30) continue;
+    for (const double uniform : {0.0, 0.4, 0.99}) {
+      const SampleOptions options{.temperature = 1, .top_p = 1, .top_k = 0, .uniform = uniform};
+      const int32_t token = sample_row(given, options, logits).token;
+      EXPECT_TRUE(token == 3 || token == 2) << penalty << ": " << token;
+    }
+  }
+}
+
 TEST(LogitRules, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
   const std::vector<float> logits = random_logits(1);
   std::vector<float> changed = logits;

@@ -42,10 +42,12 @@ void check(const LogitRules& rules, int64_t vocab) {
 void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
            double temperature, std::span<float> logits) {
   if (rules.repetition_penalty != 1) {
+    constexpr double kMax = std::numeric_limits<float>::max();
     for (const int32_t token : std::unordered_set<int32_t>(tokens.begin(), tokens.end())) {
       const double logit = logits[size_t(token)];
-      logits[size_t(token)] =
-          float(logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty);
+      const double changed =
+          logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty;
+      logits[size_t(token)] = float(std::clamp(changed, -kMax, kMax));
     }
   }
   std::unordered_map<int32_t, int64_t> counts;
