@@ -49,13 +49,13 @@ void probe(const LaunchOptions& options) {
   }
   if (options.json == "-") return;
   fmt::print(
-      "{} ranks, tp {} pp {} dp {}, in {} processes of this machine\n"
+      "{} ranks, tp {} pp {} dp {}, in {} process{} of this machine\n"
       "world         {:8.3f} s\n"
       "groups        {:8.3f} s\n"
       "barrier       {:8.1f} ms\n"
       "memory a rank {:8.2f} MB\n",
-      ranks, tp, pp, ranks / (tp * pp), result.processes, result.world_s, result.groups_s,
-      result.barrier_ms, double(result.bytes_per_rank) / 1e6);
+      ranks, tp, pp, ranks / (tp * pp), result.processes, result.processes == 1 ? "" : "es",
+      result.world_s, result.groups_s, result.barrier_ms, double(result.bytes_per_rank) / 1e6);
 }
 
 /// Prints what `tandem doctor` says of the run in `out`.
