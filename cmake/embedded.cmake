@@ -26,13 +26,16 @@ endif()
 find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
   DOC "Chart.js 3 (Debian: libjs-chart.js)")
 set(page_dir ${PROJECT_SOURCE_DIR}/src/engine/report/page)
-embed(page_assets engine/report/page_assets.h kPageHtml=${page_dir}/page.html
+embed(page_assets engine/report/page_assets.h kPageHead=${page_dir}/head.html
+  kPageHtml=${page_dir}/page.html
   kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
   kPageCommon=${page_dir}/common.js kPageRanks=${page_dir}/ranks.js kPageGroups=${page_dir}/groups.js
   kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS}
   kLiveHtml=${page_dir}/live.html kLiveScript=${page_dir}/live.js)
 set(plan_page_dir ${PROJECT_SOURCE_DIR}/src/engine/plan/page)
 embed(plan_page engine/plan/what_if_assets.h kWhatIfHtml=${plan_page_dir}/what_if.html
+  kWhatIfStyle=${plan_page_dir}/what_if.css
   kWhatIfModel=${plan_page_dir}/what_if_model.js kWhatIfScript=${plan_page_dir}/what_if.js)
-embed(serve_page engine/serve/serve_page.h
-  kServePage=${PROJECT_SOURCE_DIR}/src/engine/serve/page/serve.html)
+set(serve_page_dir ${PROJECT_SOURCE_DIR}/src/engine/serve/page)
+embed(serve_page engine/serve/serve_page_assets.h kServeHtml=${serve_page_dir}/serve.html
+  kServeStyle=${serve_page_dir}/serve.css)

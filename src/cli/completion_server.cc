@@ -261,7 +261,7 @@ class BeastCompletionServer : public CompletionServer {
         if (request.method() != http::verb::head) require(request, http::verb::get);
         if (path == "/") {
           type = "text/html; charset=utf-8";
-          text = kServePage;
+          text = serve_page();
         } else if (path == "/health") {
           model();
           require_open();

@@ -75,6 +75,12 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
 
+    def press(self, name, code, text="", control=False, shift=False):
+        """A key as sliders, lists and buttons need it. `code`: of Windows."""
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code,
+                      modifiers=2 * control + 8 * shift, **({"text": text} if text and kind == "keyDown" else {}))
+
     def save(self, path):
         height = self.value("document.documentElement.scrollHeight")
         width = self.value("innerWidth")

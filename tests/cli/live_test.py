@@ -18,73 +18,9 @@ import urllib.error
 import urllib.request
 
 from browser import Browser, expect
+from recorded_run import PHASES, Run, pack_ms
 
 TANDEM, MODE = os.path.abspath(sys.argv[1]), sys.argv[2]
-PHASES = 11
-FORWARD, BACKWARD, UPDATE, TP_WAIT, STEP_WAIT = 1, 2, 4, 5, 9
-
-
-def pack_ms(ms):
-    us, exponent = round(ms * 1e3), 0
-    mantissa = us
-    while mantissa > 2047:
-        exponent += 1
-        mantissa = round(us / 2 ** exponent)
-    return exponent << 11 | mantissa
-
-
-class Run:
-    """Files of a made-up run on tp x dp x pp ranks; rank `slow` is slower in its backward passes."""
-
-    def __init__(self, folder, tp, dp, pp, slow, began=1, begin=0):
-        self.folder, self.tp, self.dp, self.pp, self.slow = folder, tp, dp, pp, slow
-        self.ranks = tp * dp * pp
-        os.makedirs(folder + "/ranks", exist_ok=True)
-        self.files = []
-        for rank in range(self.ranks):
-            t, d, p = rank % tp, rank // tp % dp, rank // tp // dp
-            host = f"node{rank // 8}".encode()
-            head = struct.pack("<8sqq6i64s", b"tdmrank1", begin, began, rank, self.ranks, t, d, p, 0, host)
-            self.files.append(f"{folder}/ranks/{rank}.from-{begin}.records")
-            with open(self.files[-1], "wb") as file:
-                file.write(head)
-        with open(folder + "/config.toml", "w") as file:
-            file.write(f"[model]\nlayers = {4 * pp}\nheads = {4 * tp}\nkv_heads = {4 * tp}\n[train]\nsteps = 200\nbatch = {16 * dp}\n"
-                       f"microbatch = 1\n[parallel]\ntp = {tp}\ndp = {dp}\npp = {pp}\n[data]\npaths = [\"x\"]\n")
-
-    def add(self, first, last):
-        for rank, path in enumerate(self.files):
-            frames = b""
-            for step in range(first, last + 1):
-                noise = (step * 31 + rank * 17) % 7 / 10
-                phases = [0.0] * PHASES
-                phases[FORWARD], phases[BACKWARD], phases[UPDATE] = 30 + noise, 60 + noise, 5
-                phases[TP_WAIT] = 8
-                if rank == self.slow:
-                    phases[BACKWARD] += 15
-                else:
-                    phases[STEP_WAIT] = 15
-                frames += struct.pack("<IHH11H", step, 1, pack_ms(125), *map(pack_ms, phases))
-            with open(path, "ab") as file:
-                file.write(frames)
-        with open(self.folder + "/metrics.jsonl", "a") as file:
-            for step in range(first, last + 1):
-                file.write(json.dumps({"step": step, "loss": 5 / step ** 0.3, "lr": 1e-3, "grad_norm": 0.5,
-                                       "tokens": 4096, "tokens_per_s": 32000.0 + step, "step_ms": 125.0, "mfu": 0.41,
-                                       "memory_bytes": 3 << 30, "saved_step": step // 50 * 50}) + "\n")
-
-    def write_check(self):
-        terms = {"step": 125.0, "compute": 91.0, "TP waits": 8.0, "PP waits": 15.0, "update": 5.0, "other": 6.0}
-        with open(self.folder + "/self_check.json", "w") as file:
-            json.dump({"first": 3, "last": 22, "predicted_ms": {**terms, "PP waits": 0.5, "step": 110.5},
-                       "measured_ms": terms}, file)
-
-    def add_event(self):
-        with open(self.folder + "/events.jsonl", "a") as file:
-            file.write(json.dumps({"event": "lost", "rank": 1, "step": 90, "cause": "<img src=x onerror=alert(1)>",
-                                   "noticed_ms": 120.5, "recovered_ms": 2400.0, "process": 1, "replacement": 4}) + "\n")
-
-
 class Server:
     started = []
 

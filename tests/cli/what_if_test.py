@@ -83,12 +83,6 @@ def check_numbers(folder, browser, job, random_cases):
     expect(fitted >= random_cases / 2, f"{job}: {fitted} of {random_cases} cases fit")
 
 
-def press(browser, name, code):
-    """`code`: of Windows, which sliders and lists need."""
-    for kind in ("rawKeyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
-
-
 def check_page(folder, browser, screenshot):
     """Knobs, keys, themes and widths."""
     for width, dark in ((1280, False), (390, True)):
@@ -107,14 +101,14 @@ def check_page(folder, browser, screenshot):
         before = browser.value("whatIf.state.found[0].step_s")
         browser.value("document.getElementById('network-range').focus()")
         for _ in range(3):
-            press(browser, "ArrowLeft", 37)
+            browser.press("ArrowLeft", 37)
         expect(browser.value("whatIf.state.knobs.network < whatIf.model.defaults.network"), "a slider without a mouse")
         expect(browser.value("whatIf.state.found[0].step_s") >= before, "a slower network is faster")
         browser.value("document.getElementById('tp').focus()")
-        press(browser, "ArrowDown", 40)
+        browser.press("ArrowDown", 40)
         expect(browser.value("whatIf.state.found.every(({ row }) => row.tp === 1)"), "TP was not chosen")
         browser.value("document.querySelector('#fastest button').focus()")
-        press(browser, "ArrowDown", 40)
+        browser.press("ArrowDown", 40)
         expect(browser.value("whatIf.state.selected") == 1, "no second layout by key")
         expect(browser.value("document.activeElement.textContent") == "2", "the focus is lost")
         keys = browser.value("document.getElementById('keys').textContent")

@@ -212,9 +212,10 @@ std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
   std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
   for (size_t at = 0; (at = text.find('<', at)) != std::string::npos;)
     text.replace(at, 1, "\\u003c");
-  const std::vector<PageMark> marks{{"@STYLE@", kPageStyle},     {"@DATA@", text},
-                                    {"@CHARTJS@", kPageChartJs}, {"@COMMON@", kPageCommon},
-                                    {"@MODEL@", kWhatIfModel},   {"@SCRIPT@", kWhatIfScript}};
+  const std::string head = page_head("Tandem plan", kWhatIfStyle);
+  const std::vector<PageMark> marks{
+      {"@HEAD@", head},          {"@DATA@", text},          {"@CHARTJS@", kPageChartJs},
+      {"@COMMON@", kPageCommon}, {"@MODEL@", kWhatIfModel}, {"@SCRIPT@", kWhatIfScript}};
   return fill_page(kWhatIfHtml, marks);
 }
 

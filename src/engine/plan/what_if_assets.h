@@ -5,6 +5,6 @@
 
 namespace tandem {
 
-extern const std::string_view kWhatIfHtml, kWhatIfModel, kWhatIfScript;
+extern const std::string_view kWhatIfHtml, kWhatIfStyle, kWhatIfModel, kWhatIfScript;
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-extern const std::string_view kPageHtml, kPageStyle, kPageCommon, kPageRanks, kPageTimeline,
-    kPageScript, kPageChartJs, kPageGroups, kLiveHtml, kLiveScript;
+extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageRanks,
+    kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kLiveHtml, kLiveScript;
 
 }  // namespace tandem

@@ -16,16 +16,24 @@ std::string fill_page(std::string_view html, std::span<const PageMark> marks) {
   return text.append(html);
 }
 
+std::string page_head(std::string_view title, std::string_view more) {
+  const std::vector<PageMark> marks{
+      {"@TITLE@", title}, {"@STYLE@", kPageStyle}, {"@MORE@", more}, {"@TITLE@", title}};
+  return fill_page(kPageHead, marks);
+}
+
 std::string report_page(const std::string& data) {
-  const std::vector<PageMark> marks{{"@STYLE@", kPageStyle},     {"@DATA@", data},
-                                    {"@CHARTJS@", kPageChartJs}, {"@COMMON@", kPageCommon},
-                                    {"@RANKS@", kPageRanks},     {"@TIMELINE@", kPageTimeline},
-                                    {"@SCRIPT@", kPageScript}};
+  const std::string head = page_head("Tandem report");
+  const std::vector<PageMark> marks{
+      {"@HEAD@", head},          {"@DATA@", data},        {"@CHARTJS@", kPageChartJs},
+      {"@COMMON@", kPageCommon}, {"@RANKS@", kPageRanks}, {"@TIMELINE@", kPageTimeline},
+      {"@SCRIPT@", kPageScript}};
   return fill_page(kPageHtml, marks);
 }
 
 std::string live_page() {
-  const std::vector<PageMark> marks{{"@STYLE@", kPageStyle},   {"@CHARTJS@", kPageChartJs},
+  const std::string head = page_head("Tandem live");
+  const std::vector<PageMark> marks{{"@HEAD@", head},          {"@CHARTJS@", kPageChartJs},
                                     {"@COMMON@", kPageCommon}, {"@RANKS@", kPageRanks},
                                     {"@GROUPS@", kPageGroups}, {"@SCRIPT@", kLiveScript}};
   return fill_page(kLiveHtml, marks);

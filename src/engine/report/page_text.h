@@ -1,5 +1,5 @@
-// HTML of the report and of the live page: each one file with its scripts and
-// styles.
+// HTML of the report and of the live page: each one file with its scripts and styles. Other pages
+// begin with the same head.
 #pragma once
 
 #include <span>
@@ -13,6 +13,10 @@ namespace tandem {
 std::string report_page(const std::string& data);
 /// Reads `events`, `ranks.json` next to it.
 std::string live_page();
+
+/// Begin of a page, to the end of its header's first lines: title, style, the readers' themes.
+/// `more`: rules of this page only.
+std::string page_head(std::string_view title, std::string_view more = {});
 
 /// A mark of a page, and the text in its position.
 using PageMark = std::pair<std::string_view, std::string_view>;

@@ -1,10 +1,11 @@
-// Page to try a served model, embedded into the library by cmake/embed.cmake.
+// Page to try a served model.
 #pragma once
 
-#include <string_view>
+#include <string>
 
 namespace tandem {
 
-extern const std::string_view kServePage;
+/// HTML in one file with its scripts and styles.
+std::string serve_page();
 
 }  // namespace tandem
