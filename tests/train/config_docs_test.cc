@@ -52,7 +52,7 @@ TEST(Config, TrainingPageNamesEveryMetric) {
   StepRecord all;
   all.uncompressed_gradient_bytes = 1;
   all.validation_loss = all.aux_loss = all.bubble = 1;
-  all.stage_bytes = 1;
+  all.stage_bytes = all.tp_bytes = all.expert_bytes = 1;
   all.checkpoint_ms = 1;
   all.saved_step = 1;
   all.imbalance = {1};

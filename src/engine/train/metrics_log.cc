@@ -87,6 +87,8 @@ std::string to_json_line(const StepRecord& m) {
   if (m.saved_step) line["saved_step"] = *m.saved_step;
   if (m.recompute_ms > 0) line["recompute_ms"] = m.recompute_ms;
   if (m.bubble) line["bubble"] = *m.bubble;
+  if (m.tp_bytes > 0) line["tp_bytes"] = m.tp_bytes;
+  if (m.expert_bytes > 0) line["expert_bytes"] = m.expert_bytes;
   if (m.stage_bytes) line["stage_bytes"] = *m.stage_bytes;
   if (m.uncompressed_gradient_bytes > 0) {
     line["gradient_bytes"] = m.gradient_bytes;

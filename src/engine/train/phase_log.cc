@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "comm/workspace.h"
 #include "core/log.h"
 #include "core/machine.h"
 #include "observe/recorder.h"
@@ -17,7 +20,10 @@ void warn_of_records(const IoError& error) {
 }  // namespace
 
 PhaseLog::PhaseLog(const TrainConfig& config, const std::string& folder,
-                   const ParallelGroups& groups, int64_t begin) {
+                   const ParallelGroups& groups, int64_t begin)
+    : groups_(groups) {
+  StepRecord before;
+  count_layer_bytes(before);
   if (!config.trace.ranks) return;
   const ParallelDims& dims = groups.dims();
   const int rank = groups.world().rank();
@@ -33,6 +39,15 @@ PhaseLog::PhaseLog(const TrainConfig& config, const std::string& folder,
   } catch (const IoError& error) {
     warn_of_records(error);
   }
+}
+
+void PhaseLog::count_layer_bytes(StepRecord& step) {
+  const auto count = [](const Communicator* ranks, uint64_t& before) {
+    const Workspace* workspace = ranks ? ranks->workspace_if_any() : nullptr;
+    return workspace ? workspace->bytes_sent - std::exchange(before, workspace->bytes_sent) : 0;
+  };
+  step.tp_bytes = count(&groups_.tp(), tp_bytes_);
+  step.expert_bytes = count(groups_.experts(), expert_bytes_);
 }
 
 void PhaseLog::end_step() {

@@ -19,6 +19,8 @@ class PhaseLog {
   PhaseLog(const TrainConfig& config, const std::string& folder, const ParallelGroups& groups,
            int64_t begin);
 
+  /// Fills tp_bytes and expert_bytes with this rank's since the last call.
+  void count_layer_bytes(StepRecord& step);
   /// At the end of a step's timed work: what follows, other than checkpoints, is not part of it.
   void end_step();
   /// After the step's checkpoint.
@@ -27,6 +29,8 @@ class PhaseLog {
   const PhaseTimes& phases() const { return phases_; }
 
  private:
+  const ParallelGroups& groups_;
+  uint64_t tp_bytes_ = 0, expert_bytes_ = 0;  // until the last step's end
   std::optional<RankRecords> records_;
   PhaseTimes phases_{};
 };

@@ -55,7 +55,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     double busy_s, passes_s;  // the ranks' sum, the longest
     double checkpoint_ms;
     int64_t memory_bytes;
-    uint64_t stage_bytes;
+    uint64_t stage_bytes, tp_bytes, expert_bytes;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times local{ms(SpanKind::gemm),
@@ -68,7 +68,9 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     passes ? passes->passes_s : 0,
                     record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
-                    passes ? passes->sent_bytes : 0};
+                    passes ? passes->sent_bytes : 0,
+                    record.tp_bytes,
+                    record.expert_bytes};
   const ScopedWait span(Phase::step_wait, "step_times");
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
@@ -78,6 +80,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     const double checkpoint_ms = std::max(total.checkpoint_ms, other.checkpoint_ms);
     const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
     const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
+    const uint64_t tp_bytes = total.tp_bytes + other.tp_bytes;
+    const uint64_t expert_bytes = total.expert_bytes + other.expert_bytes;
     if (total.compute < other.compute) total = other;
     total.data_wait = data_wait;
     total.sent = sum;
@@ -86,6 +90,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     total.checkpoint_ms = checkpoint_ms;
     total.memory_bytes = memory_bytes;
     total.stage_bytes = stage_bytes;
+    total.tp_bytes = tp_bytes;
+    total.expert_bytes = expert_bytes;
   });
   if (record.checkpoint_ms) record.checkpoint_ms = all.checkpoint_ms;
   record.memory_bytes = all.memory_bytes;
@@ -97,6 +103,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.gradient_bytes = all.sent.gradients;
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;
+  record.tp_bytes = all.tp_bytes;
+  record.expert_bytes = all.expert_bytes;
   if (!passes) return;
   record.stage_bytes = all.stage_bytes;
   if (all.passes_s == 0) return;  // not timed

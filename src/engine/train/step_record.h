@@ -28,6 +28,9 @@ struct StepRecord {
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
+  /// Bytes that layers sent to tensor-parallel ranks, and to those with other experts, summed over
+  /// ranks; not on GPUs.
+  uint64_t tp_bytes = 0, expert_bytes = 0;
   /// Time for which a rank waited for a checkpoint between the step before and this one, longest;
   /// if checkpoints are periodic.
   std::optional<double> checkpoint_ms;

@@ -303,7 +303,6 @@ class Trainer {
     if (verdict.action == StepAction::skip) return {};
     checkpoints_->before_update();
     executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
-
     loss_ = record.loss;
     record.step = ++state_.step;
     record.tokens = targets;
@@ -317,6 +316,7 @@ class Trainer {
                        format_bytes(double(executor_->activation_bytes()))));
     }
     record.memory_bytes = memory_in_use(ranks_->chunks.front().stage.exec());
+    phase_log_->count_layer_bytes(record);
     exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
