@@ -16,9 +16,8 @@
 
 #include "cli/http_listen.h"
 #include "cli/output.h"
+#include "cli/run_goal.h"
 #include "core/printable.h"
-#include "engine/config/config.h"
-#include "engine/parallel/dims.h"
 #include "engine/report/live_run.h"
 #include "engine/report/page_text.h"
 #include "tandem/error.h"
@@ -47,16 +46,11 @@ std::string to_text(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-report::RunGoal read_goal(const std::string& text) {
-  const TrainConfig config = parse_config(text, "config.toml");
-  return {config.train.steps, config.train.tokens, config.train.seconds,
-          ParallelDims(config).describe()};
-}
-
 /// The run and its answers, each made once for all clients.
 class LivePages {
  public:
-  explicit LivePages(const std::string& dir) : run_(dir, read_goal), page_(make_text(live_page())) {
+  explicit LivePages(const std::string& dir)
+      : run_(dir, read_run_goal), page_(make_text(live_page())) {
     run_.refresh();
     make_state();
   }

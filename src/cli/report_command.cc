@@ -9,6 +9,7 @@
 #include "cli/live_server.h"
 #include "cli/output.h"
 #include "cli/report_sections.h"
+#include "cli/run_goal.h"
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/report/report.h"
@@ -62,7 +63,7 @@ void add_report(CLI::App& app) {
       "split/{serial,overlapped}/); writes DIR/report.html, which opens offline, and\n"
       "DIR/summary.json. With --complete, in the folder in which the training was started: a\n"
       "run of your own gets the report that `make run` makes.\n"
-      "\n--live: progress, curves, ranks and their groups, faults; numbers for Prometheus at\n"
+      "\n--live: progress, curves, ranks and their groups, links, faults; Prometheus text at\n"
       "/metrics. It reads the files of the run as they grow, and needs nothing of its processes.\n"
       "\nExamples:\n"
       "  tandem report out                 after `make run`\n"
@@ -88,7 +89,7 @@ void add_report(CLI::App& app) {
       measure_report_sections(path, *options);
     }
     now_doing("reading " + *dir);
-    fmt::print("{}", write_report(path));
+    fmt::print("{}", write_report(path, read_run_goal));
     fmt::print("Wrote {} and {}\n", single_line((path / "report.html").string()),
                single_line((path / "summary.json").string()));
   });

@@ -81,6 +81,15 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code,
                       modifiers=2 * control + 8 * shift, **({"text": text} if text and kind == "keyDown" else {}))
 
+    def pointer(self, x, y, to_x=None, to_y=None):
+        """A click, or a drag."""
+        end = (x, y) if to_x is None else (to_x, to_y)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        if to_x is not None:
+            for step in range(1, 6):
+                self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + (to_x - x) * step / 5, y=y + (to_y - y) * step / 5, button="left", buttons=1)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=end[0], y=end[1], button="left", clickCount=1)
+
     def save(self, path):
         height = self.value("document.documentElement.scrollHeight")
         width = self.value("innerWidth")

@@ -18,53 +18,11 @@ import urllib.error
 import urllib.request
 
 from browser import Browser, expect
+from live_server import Server
 from recorded_run import PHASES, Run, pack_ms
 
 TANDEM, MODE = os.path.abspath(sys.argv[1]), sys.argv[2]
-class Server:
-    started = []
-
-    def __init__(self, folder, *more):
-        self.process = subprocess.Popen([TANDEM, "report", folder, "--live", "0", *more], stderr=subprocess.PIPE, text=True)
-        Server.started.append(self.process)
-        line = self.process.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        expect(found, f"no address: {line}")
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}/"
-
-    def get(self, path, **headers):
-        request = urllib.request.Request(self.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.read().decode()
-
-    def status(self, method, path, body=None, **headers):
-        request = urllib.request.Request(self.url + path, body, method=method, headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return answer.status
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
-
-    def memory_mb(self):
-        with open(f"/proc/{self.process.pid}/status") as file:
-            return int(re.search(r"VmRSS:\s*(\d+)", file.read())[1]) / 1e3
-
-    def await_state(self, accept, seconds=30):
-        end = time.time() + seconds
-        while True:
-            state = json.loads(self.get("state.json"))
-            if accept(state):
-                return state
-            expect(time.time() < end, f"state: {json.dumps(state)[:600]}")
-            time.sleep(0.2)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        expect(self.process.wait(20) == 0, f"exit code {self.process.returncode}")
+Server.program = TANDEM
 
 
 def test_numbers_follow_the_files(folder):
@@ -322,7 +280,9 @@ def test_page(folder, browser, tp, dp, pp, screenshot):
         expect(browser.value("document.documentElement.scrollWidth <= innerWidth"), f"the page scrolls sideways at {width}")
         hidden = browser.value("[...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id)")
         expect(hidden == ["events"], hidden)
-        colors = browser.value("""['loss', 'speed', 'steps', 'step-time', 'ranks-map', 'groups-map'].map((id) => {
+        expect(browser.value("[...document.querySelectorAll('#missing li')].map((li) => li.textContent.split(':')[0])") ==
+               ["Faults and recoveries"], "what is not shown")
+        colors = browser.value("""['loss', 'speed', 'steps', 'step-time', 'ranks-map', 'groups-map', 'space-map'].map((id) => {
           const canvas = document.getElementById(id), seen = new Set();
           const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
           for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);

@@ -77,9 +77,9 @@ class Run:
             json.dump({"first": 3, "last": 22, "predicted_ms": {**terms, "PP waits": 0.5, "step": 110.5},
                        "measured_ms": terms}, file)
 
-    def add_event(self, rank=1, cause="<img src=x onerror=alert(1)>"):
+    def add_event(self, rank=1, cause="<img src=x onerror=alert(1)>", step=90):
         with open(self.folder + "/events.jsonl", "a") as file:
-            file.write(json.dumps({"event": "lost", "rank": rank, "step": 90, "cause": cause, "noticed_ms": 120.5,
+            file.write(json.dumps({"event": "lost", "rank": rank, "step": step, "cause": cause, "noticed_ms": 120.5,
                                    "recovered_ms": 2400.0, "process": 1, "replacement": 4}) + "\n")
 
 
@@ -111,14 +111,21 @@ class RecordedRun(Run):
     def metrics(self, step):
         noise = self.random.gauss(0, 0.02)
         return super().metrics(step) | {"loss": 1.9 + 7 * step ** -0.6 + noise, "lr": 3e-4 * min(1, step / 20), "grad_norm": 0.4 + 2 / step + abs(noise),
-                                        "tokens_per_s": 4096 * self.dp * 8 * (1 + noise / 4), "tokens": 4096 * self.dp}
+                                        "tokens_per_s": 4096 * self.dp * 8 * (1 + noise / 4), "tokens": 4096 * self.dp} | self.sent()
+
+    def sent(self):
+        """Bytes of all ranks in a step, along axes of several ranks."""
+        sent = {"tp_bytes": 480e6 * (self.tp > 1), "expert_bytes": 210e6 * (self.ep > 1), "gradient_bytes": 220e6 * (self.dp > 1),
+                "weight_bytes": 110e6 * (self.dp > 1), "stage_bytes": 64e6 * (self.pp - 1) / self.pp}
+        return {key: round(self.ranks * value) for key, value in sent.items() if value}
 
 
 def write_recorded(folder, tp, dp, pp, ep=1):
     run = RecordedRun(folder, tp, dp, pp, ep)
-    run.add(1, 120 if run.ranks < 1000 else 24)
+    last = 120 if run.ranks < 1000 else 24
+    run.add(1, last)
     run.write_check()
-    run.add_event(min(run.ranks - 1, 3), "signal 9")
+    run.add_event(run.slow, "signal 9", last // 2)
     return run
 
 

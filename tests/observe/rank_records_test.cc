@@ -373,7 +373,7 @@ TEST(RankMap, HasARowForEveryRankUpTo256) {
     const Trial trial{
         .ranks = ranks, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
     write_histories(dir / "ranks", histories_of(trial, 1, 10));
-    const auto map = report::rank_map(dir.path());
+    const auto map = report::rank_map(read_rank_records(dir.path() + "/ranks"));
     EXPECT_LE(map.at("rows").size(), 256u);
     EXPECT_TRUE(ranks > 256 || map.at("rows").size() == size_t(ranks)) << ranks;
     for (const auto& view : map.at("views")) {
@@ -381,7 +381,7 @@ TEST(RankMap, HasARowForEveryRankUpTo256) {
       EXPECT_EQ(view.at("ms")[0].size(), map.at("rows").size());
     }
   }
-  EXPECT_TRUE(report::rank_map("/nowhere").is_null());
+  EXPECT_TRUE(report::rank_map(read_rank_records("/nowhere/ranks")).is_null());
 }
 
 }  // namespace

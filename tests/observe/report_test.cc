@@ -314,7 +314,7 @@ constexpr const char* kProbe = R"(<script>
       document.getElementById("ranks-map")?.dispatchEvent(new KeyboardEvent("keydown", { key }));
     }
     const canvases = {};
-    for (const c of document.querySelectorAll("canvas")) {
+    for (const c of document.querySelectorAll("section:not([hidden]) canvas")) {
       const colors = new Set();
       const pixels = new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer);
       let ink = 0;
@@ -400,7 +400,8 @@ TEST(ReportBrowser, DrawsEveryChartWithoutErrors) {
     EXPECT_GE(seen.at("arrows").get<int>(), 4);
     EXPECT_EQ(seen.at("images"), 0);
     EXPECT_EQ(seen.at("title"), "Made-up run – report");
-    EXPECT_EQ(seen.at("hidden"), json({"experts", "ranks"}));  // this run has none
+    EXPECT_EQ(seen.at("hidden"),
+              json({"experts", "ranks", "groups", "links"}));  // this run has none
     EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
   }
@@ -451,6 +452,8 @@ TEST(ReportBrowser, DrawsAMapOfRanksThatKeysRead) {
     EXPECT_THAT(seen.at("cell").get<std::string>(),
                 testing::MatchesRegex("rank 1 .tp 0, dp 1, pp 0, host <b>., step.*: own work "
                                       "[0-9.]* ms, [0-9.]*× its stage's median"));
+    EXPECT_GT(seen.at("canvases").at("space-map").at("ink").get<double>(), 0.001);
+    EXPECT_GE(seen.at("canvases").at("space-map").at("colors").get<int>(), 3);
     ASSERT_EQ(seen.at("slow").size(), 1u);
     EXPECT_THAT(seen.at("slow")[0].get<std::string>(), HasSubstr("rank 1 "));
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
@@ -467,8 +470,9 @@ TEST(ReportBrowser, DrawsARunOfOneStep) {
   ASSERT_TRUE(seen.is_object());
   EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
-  EXPECT_THAT(seen.at("hidden"), testing::UnorderedElementsAre("split", "timeline", "heldout",
-                                                               "experts", "ranks", "sample"));
+  EXPECT_THAT(seen.at("hidden"),
+              testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "ranks",
+                                            "groups", "links", "sample"));
 }
 
 }  // namespace

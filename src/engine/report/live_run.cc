@@ -11,6 +11,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "engine/report/rank_map.h"
+#include "engine/report/rank_state.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -30,59 +31,6 @@ Json number_or_null(double value) {
 double mean_of_finite(double a, double b) {
   if (!std::isfinite(a)) return b;
   return std::isfinite(b) ? (a + b) / 2 : a;
-}
-
-double middle_of(std::vector<double> values) {
-  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
-/// Mean of a rank's last frames.
-RankFrame latest_frame(const RankHistory& history) {
-  constexpr size_t kLatest = 4;
-  const size_t count = std::min(kLatest, history.frames.size());
-  RankFrame mean;
-  if (count == 0) return mean;
-  for (size_t i = history.frames.size() - count; i < history.frames.size(); ++i) {
-    const RankFrame& frame = history.frames[i];
-    mean.step_ms += frame.step_ms / double(count);
-    for (size_t phase = 0; phase < kPhases; ++phase) {
-      mean.phases[phase] += frame.phases[phase] / double(count);
-    }
-  }
-  mean.step = history.frames.back().step;
-  return mean;
-}
-
-/// Medians of a stage's ranks: own work, then by phase.
-struct StageMedians {
-  double work = 0;
-  PhaseTimes phases{};
-};
-
-double sum_work(const RankFrame& frame) {
-  double ms = 0;
-  for (size_t i = 0; i < kPhases; ++i) ms += is_work(Phase(i)) ? frame.phases[i] : 0;
-  return ms;
-}
-
-std::map<int, StageMedians> stage_medians(const std::vector<RankHistory>& ranks,
-                                          const std::vector<RankFrame>& latest) {
-  std::map<int, std::vector<size_t>> stages;
-  for (size_t i = 0; i < ranks.size(); ++i) stages[ranks[i].position.pp].push_back(i);
-  std::map<int, StageMedians> medians;
-  for (const auto& [stage, members] : stages) {
-    std::vector<double> values;
-    for (const size_t i : members) values.push_back(sum_work(latest[i]));
-    medians[stage].work = middle_of(values);
-    for (size_t phase = 0; phase < kPhases; ++phase) {
-      values.clear();
-      for (const size_t i : members) values.push_back(latest[i].phases[phase]);
-      medians[stage].phases[phase] = middle_of(values);
-    }
-  }
-  return medians;
 }
 
 }  // namespace
@@ -105,6 +53,7 @@ void LiveRun::clear_steps() {
   folded_ = 1;
   in_point_ = 0;
   elapsed_s_ = tokens_ = 0;
+  sent_ = {};
 }
 
 void LiveRun::add_step(std::string_view line) {
@@ -116,6 +65,7 @@ void LiveRun::add_step(std::string_view line) {
   const double step_ms = number("step_ms"), tokens = number("tokens");
   if (std::isfinite(step_ms)) elapsed_s_ += step_ms / 1e3;
   if (std::isfinite(tokens)) tokens_ += tokens;
+  sent_.set(row);
   const bool is_new = in_point_ == 0 || in_point_ >= folded_;
   in_point_ = is_new ? 1 : in_point_ + 1;
   for (const char* key : kCurveKeys) {
@@ -288,55 +238,9 @@ Json LiveRun::state() const {
 
 Json LiveRun::ranks() const {
   const std::vector<RankHistory> histories = live_ranks_.histories();
-  std::vector<RankFrame> latest;
-  for (const RankHistory& history : histories) latest.push_back(latest_frame(history));
-  const auto medians = stage_medians(histories, latest);
-  Json rank = Json::array(), tp = rank, dp = tp, pp = tp, host = tp, work = tp, phase = tp,
-       step = tp;
-  Json hosts = Json::array(), phases = Json::array(), shares = Json::array();
-  std::map<std::string, size_t> host_numbers;
-  PhaseTimes sums{};
-  double step_ms = 0;
-  for (size_t i = 0; i < histories.size(); ++i) {
-    const RankPosition& position = histories[i].position;
-    const StageMedians& usual = medians.at(position.pp);
-    const auto [at, is_new] = host_numbers.try_emplace(position.host, host_numbers.size());
-    if (is_new) hosts.push_back(position.host);
-    rank.push_back(position.rank);
-    tp.push_back(position.tp);
-    dp.push_back(position.dp);
-    pp.push_back(position.pp);
-    host.push_back(at->second);
-    const double ratio = usual.work > 0 ? sum_work(latest[i]) / usual.work : 1;
-    work.push_back(std::round(ratio * 1e3) / 1e3);
-    size_t largest = 0;
-    for (size_t p = 0; p < kPhases; ++p) {
-      const auto excess = [&](size_t of) { return latest[i].phases[of] - usual.phases[of]; };
-      if (is_work(Phase(p)) && excess(p) > excess(largest)) largest = p;
-      sums[p] += latest[i].phases[p];
-    }
-    step_ms += latest[i].step_ms;
-    phase.push_back(largest);
-    step.push_back(latest[i].step);
-  }
-  for (size_t p = 0; p < kPhases; ++p) {
-    phases.push_back(name_of(Phase(p)));
-    shares.push_back(step_ms > 0 ? sums[p] / step_ms : 0);
-  }
-  return {{"version", ranks_version_},
-          {"map", rank_map(histories)},
-          {"ranks",
-           {{"rank", std::move(rank)},
-            {"tp", std::move(tp)},
-            {"dp", std::move(dp)},
-            {"pp", std::move(pp)},
-            {"host", std::move(host)},
-            {"work", std::move(work)},
-            {"phase", std::move(phase)},
-            {"step", std::move(step)}}},
-          {"hosts", std::move(hosts)},
-          {"phases", std::move(phases)},
-          {"shares", std::move(shares)}};
+  Json all{{"version", ranks_version_}, {"map", rank_map(histories)}};
+  all.update(rank_state(histories, goal_.value_or(RunGoal()), sent_));
+  return all;
 }
 
 std::string LiveRun::metrics() const {

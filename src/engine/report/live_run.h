@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,19 +14,10 @@
 
 #include "engine/report/line_tail.h"
 #include "engine/report/live_ranks.h"
+#include "engine/report/run_goal.h"
+#include "engine/report/sent_bytes.h"
 
 namespace tandem::report {
-
-/// End of a run: after seconds or tokens if they are not 0, else after steps.
-struct RunGoal {
-  int64_t steps = 0, tokens = 0;
-  double seconds = 0;
-  std::string layout;  ///< "tp 2 dp 4"
-
-  bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
-};
-/// Reads the goal from a run's configuration. Throws Error.
-using GoalReader = std::function<RunGoal(const std::string& config)>;
 
 class LiveRun {
  public:
@@ -46,11 +36,7 @@ class LiveRun {
   ///    "ranks_version"}
   /// `share`, `steps` and `eta_s` are null if not known.
   Json state() const;
-  /// {"map": rank_map's or null, "ranks": {"rank": […], "tp", "dp", "pp", "host", "work", "phase",
-  /// "step"}, "hosts", "phases": […], "shares": […]}: of each rank its coordinates, the number of
-  /// its host, its own work over the median of its stage in the latest steps, the phase in which
-  /// that exceeds the others' most, and the last step; and the mean share of each phase in the
-  /// step.
+  /// rank_state's, and {"version", "map": rank_map's or null}.
   Json ranks() const;
   /// Text of the Prometheus exposition format, version 0.0.4.
   std::string metrics() const;
@@ -77,6 +63,7 @@ class LiveRun {
   std::optional<RunGoal> goal_;  // once config.toml is there
   Json self_check_;
   std::map<std::string, Curve> curves_;  // by key of metrics.jsonl
+  SentBytes sent_;                       // of the last step
   int64_t folded_ = 1;                   // steps of a point
   int64_t in_point_ = 0;                 // steps of the last point so far
   double elapsed_s_ = 0, tokens_ = 0;

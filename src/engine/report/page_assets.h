@@ -6,6 +6,7 @@
 namespace tandem {
 
 extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageRanks,
-    kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kLiveHtml, kLiveScript;
+    kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kPageGroupsHtml, kPageLattice,
+    kPageLinks, kPageLinksHtml, kPageSpace, kLiveHtml, kLiveScript;
 
 }  // namespace tandem

@@ -24,18 +24,35 @@ std::string page_head(std::string_view title, std::string_view more) {
 
 std::string report_page(const std::string& data) {
   const std::string head = page_head("Tandem report");
-  const std::vector<PageMark> marks{
-      {"@HEAD@", head},          {"@DATA@", data},        {"@CHARTJS@", kPageChartJs},
-      {"@COMMON@", kPageCommon}, {"@RANKS@", kPageRanks}, {"@TIMELINE@", kPageTimeline},
-      {"@SCRIPT@", kPageScript}};
+  const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@GROUPSECTION@", kPageGroupsHtml},
+                                    {"@LINKSECTION@", kPageLinksHtml},
+                                    {"@DATA@", data},
+                                    {"@CHARTJS@", kPageChartJs},
+                                    {"@COMMON@", kPageCommon},
+                                    {"@RANKS@", kPageRanks},
+                                    {"@LATTICE@", kPageLattice},
+                                    {"@SPACE@", kPageSpace},
+                                    {"@GROUPS@", kPageGroups},
+                                    {"@LINKS@", kPageLinks},
+                                    {"@TIMELINE@", kPageTimeline},
+                                    {"@SCRIPT@", kPageScript}};
   return fill_page(kPageHtml, marks);
 }
 
 std::string live_page() {
   const std::string head = page_head("Tandem live");
-  const std::vector<PageMark> marks{{"@HEAD@", head},          {"@CHARTJS@", kPageChartJs},
-                                    {"@COMMON@", kPageCommon}, {"@RANKS@", kPageRanks},
-                                    {"@GROUPS@", kPageGroups}, {"@SCRIPT@", kLiveScript}};
+  const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@GROUPSECTION@", kPageGroupsHtml},
+                                    {"@LINKSECTION@", kPageLinksHtml},
+                                    {"@CHARTJS@", kPageChartJs},
+                                    {"@COMMON@", kPageCommon},
+                                    {"@RANKS@", kPageRanks},
+                                    {"@LATTICE@", kPageLattice},
+                                    {"@SPACE@", kPageSpace},
+                                    {"@GROUPS@", kPageGroups},
+                                    {"@LINKS@", kPageLinks},
+                                    {"@SCRIPT@", kLiveScript}};
   return fill_page(kLiveHtml, marks);
 }
 

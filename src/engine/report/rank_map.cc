@@ -79,10 +79,6 @@ double share_of(const std::vector<RankRow>& columns, size_t phase) {
 
 }  // namespace
 
-Json rank_map(const std::string& dir) {
-  return rank_map(read_rank_records(dir + "/ranks"));
-}
-
 Json rank_map(std::span<const RankHistory> ranks) {
   std::vector<const RankHistory*> all;
   for (const RankHistory& history : ranks) all.push_back(&history);

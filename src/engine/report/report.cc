@@ -20,8 +20,8 @@ std::string inside_script(const std::string& json) {
 
 }  // namespace
 
-std::string write_report(const std::filesystem::path& dir) {
-  const report::Json data = report::collect(dir);
+std::string write_report(const std::filesystem::path& dir, const report::GoalReader& read_goal) {
+  const report::Json data = report::collect(dir, read_goal);
   replace_file(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
   replace_file(dir / "report.html", report_page(inside_script(dump(data))));
   return report::as_text(data.at("summary"));

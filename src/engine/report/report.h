@@ -11,6 +11,7 @@
 //                                    split/
 //   sample.txt                       generated text, any bytes
 //   trace.json                       trace of the run
+//   ranks/, config.toml              records of the ranks, and their layout
 //   split/{serial,overlapped}/       metrics.jsonl and trace.json of short runs on one link
 // Output files: report.html, summary.json.
 #pragma once
@@ -18,11 +19,14 @@
 #include <filesystem>
 #include <string>
 
+#include "engine/report/run_goal.h"
+
 namespace tandem {
 
 /// Writes the report and returns the tables as plain text. A missing file omits its section, which
 /// the report then names; an invalid one throws IoError naming the file and line. Throws IoError if
-/// metrics.jsonl is missing.
-std::string write_report(const std::filesystem::path& dir);
+/// metrics.jsonl is missing. `read_goal`: for the experts' ranks and the link of config.toml.
+std::string write_report(const std::filesystem::path& dir,
+                         const report::GoalReader& read_goal = {});
 
 }  // namespace tandem

@@ -15,6 +15,7 @@
 #include "core/version.h"
 #include "engine/report/load_map.h"
 #include "engine/report/rank_map.h"
+#include "engine/report/rank_state.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -55,6 +56,7 @@ struct Metrics {
   std::vector<double> aux_loss, imbalance;  // MoE only; of the layer with the fullest expert
   std::vector<double> last_imbalance;       // by layer, of the last step
   LoadMap load;
+  SentBytes sent;  // of the last step
 };
 
 // Missing numbers are NaN.
@@ -94,6 +96,7 @@ Metrics read_metrics(const fs::path& file) {
         metrics.load.add(metrics.step.back(),
                          row["expert_rows"].get<std::vector<std::vector<double>>>());
       }
+      metrics.sent.set(row);
       metrics.gemm_ms.push_back(number("gemm_ms"));
       metrics.compute_ms.push_back(number("compute_ms"));
       metrics.exposed_comm_ms.push_back(number("exposed_comm_ms"));
@@ -270,7 +273,7 @@ Json to_array(const std::vector<double>& values) {
 
 }  // namespace
 
-Json collect(const fs::path& dir) {
+Json collect(const fs::path& dir, const GoalReader& read_goal) {
   const Metrics metrics = read_metrics(dir / "metrics.jsonl");
   const auto run_text = read(dir / "run.json");
   const Json run = run_text ? parsed(*run_text, (dir / "run.json").string()) : Json::object();
@@ -326,6 +329,9 @@ Json collect(const fs::path& dir) {
     summary["sample"] = nullptr;
     omitted.push_back("sample (no sample.txt; tandem report --complete)");
   }
+  const std::vector<RankHistory> histories = read_rank_records((dir / "ranks").string());
+  RunGoal goal;
+  if (const auto config = read(dir / "config.toml"); config && read_goal) goal = read_goal(*config);
   summary["omitted"] = std::move(omitted);
   return {{"summary", std::move(summary)},
           {"series",
@@ -339,7 +345,8 @@ Json collect(const fs::path& dir) {
             {"expert_imbalance", to_array(metrics.imbalance)},
             {"tokens_per_s", to_array(metrics.tokens_per_s)}}},
           {"experts", metrics.load.empty() ? Json() : Json(metrics.load.json())},
-          {"ranks", rank_map(dir.string())},
+          {"ranks", rank_map(histories)},
+          {"groups", histories.empty() ? Json() : rank_state(histories, goal, metrics.sent)},
           {"timelines", std::move(timelines)}};
 }
 

@@ -9,7 +9,7 @@ const whatIf = (() => {
   const first = model.search(state.knobs)[0];
 
   const TERMS = [["compute", "gemm"], ["tp", "compute"], ["ep", "first"], ["pp", "soft"], ["dp", "transfer"],
-    ["bubble", "wait"], ["imbalance", "muted"], ["optimizer", "good"], ["fixed", "rest"], ["jitter", "line"]];
+    ["bubble", "wait"], ["imbalance", "muted"], ["optimizer", "good"], ["fixed", "rest"], ["jitter", "experts"]];
   const CHOICES = [["tp", "TP"], ["pp", "PP"], ["schedule", "Schedule"], ["vpp", "Stages per rank"], ["ep", "EP"], ["mbs", "Microbatch, sequences"],
     ["recompute", "Recomputation"], ["zero", "ZeRO stage"]];
 

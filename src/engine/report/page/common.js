@@ -86,10 +86,10 @@ const page = (() => {
   }
 
   // Colors a load by its ratio to an even share: below is blue, above is red, half and double
-  // equally strong.
-  function loadColors() {
+  // equally strong; an even share has the colour `middle`.
+  function loadColors(middle = "even") {
     const rgb = (name) => style(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
-    const even = rgb("even"), less = rgb("gemm"), more = rgb("wait");
+    const even = rgb(middle), less = rgb("gemm"), more = rgb("wait");
     return (load) => {
       const far = Math.max(-1, Math.min(1, Math.log2(Math.max(load, 1e-3)))), to = far < 0 ? less : more;
       return `rgb(${even.map((from, i) => Math.round(from + (to[i] - from) * Math.abs(far))).join(",")})`;

@@ -1,31 +1,29 @@
 
 "use strict";
-// Ranks by their coordinates: blocks of pipeline stages, columns of replicas, rows of
-// tensor-parallel ranks.
+// Ranks by their coordinates on a plane: blocks of pipeline stages, columns of replicas, rows of
+// tensor-parallel ranks. Also what the views of the ranks say in words: colours, the chosen rank, a
+// table.
 const groupMap = (() => {
-  const { $, show, number, grouped, style, loadColors, add } = page;
-  let data = null, grid = null, chosen = 0;
+  const { $, show, number, grouped, percent, style, add } = page;
+  const TABLE_ROWS = 50;
+  let grid = null, first = 0;
 
-  // Rank by coordinates, and the blocks' position on the canvas.
-  function arrange(ranks, width) {
-    const of = (key) => ranks[key].reduce((most, value) => Math.max(most, value), 0) + 1;
-    const tp = of("tp"), dp = of("dp"), pp = of("pp"), gap = 6;
+  // The blocks' position on the canvas.
+  function arrange(width) {
+    const { tp, dp, pp } = lattice.size, gap = 6;
     const perLine = Math.max(1, Math.min(pp, Math.floor((width + gap) / (dp * 3 + gap))));
     const columns = Math.ceil(pp / Math.ceil(pp / perLine));
     const cell = Math.max(2, Math.min(28, Math.floor((width - gap * (columns - 1)) / columns / dp)));
-    const index = new Map();
-    ranks.tp.forEach((t, rank) => index.set((ranks.pp[rank] * dp + ranks.dp[rank]) * tp + t, rank));
     const height = Math.max(2, Math.min(cell, 28));
-    return { tp, dp, pp, gap, columns, cell, height, index,
+    return { gap, columns, cell, height, tp, dp, pp,
       x: (p, d) => (p % columns) * (dp * cell + gap) + d * cell,
-      y: (p, t) => Math.floor(p / columns) * (tp * height + gap) + t * height,
-      rank: (p, d, t) => index.get((p * dp + d) * tp + t) };
+      y: (p, t) => Math.floor(p / columns) * (tp * height + gap) + t * height };
   }
 
   function paint() {
-    const { ranks } = data, canvas = $("groups-map"), color = loadColors();
+    const { data, chosen } = lattice, { ranks } = data, canvas = $("groups-map"), colors = lattice.coloring();
     const width = Math.max(120, canvas.parentElement.clientWidth - 40), ratio = Math.min(2, devicePixelRatio || 1);
-    grid = arrange(ranks, width);
+    grid = arrange(width);
     const high = grid.y(grid.pp - 1, grid.tp - 1) + grid.height + 2, wide = grid.x(grid.columns - 1, grid.dp - 1) + grid.cell + 2;
     canvas.width = wide * ratio;
     canvas.height = high * ratio;
@@ -35,9 +33,8 @@ const groupMap = (() => {
     context.scale(ratio, ratio);
     const box = (rank) => [grid.x(ranks.pp[rank], ranks.dp[rank]) + 1, grid.y(ranks.pp[rank], ranks.tp[rank]) + 1];
     const inset = grid.cell > 4 ? 1 : 0;
-    const shade = (value) => color(value ** 3.1);
-    ranks.work.forEach((work, rank) => {
-      context.fillStyle = shade(work);
+    ranks.work.forEach((_, rank) => {
+      context.fillStyle = colors.of(rank);
       context.fillRect(...box(rank), grid.cell - inset, grid.height - inset);
     });
     context.lineWidth = grid.cell > 6 ? 2 : 1;
@@ -48,41 +45,72 @@ const groupMap = (() => {
         context.strokeRect(x - 0.5, y - 0.5, grid.cell - inset + 1, grid.height - inset + 1);
       }
     };
-    const groups = groupsOf(chosen);
-    outline(groups.pp, "first");
-    outline(groups.dp, "transfer");
-    outline(groups.tp, "gemm");
+    const groups = lattice.groups(chosen);
+    for (const axis of ["pp", "dp", "ep", "tp"]) outline(groups[axis], Object.fromEntries(lattice.AXES)[axis]);
     outline([chosen], "ink");
     const legend = $("groups-legend");
     legend.replaceChildren();
-    add(legend, "b", "own work over the median of the stage");
-    add(legend, "span", "0.8×");
-    add(legend, "i").style.background = `linear-gradient(90deg, ${[0.8, 1, 1.25].map(shade).join(", ")})`;
-    add(legend, "span", "1.25×");
-  }
-
-  // Ranks that differ from this one on one axis only.
-  function groupsOf(rank) {
-    const { ranks } = data, [t, d, p] = [ranks.tp[rank], ranks.dp[rank], ranks.pp[rank]];
-    const along = (count, find) => Array.from({ length: count }, (_, i) => find(i)).filter((other) => other != null && other !== rank);
-    return { tp: along(grid.tp, (i) => grid.rank(p, d, i)), dp: along(grid.dp, (i) => grid.rank(p, i, t)),
-      pp: along(grid.pp, (i) => grid.rank(i, d, t)) };
+    add(legend, "b", colors.text);
+    add(legend, "span", colors.ends[0]);
+    add(legend, "i").style.background = `linear-gradient(90deg, ${colors.marks.join(", ")})`;
+    add(legend, "span", colors.ends[1]);
   }
 
   function describe() {
-    const { ranks, hosts, phases } = data, groups = groupsOf(chosen);
-    const names = (members) => members.map((member) => ranks.rank[member]);
-    const list = (shown, members = names(shown)) => members.length > 12 ? `${members.slice(0, 12).join(", ")}, … (${members.length})` : members.join(", ") || "none";
-    $("groups-rank").textContent = `rank ${ranks.rank[chosen]}: tp ${ranks.tp[chosen]}, dp ${ranks.dp[chosen]}, pp ${ranks.pp[chosen]}, ` +
-      `host ${hosts[ranks.host[chosen]]}; step ${grouped(ranks.step[chosen])}, own work ${number(ranks.work[chosen], 2)}× its stage's median` +
-      `${ranks.work[chosen] > 1.02 ? `, longest over it in ${phases[ranks.phase[chosen]]}` : ""}. Shares layers with ${list(groups.tp)}; replicas ${list(groups.dp)}; stages ${list(groups.pp)}.`;
+    $("groups-rank").textContent = lattice.sentence();
+    $("rank-name").textContent = `Rank ${grouped(lattice.data.ranks.rank[lattice.chosen])}`;
+    const facts = $("rank-facts");
+    facts.replaceChildren();
+    for (const [name, value] of lattice.facts()) {
+      add(facts, "dt", name);
+      add(facts, "dd", value);
+    }
   }
 
-  function choose(rank) {
-    if (rank == null) return;
-    chosen = rank;
-    paint();
-    describe();
+  function axesLegend() {
+    const legend = $("axes-legend"), names = { tp: "shares layers (TP)", ep: "other experts (EP)", dp: "replicas (DP)", pp: "stages (PP)" };
+    legend.replaceChildren();
+    for (const [axis, color] of lattice.AXES) {
+      if (lattice.size[axis] < 2) continue;
+      const item = add(legend, "span");
+      add(item, "i").style.background = style(color);
+      item.append(names[axis]);
+    }
+  }
+
+  function select() {
+    const list = $("groups-view"), choices = lattice.choices();
+    if ([...list.options].map(({ text }) => text).join() === choices.map(([, name]) => name).join()) return;
+    list.replaceChildren();
+    choices.forEach(([phase, name]) => { add(list, "option", name).value = phase ?? ""; });
+    list.value = lattice.shown ?? "";
+  }
+
+  // All ranks as a table, some rows at a time, if it is open.
+  function table() {
+    if (!$("ranks-table-box").open) return;
+    const { ranks, phases } = lattice.data, order = ranks.rank.map((_, rank) => rank), body = $("ranks-table"), count = order.length;
+    if ($("ranks-order").value === "work") order.sort((a, b) => ranks.work[b] - ranks.work[a]);
+    first = Math.max(0, Math.min(first, TABLE_ROWS * Math.floor((count - 1) / TABLE_ROWS)));
+    const active = document.activeElement?.closest?.("#ranks-table") ? document.activeElement.textContent : null;
+    body.replaceChildren();
+    const head = add(add(body, "thead"), "tr");
+    for (const text of ["rank", "coordinates", "host", "own work", "longest over its stage", "waits", "last step", ...lattice.hasEvents ? ["faults"] : []]) add(head, "th", text).scope = "col";
+    const rows = add(body, "tbody");
+    for (const rank of order.slice(first, first + TABLE_ROWS)) {
+      const row = add(rows, "tr", null, rank === lattice.chosen ? "best" : ""), button = add(add(row, "td"), "button", ranks.rank[rank], "link");
+      button.type = "button";
+      button.setAttribute("aria-label", `Choose rank ${ranks.rank[rank]}`);
+      button.setAttribute("aria-pressed", rank === lattice.chosen);
+      button.addEventListener("click", () => lattice.choose(rank));
+      const waits = phases.reduce((sum, _, phase) => sum + (lattice.isWait(phase) ? lattice.share(phase, rank) : 0), 0);
+      for (const text of [lattice.coordinates(rank), lattice.host(rank), `${number(ranks.work[rank], 2)}×`, ranks.work[rank] > 1.02 ? phases[ranks.phase[rank]] : "–",
+        percent(waits, 1), grouped(ranks.step[rank]), ...lattice.hasEvents ? [lattice.eventsOf(rank).length || "–"] : []]) add(row, "td", text);
+      if (active === button.textContent) button.focus();
+    }
+    $("ranks-shown").textContent = `${first + 1} to ${Math.min(count, first + TABLE_ROWS)} of ${grouped(count)}`;
+    $("ranks-before").disabled = first === 0;
+    $("ranks-after").disabled = first + TABLE_ROWS >= count;
   }
 
   function listen() {
@@ -92,31 +120,31 @@ const groupMap = (() => {
       const column = Math.floor(x / (grid.dp * grid.cell + grid.gap)), line = Math.floor(y / (grid.tp * grid.height + grid.gap));
       const d = Math.floor((x - column * (grid.dp * grid.cell + grid.gap)) / grid.cell);
       const t = Math.floor((y - line * (grid.tp * grid.height + grid.gap)) / grid.height);
-      if (column < grid.columns && d >= 0 && d < grid.dp && t >= 0 && t < grid.tp) choose(grid.rank(line * grid.columns + column, d, t));
+      if (column < grid.columns && d >= 0 && d < grid.dp && t >= 0 && t < grid.tp) lattice.choose(lattice.at(line * grid.columns + column, d, t));
     });
     canvas.addEventListener("keydown", (event) => {
-      const moves = { ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, -1, 0], ArrowDown: [0, 1, 0],
-        PageUp: [0, 0, -1], PageDown: [0, 0, 1] };
-      const move = moves[event.key];
-      if (!move) return;
-      event.preventDefault();
-      const { ranks } = data, keep = (value, count) => Math.max(0, Math.min(count - 1, value));
-      choose(grid.rank(keep(ranks.pp[chosen] + move[2], grid.pp), keep(ranks.dp[chosen] + move[0], grid.dp),
-        keep(ranks.tp[chosen] + move[1], grid.tp)));
+      if (lattice.move(event.key)) event.preventDefault();
     });
-    new ResizeObserver(() => requestAnimationFrame(() => { if (data) paint(); })).observe(canvas.parentElement);
+    $("groups-view").addEventListener("change", ({ target }) => lattice.show(target.value === "" ? null : Number(target.value)));
+    $("ranks-table-box").addEventListener("toggle", table);
+    $("ranks-order").addEventListener("change", () => { first = 0; table(); });
+    $("ranks-before").addEventListener("click", () => { first -= TABLE_ROWS; table(); });
+    $("ranks-after").addEventListener("click", () => { first += TABLE_ROWS; table(); });
+    lattice.onChange(() => { paint(); describe(); table(); });
+    new ResizeObserver(() => requestAnimationFrame(paint)).observe(canvas.parentElement);
   }
 
-  // Draws other ranks, or the same again.
-  function draw(next) {
-    if (!next.ranks.tp.length) return;
-    const isFirst = !data;
-    data = next;
-    chosen = Math.min(chosen, data.ranks.tp.length - 1);
+  let isReady = false;
+  // Draws the lattice's ranks.
+  function draw() {
     show("groups");
-    if (isFirst) listen();
+    if (!isReady) listen();
+    isReady = true;
+    select();
+    axesLegend();
     paint();
     describe();
+    table();
   }
 
   return { draw };

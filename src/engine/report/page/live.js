@@ -95,6 +95,24 @@
     }
   }
 
+  // Says in a sentence why a section is not there.
+  function missing() {
+    const list = [], isForeign = state.problems.some((problem) => problem.includes(".records"));
+    if (!state.series.step.length) list.push("Curves and figures: no step has finished yet. They begin with the first line of metrics.jsonl.");
+    if (!ranks?.ranks.rank.length) {
+      list.push(isForeign ? "Ranks and links: files in ranks/ are damaged or not records of ranks that this version reads; the top of the page names them."
+        : "Ranks and links: no records yet. Ranks write them to ranks/ within a second of a step, unless the job sets trace.ranks = false.");
+    } else if (!ranks.map) {
+      list.push("Ranks over the steps: no step has records of all ranks yet.");
+    }
+    if (!state.events.length) {
+      list.push("Faults and recoveries: none so far. Lost ranks are replaced only under tandem launch, with --spares or --restarts; without them a lost rank ends the run.");
+    }
+    $("missing").hidden = !list.length;
+    $("missing-list").replaceChildren();
+    for (const text of list) add($("missing-list"), "li", text);
+  }
+
   function draw() {
     for (const old of charts.splice(0)) old.destroy();
     if (!state) return;
@@ -102,6 +120,7 @@
     figures();
     selfCheck();
     events();
+    missing();
     if (state.series.step.length) {
       const { step, tokens_per_s: speed, mfu, grad_norm: norm, lr, step_ms: ms, memory_bytes: memory } = state.series;
       lossChart();
@@ -117,7 +136,11 @@
     }
     if (!ranks) return;
     rankMap.draw(ranks.map);
-    groupMap.draw(ranks);
+    if (lattice.set(ranks, state.events)) {
+      groupMap.draw();
+      rankSpace.draw();
+      linkTables.draw();
+    }
   }
 
   // Loads the ranks if there are newer ones, one request at a time.

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { summary, series, experts, ranks, timelines } = data;
+  const { summary, series, experts, ranks, groups, timelines } = data;
   const { $, style, show, number, grouped, short, percent, bytes, add, tip, smooth, charts, chart, axis, options, legend,
     curve, pairChart, loadColors } = page;
 
@@ -17,7 +17,8 @@
       add(meta, "code", run.command);
     }
     $("versions").textContent = `Made by tandem ${run.version} (${run.commit}). All charts and data are inside this file.`;
-    if (summary.omitted.length) $("omitted").textContent = `Not shown: ${summary.omitted.join("; ")}.`;
+    const omitted = [...summary.omitted, ...groups ? [] : ["ranks and links (no records in ranks/: trace.ranks was off, or they were removed)"]];
+    if (omitted.length) $("omitted").textContent = `Not shown: ${omitted.join("; ")}.`;
   }
 
   function figure(value, unit, name, detail) {
@@ -273,6 +274,11 @@
     expertChart();
     expertMaps();
     rankMap.draw(ranks);
+    if (groups && lattice.set(groups)) {
+      groupMap.draw();
+      rankSpace.draw();
+      linkTables.draw();
+    }
     optimizerChart();
   }
 

@@ -1,0 +1,24 @@
+// End, layout and link of a run, from its configuration, for its pages.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace tandem::report {
+
+/// End of a run: after seconds or tokens if they are not 0, else after steps.
+struct RunGoal {
+  int64_t steps = 0, tokens = 0;
+  double seconds = 0;
+  std::string layout;  ///< "tp 2 dp 4"
+  int ep = 1;          ///< ranks of a data-parallel group that share a copy of the experts
+  /// parallel.link; 0: none.
+  double link_bytes_per_s = 0, link_latency_s = 0;
+
+  bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
+};
+/// Reads the goal from a run's configuration. Throws Error.
+using GoalReader = std::function<RunGoal(const std::string& config)>;
+
+}  // namespace tandem::report

@@ -1,0 +1,21 @@
+// Bytes that ranks send along the axes of parallelism, from a run's metrics.jsonl.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace tandem::report {
+
+class SentBytes {
+ public:
+  /// Takes the counts of a step in the stead of those before.
+  void set(const nlohmann::ordered_json& row);
+  /// {"tp", "ep", "dp", "pp"}: bytes of a rank in a step, mean of `ranks`; null if not counted.
+  nlohmann::ordered_json json(size_t ranks) const;
+
+ private:
+  std::map<std::string, double> bytes_;  // of all ranks, by axis
+};
+
+}  // namespace tandem::report

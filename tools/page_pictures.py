@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""page_pictures.py TANDEM [FOLDER]: pictures of the live page, the report and the planner's page with made-up runs
+of 4, 64 and 4,096 ranks: light, dark, and dark on a phone. Without FOLDER those of the guides, docs/pages/. Needs
+chromium and NumPy."""
+import base64
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE + "/../tests/cli")
+sys.dont_write_bytecode = True
+from browser import Browser  # noqa: E402
+from live_server import Server  # noqa: E402
+from recorded_run import write_recorded  # noqa: E402
+
+SIZES = {4: (2, 2, 1, 1), 64: (4, 8, 2, 4), 4096: (8, 64, 8, 8)}
+MODES = {"light": (1120, False), "dark": (1120, True), "phone": (390, True)}
+COLORS = 96
+# Pages, and from which to which section they are shown.
+PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None)}
+IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("live", 4, "phone"), ("report", 4096, "light"), ("report", 64, "phone"),
+             ("plan", 64, "light"), ("plan", 4096, "dark"), ("plan", 4, "phone")}
+MODEL = {"vocab": 32768, "hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn": 28672, "max_seq": 4096}
+
+
+def write_plan(tandem, folder, gpus):
+    """Address of the planner's page for a model that fits that many GPUs."""
+    model = MODEL if gpus > 4 else MODEL | {"hidden": 4096, "layers": 32, "heads": 32, "ffn": 11008}
+    with open(folder + "/job.toml", "w") as file:
+        file.write("[model]\n" + "".join(f"{key} = {value}\n" for key, value in model.items()) +
+                   f"[train]\nbatch = {max(64, 2 * gpus)}\nseq = 4096\n[data]\npaths = [\"x\"]\n")
+    with open(folder + "/hardware.toml", "w") as file:
+        file.write('gpu = "H100"\ngpus_per_host = 8\nmemory_gib = 80\n[link]\nhost = 450\nnetwork = 50\n')
+    subprocess.run([tandem, "plan", "job.toml", "--gpus", str(gpus), "--hardware", "hardware.toml", "--accuracy", "lossless", "--out", "planned.toml",
+                    "--page", f"plan-{gpus}.html"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return f"file://{folder}/plan-{gpus}.html"
+
+
+def choose(browser, is_focused):
+    """The slowest rank, perhaps with its groups only."""
+    browser.value("lattice.choose(lattice.data.ranks.work.indexOf(Math.max(...lattice.data.ranks.work))); "
+                  f"lattice.focus({'true' if is_focused else 'false'}); rankSpace.paint()")
+
+
+def capture(browser, first, last):
+    """Pixels [height, width, 3] from the top of one section to the end of another, or of the page."""
+    box = browser.value(f"""(() => {{ const top = {f"document.getElementById('{first}').getBoundingClientRect().top + scrollY - 8" if first else 0};
+        const end = {f"document.getElementById('{last}').getBoundingClientRect().bottom + scrollY + 8" if last else "document.documentElement.scrollHeight"};
+        return {{ x: 0, y: top, width: document.documentElement.clientWidth, height: end - top, scale: 1 }}; }})()""")
+    image = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=box)["data"]
+    size, pixels = browser.call("Runtime.evaluate", awaitPromise=True, returnByValue=True, expression=f"""(async () => {{
+        const image = new Image();
+        image.src = "data:image/png;base64,{image}";
+        await image.decode();
+        const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext("2d");
+        context.drawImage(image, 0, 0);
+        const bytes = context.getImageData(0, 0, image.width, image.height).data;
+        let text = "";
+        for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+        return [[image.height, image.width, 4], btoa(text)]; }})()""")["result"]["value"]
+    return np.frombuffer(base64.b64decode(pixels), np.uint8).reshape(size)[:, :, :3]
+
+
+def write_png(path, pixels):
+    """With the most frequent colours and, of the others, those that differ most from them; all become the nearest of these."""
+    height, width, _ = pixels.shape
+    found, inverse, counts = np.unique(pixels.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32), return_inverse=True, return_counts=True)
+
+    def split(values):
+        return np.stack([values >> 16, values >> 8 & 255, values & 255], 1).astype(int)
+    order = np.argsort(-counts)
+    colors, weights = split(found[order]), np.sqrt(counts[order])
+    chosen = list(range(min(len(colors), COLORS // 3)))
+    far = np.min([((colors - colors[i]) ** 2).sum(1) for i in chosen], 0)
+    while len(chosen) < COLORS and far.any():
+        chosen.append(int(np.argmax(far * weights)))
+        far = np.minimum(far, ((colors - colors[chosen[-1]]) ** 2).sum(1))
+    palette = colors[chosen]
+    nearest = np.concatenate([((split(block)[:, None] - palette[None]) ** 2).sum(2).argmin(1)
+                              for block in np.array_split(found, 1 + len(found) // 4096)]).astype(np.uint8)
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), nearest[inverse].reshape(height, width)], 1)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    with open(path, "wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)) +
+                   chunk(b"PLTE", palette.astype(np.uint8).tobytes()) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + chunk(b"IEND", b""))
+
+
+def main():
+    tandem = Server.program = os.path.abspath(sys.argv[1])
+    target = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else HERE + "/../docs/pages")
+    wanted = [(page, size, mode) for page in PAGES for size in SIZES for mode in MODES if len(sys.argv) > 2 or (page, size, mode) in IN_GUIDES]
+    os.makedirs(target, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="tandem-pictures-")
+    browser = Browser(folder + "/profile")
+    try:
+        os.chdir(folder)
+        for size in sorted({size for _, size, _ in wanted}):
+            run = write_recorded(f"run-{size}", *SIZES[size])
+            subprocess.run([tandem, "report", run.folder], check=True, stdout=subprocess.DEVNULL)
+            server = Server(run.folder)
+            addresses = {"live": server.url, "report": f"file://{folder}/{run.folder}/report.html", "plan": write_plan(tandem, folder, size)}
+            for page, _, mode in [picture for picture in wanted if picture[1] == size]:
+                width, dark = MODES[mode]
+                browser.problems.clear()
+                browser.open("about:blank", width)
+                browser.open(addresses[page], width, dark=dark)
+                if page == "plan":
+                    browser.await_true("typeof whatIf === 'object' && whatIf.state.found.length > 0")
+                else:
+                    browser.await_true("document.getElementById('space-map')?.dataset.frameMs && lattice.data")
+                    choose(browser, size < 4096)
+                time.sleep(0.5)
+                path = f"{target}/{page}-{size}-{mode}.png"
+                write_png(path, capture(browser, *PAGES[page]))
+                print(f"{os.path.getsize(path) / 1e3:6.1f} kB {path}")
+                if browser.problems:
+                    raise RuntimeError(f"{path}: {browser.problems}")
+            server.stop()
+    finally:
+        browser.close()
+        for process in Server.started:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+main()
