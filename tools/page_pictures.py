@@ -50,12 +50,22 @@ def choose(browser, is_focused):
                   f"lattice.focus({'true' if is_focused else 'false'}); rankSpace.paint()")
 
 
+def await_charts(browser, width):
+    """Makes the window as high as the page, which draws its charts again, and waits for them."""
+    for _ in range(2):  # without its scroll bar the page may have another height
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=browser.value("document.documentElement.scrollHeight"),
+                     deviceScaleFactor=1, mobile=width < 600)
+        time.sleep(0.5)
+    browser.await_true("""[...document.querySelectorAll("section:not([hidden]) canvas")].every((canvas) => canvas.width &&
+        canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value))""")
+
+
 def capture(browser, first, last):
     """Pixels [height, width, 3] from the top of one section to the end of another, or of the page."""
     box = browser.value(f"""(() => {{ const top = {f"document.getElementById('{first}').getBoundingClientRect().top + scrollY - 8" if first else 0};
         const end = {f"document.getElementById('{last}').getBoundingClientRect().bottom + scrollY + 8" if last else "document.documentElement.scrollHeight"};
         return {{ x: 0, y: top, width: document.documentElement.clientWidth, height: end - top, scale: 1 }}; }})()""")
-    image = browser.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=box)["data"]
+    image = browser.call("Page.captureScreenshot", format="png", clip=box)["data"]
     size, pixels = browser.call("Runtime.evaluate", awaitPromise=True, returnByValue=True, expression=f"""(async () => {{
         const image = new Image();
         image.src = "data:image/png;base64,{image}";
@@ -119,7 +129,7 @@ def main():
                 else:
                     browser.await_true("document.getElementById('space-map')?.dataset.frameMs && lattice.data")
                     choose(browser, size < 4096)
-                time.sleep(0.5)
+                await_charts(browser, width)
                 path = f"{target}/{page}-{size}-{mode}.png"
                 write_png(path, capture(browser, *PAGES[page]))
                 print(f"{os.path.getsize(path) / 1e3:6.1f} kB {path}")

@@ -6,7 +6,7 @@
 const groupMap = (() => {
   const { $, show, number, grouped, percent, style, add } = page;
   const TABLE_ROWS = 50;
-  let grid = null, first = 0;
+  let grid = null, first = 0, spoken = null;
 
   // The blocks' position on the canvas.
   function arrange(width) {
@@ -57,7 +57,12 @@ const groupMap = (() => {
   }
 
   function describe() {
-    $("groups-rank").textContent = lattice.sentence();
+    const text = lattice.sentence(), note = $("groups-rank");
+    if (note.textContent !== text) {  // read out if another rank is chosen, not with every step
+      note.setAttribute("aria-live", spoken === lattice.chosen ? "off" : "polite");
+      spoken = lattice.chosen;
+      note.textContent = text;
+    }
     $("rank-name").textContent = `Rank ${grouped(lattice.data.ranks.rank[lattice.chosen])}`;
     const facts = $("rank-facts");
     facts.replaceChildren();
@@ -144,7 +149,7 @@ const groupMap = (() => {
     axesLegend();
     paint();
     describe();
-    table();
+    if (!document.activeElement?.closest("#ranks-table")) table();  // rows stay under a reader
   }
 
   return { draw };

@@ -93,7 +93,7 @@ const linkTables = (() => {
   let isReady = false, drawn = null;
   // Draws the links of the lattice's ranks.
   function draw() {
-    if (drawn === lattice.data) return;
+    if (drawn === lattice.data || (drawn && document.activeElement?.closest("#links"))) return;  // rows stay under a reader
     drawn = lattice.data;
     const rows = axes(), names = rows.map(({ name }) => name);
     show("links");
