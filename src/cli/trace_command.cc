@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -13,13 +15,14 @@
 #include "engine/report/layer.h"
 #include "engine/report/timeline_svg.h"
 #include "engine/report/trace_times.h"
+#include "observe/trace_merge.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
 namespace {
 
 struct TraceOptions {
-  std::string file, svg;
+  std::string file, svg, merged, steps;
   PictureOptions picture;
   bool all = false;
 };
@@ -30,12 +33,54 @@ std::string title_of(std::string title, int64_t step, bool layer) {
   return layer ? title + ", second layer, forward pass" : title;
 }
 
+/// "FIRST:LAST" or "STEP".
+StepRange parse_steps(const std::string& text) {
+  StepRange range;
+  if (text.empty()) return range;
+  const size_t colon = std::min(text.find(':'), text.size());
+  const auto read = [&](size_t begin, size_t end, int64_t& value) {
+    const auto parsed = std::from_chars(text.data() + begin, text.data() + end, value);
+    if (parsed.ec == std::errc() && parsed.ptr == text.data() + end && value >= 0) return;
+    throw InvalidArgument(
+        fmt::format("--steps {}: expected FIRST:LAST or one step", printable(text)));
+  };
+  read(0, colon, range.first);
+  range.last = range.first;
+  if (colon < text.size()) read(colon + 1, text.size(), range.last);
+  if (range.last < range.first) {
+    throw InvalidArgument(
+        fmt::format("--steps {}: expected a last step after the first", printable(text)));
+  }
+  return range;
+}
+
+/// Merges the events of all ranks in OUT/trace.
+void merge(const TraceOptions& options) {
+  const StepRange steps = parse_steps(options.steps);
+  const std::string inside = options.file + "/trace";
+  const std::string folder = path_exists(inside) ? inside : options.file;
+  now_doing("merging " + folder);
+  const MergedFile merged = write_merged_trace(folder, steps, options.merged);
+  fmt::print(
+      "Wrote {}: {} events and {} arrows of {} ranks, steps {} to {}, clocks within {} us{}\n",
+      single_line(options.merged), merged.trace.events, merged.arrows, merged.trace.ranks,
+      merged.trace.first_step, merged.trace.last_step, microseconds(merged.trace.clock_bound),
+      merged.trace.dropped == 0
+          ? ""
+          : fmt::format("; {} events were not recorded", merged.trace.dropped));
+}
+
 // Rejects a folder or a missing file, with a suggestion.
 void check_file(const std::filesystem::path& file) {
   std::error_code unknown;  // reported by the later read
   const bool folder = std::filesystem::is_directory(file, unknown);
   if (!folder && path_exists(file)) return;
   const std::filesystem::path inside = file / "trace.json";
+  if (folder && !path_exists(inside) && path_exists(file / "trace")) {
+    throw InvalidArgument(
+        fmt::format("trace {}: a folder: expected a file: tandem trace {} --merge FILE",
+                    file.string(), shell_quote(file.string())));
+  }
   throw IoError(fmt::format(
       "trace {}: {}: expected {}", file.string(), folder ? "a folder" : "no such file",
       folder && path_exists(inside)
@@ -79,8 +124,14 @@ void add_trace(CLI::App& app) {
   auto options = std::make_shared<TraceOptions>();
   command
       ->add_option("FILE", options->file,
-                   "trace.json of `tandem train`, or what `tandem bench --timeline` wrote")
+                   "trace.json of `tandem train`, or what `tandem bench --timeline` wrote; with "
+                   "--merge: --out of a run")
       ->required();
+  auto* const merged = command->add_option(
+      "--merge", options->merged,
+      "Instead of a picture: write one trace of all ranks and steps of the run FILE, recorded with "
+      "trace.stream_mib, as JSON for ui.perfetto.dev");
+  command->add_option("--steps", options->steps, "Only these, FIRST:LAST or one")->needs(merged);
   command->add_option("--svg", options->svg, "The picture (default: FILE with the ending .svg)");
   command->add_option("--title", options->picture.title,
                       "What stands above it (default: FILE and what of it is shown)");
@@ -98,8 +149,10 @@ void add_trace(CLI::App& app) {
       "  tandem train configs/tiny.toml --tp 2 --out out/shown --set trace.enabled=true\n"
       "  tandem trace out/shown/trace.json                         writes out/shown/trace.svg\n"
       "  tandem bench gemm_rs --ranks 4 --m 1024 --link 400MB/s,30us --timeline rs.json\n"
-      "  tandem trace rs.json --title \"GEMM+RS\"                    writes rs.svg");
-  command->callback([options] { draw(*options); });
+      "  tandem trace rs.json --title \"GEMM+RS\"                    writes rs.svg\n"
+      "  tandem train configs/tiny.toml --tp 2 --out out/shown --set trace.stream_mib=64\n"
+      "  tandem trace out/shown --merge all.json --steps 20:40");
+  command->callback([options] { options->merged.empty() ? draw(*options) : merge(*options); });
 }
 
 }  // namespace tandem::cli

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <exception>
 
+#include "comm/flow_spans.h"
+
 namespace tandem::collectives {
 namespace {
 
@@ -68,7 +70,7 @@ Call::Call(Communicator& comm, const Args& args, const Uses& uses)
       errors_(std::uncaught_exceptions()),
       on_card_(comm, name_),
       names_{uses.written.name, uses.read.name, uses.residual.name},
-      span_(SpanKind::wait, name_) {
+      span_(SpanKind::wait, name_, -1, collective_call(comm)) {
   if (space_.reach == Reach::no_addresses) return;
   const std::array operands{&uses.written, &uses.read, &uses.residual};
   for (size_t i = 0; i < operands.size(); ++i) {

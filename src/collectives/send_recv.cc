@@ -6,6 +6,7 @@
 
 #include "collectives/call.h"
 #include "collectives/gpu.h"
+#include "comm/flow_spans.h"
 #include "core/operands.h"
 
 namespace tandem {
@@ -53,10 +54,11 @@ void send(Communicator& comm, const Tensor& data, int peer) {
   if (gpu::is_gpu(comm)) return gpu::send(comm, data, peer);
   require_contiguous("send", "data", data);
   require_peer("send", comm, peer);
-  const ScopedSpan span(SpanKind::wait, "send", -1, peer);
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& sent = space.at(Stream::pair, peer).sent;
+  const ScopedSpan span(SpanKind::wait, "send", -1,
+                        pair_message(comm, FlowRole::send, peer, int64_t(sent)));
   ChunkGuard guard(space.progress);
   const int signal = layout.arrived(Stream::pair, comm.rank());
   MessageHeader header{data.dtype(), data.elements()};
@@ -86,10 +88,11 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   if (gpu::is_gpu(comm)) return gpu::recv(comm, data, peer);
   require_contiguous("recv", "data", data);
   require_peer("recv", comm, peer);
-  const ScopedSpan span(SpanKind::wait, "recv", -1, peer);
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& received = space.at(Stream::pair, peer).received;
+  const ScopedSpan span(SpanKind::wait, "recv", -1,
+                        pair_message(comm, FlowRole::receive, peer, int64_t(received)));
   ChunkGuard guard(space.progress);
   const MessageHeader expected{data.dtype(), data.elements()};
   MessageHeader header = expected;

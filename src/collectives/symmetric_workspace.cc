@@ -1,5 +1,6 @@
 #include "collectives/symmetric_workspace.h"
 
+#include "comm/flow_spans.h"
 #include "comm/workspace.h"
 #include "observe/recorder.h"
 
@@ -17,7 +18,8 @@ OverlapWorkspace::OverlapWorkspace(Communicator& comm, std::string_view op, size
       shared_bytes_(aligned(shared_bytes)),
       private_bytes_(aligned(private_bytes)),
       buffer_(comm.allocate(2 * shared_bytes_, signals)),
-      private_(2 * private_bytes_) {}
+      private_(2 * private_bytes_),
+      stream_(make_flow_stream(comm)) {}
 
 OverlapWorkspace::~OverlapWorkspace() {
   try {
@@ -29,12 +31,14 @@ OverlapWorkspace::~OverlapWorkspace() {
 
 void OverlapWorkspace::put(int peer, size_t offset, const void* source, size_t bytes, int signal) {
   comm_.workspace().bytes_sent += bytes;
+  const ScopedSend span(comm_, op_.data(), -1, peer, stream_, message(signal));
   comm_.put(peer, *buffer_, shared_offset() + offset, source, bytes, signal, epoch_);
 }
 
 void OverlapWorkspace::await(int signal, int peer, int64_t tile) {
   if (has(signal)) return;
-  const ScopedSpan span(SpanKind::wait, op_.data(), int(tile), peer);
+  const ScopedSpan span(SpanKind::wait, op_.data(), int(tile),
+                        receive_from(comm_, peer, stream_, message(signal)));
   comm_.wait(*buffer_, signal, epoch_, {op_, peer, tile});
 }
 

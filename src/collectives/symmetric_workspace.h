@@ -56,6 +56,9 @@ class OverlapWorkspace {
   std::shared_ptr<SymmetricBuffer> buffer_;
   Memory private_;
   uint64_t epoch_ = 0;
+  const uint32_t stream_;  // for arrows of a trace
+
+  int64_t message(int signal) const { return int64_t(epoch_) << 24 | signal; }
 };
 
 }  // namespace tandem

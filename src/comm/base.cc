@@ -34,6 +34,13 @@ SlotHeader header_at(const std::byte* slot) {
   return header;
 }
 
+/// FNV-1a.
+uint32_t hash_name(std::string_view name) {
+  uint32_t hash = 2166136261u;
+  for (const char c : name) hash = (hash ^ uint8_t(c)) * 16777619u;
+  return hash;
+}
+
 std::string_view what_of(const SlotHeader& header) {
   return {header.what, strnlen(header.what, sizeof header.what)};
 }
@@ -99,7 +106,8 @@ std::unique_ptr<Communicator> BaseCommunicator::split(int color, int key) {
   std::vector<int> members;
   for (const auto& [unused, r] : order) members.push_back(r);
   const auto me = std::find(members.begin(), members.end(), rank_);
-  return do_group(fmt::format("split {} {}", splits_++, color), members, int(me - members.begin()));
+  return make_member(fmt::format("split {} {}", splits_++, color), members,
+                     int(me - members.begin()));
 }
 
 std::unique_ptr<Communicator> BaseCommunicator::group(std::string_view name,
@@ -112,7 +120,23 @@ std::unique_ptr<Communicator> BaseCommunicator::group(std::string_view name,
                     name, rank_, fmt::join(members, ", "), size_ - 1));
   }
   const int made = groups_made_[fmt::format("{} {}", name, fmt::join(members, " "))]++;
-  return do_group(fmt::format("{} {}", name, made), members, int(me - members.begin()));
+  return make_member(fmt::format("{} {}", name, made), members, int(me - members.begin()));
+}
+
+std::unique_ptr<Communicator> BaseCommunicator::make_member(const std::string& name,
+                                                            const std::vector<int>& members,
+                                                            int index) {
+  auto made = do_group(name, members, index);
+  if (auto* const base = dynamic_cast<BaseCommunicator*>(made.get())) {
+    for (const int member : members) base->world_ranks_.push_back(world_rank(member));
+    base->trace_id_ =
+        hash_name(fmt::format("{} {} {}", trace_id_, name, fmt::join(base->world_ranks_, " ")));
+  }
+  return made;
+}
+
+uint32_t BaseCommunicator::next_stream() {
+  return hash_name(fmt::format("{} stream {}", trace_id_, streams_++));
 }
 
 const std::byte* BaseCommunicator::control_slot(int source) const {

@@ -36,6 +36,15 @@ class BaseCommunicator : public Communicator {
   /// As make_group (comm/group.h).
   std::unique_ptr<Communicator> group(std::string_view name, const std::vector<int>& members);
   void make_workspace();
+  /// Rank of the world of a rank of this communicator.
+  int world_rank(int rank) const {
+    return world_ranks_.empty() ? rank : world_ranks_[size_t(rank)];
+  }
+  /// Number for spans (comm/flow_spans.h), equal on all its ranks; and next numbers of a stream of
+  /// messages and of a collective call.
+  uint32_t trace_id() const { return trace_id_; }
+  uint32_t next_stream();
+  int64_t next_call() { return ++traced_calls_; }
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
                                                std::string_view what) final;
 
@@ -89,6 +98,13 @@ class BaseCommunicator : public Communicator {
 
   Reach reach_ = Reach::no_addresses;
   std::string_view call_ = "allocate";
+  std::unique_ptr<Communicator> make_member(const std::string& name,
+                                            const std::vector<int>& members, int index);
+
+  std::vector<int> world_ranks_;  ///< empty: this is the world
+  uint32_t trace_id_ = 1;
+  int streams_ = 0;
+  int64_t traced_calls_ = 0;
   std::map<std::string, int> groups_made_;  ///< by name and members
   int splits_ = 0;
   std::shared_ptr<SymmetricBuffer> control_;

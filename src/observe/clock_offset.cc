@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "tandem/error.h"
 
@@ -40,6 +41,13 @@ int64_t offset_at(const ClockOffset& first, const ClockOffset& last, int64_t at)
   if (last.at <= first.at) return last.offset;
   const double share = double(at - first.at) / double(last.at - first.at);
   return first.offset + int64_t(share * double(last.offset - first.offset));
+}
+
+int64_t bound_between(const ClockOffset& first, const ClockOffset& last) {
+  const int64_t bound = std::max(first.bound, last.bound);
+  const int64_t moved = std::abs(last.offset - first.offset);
+  const int64_t drift = std::abs(last.at - first.at) / kDriftDivisor;
+  return moved > first.bound + last.bound + drift ? bound + moved : bound;
 }
 
 void align_events(std::vector<SpanEvent>& events, const ClockOffset& first,

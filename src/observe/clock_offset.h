@@ -34,6 +34,10 @@ ClockOffset estimate_offset(std::span<const ClockSample> samples);
 /// Offset at time `at` of the remote clock: linear between `first` and `last`.
 int64_t offset_at(const ClockOffset& first, const ClockOffset& last, int64_t at);
 
+/// Max error of a time between `first` and `last` that is moved by offset_at. Clocks that drift
+/// more than 100 ppm have jumped: then anywhere between both offsets.
+int64_t bound_between(const ClockOffset& first, const ClockOffset& last);
+
 /// Moves events from the remote clock to that of the reference.
 void align_events(std::vector<SpanEvent>& events, const ClockOffset& first,
                   const ClockOffset& last);

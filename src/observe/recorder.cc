@@ -52,6 +52,8 @@ std::string_view name_of(SpanKind kind) {
       return "checkpoint";
     case SpanKind::recompute:
       return "recompute";
+    case SpanKind::pass:
+      return "pass";
   }
   return "?";
 }
@@ -80,9 +82,17 @@ void Recorder::add(const SpanEvent& event) {
       break;
     case SpanKind::transfer:   // overlaps others
     case SpanKind::recompute:  // contains others
+    case SpanKind::pass:
       break;
   }
-  if (tracing_) events_.push_back(event);
+  if (!tracing_) return;
+  if (events_.size() >= kMaxEvents) {
+    ++dropped_;
+    return;
+  }
+  SpanEvent& stored = events_.emplace_back(event);
+  stored.begin = clock_.at(event.begin), stored.end = clock_.at(event.end);
+  stored.microbatch = pass_.microbatch, stored.stage = pass_.stage;
 }
 
 double Recorder::seconds(SpanKind kind) const {
@@ -106,9 +116,36 @@ Phase Recorder::set_phase(Phase phase) {
   return std::exchange(is_work(phase) ? work_phase_ : wait_phase_, phase);
 }
 
+Recorder::Pass Recorder::set_pass(Pass pass) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(pass_, pass);
+}
+
 std::vector<SpanEvent> Recorder::take_events() {
   const std::lock_guard lock(mutex_);
   return std::exchange(events_, {});
+}
+
+int64_t Recorder::take_dropped() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(dropped_, 0);
+}
+
+void Recorder::shift_clock(std::chrono::nanoseconds ahead, double ppm) {
+  const std::lock_guard lock(mutex_);
+  clock_ = {ahead, ppm, std::chrono::steady_clock::now()};
+}
+
+TimePoint Recorder::now() const {
+  const TimePoint time = std::chrono::steady_clock::now();
+  const std::lock_guard lock(mutex_);
+  return clock_.at(time);
+}
+
+TimePoint Recorder::ClockFault::at(TimePoint time) const {
+  const std::chrono::duration<double, std::nano> elapsed = time - since;
+  const auto gained = std::chrono::nanoseconds(ppm == 0 ? 0 : int64_t(elapsed.count() * ppm / 1e6));
+  return time + std::chrono::duration_cast<TimePoint::duration>(ahead + gained);
 }
 
 namespace {

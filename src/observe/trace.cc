@@ -1,6 +1,7 @@
 #include "observe/trace.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,8 @@
 #include <utility>
 
 #include "core/output.h"
+#include "observe/flow_matcher.h"
+#include "observe/trace_text.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -23,10 +26,13 @@ struct PackedHeader {
 };
 struct PackedEvent {
   int64_t begin_ns, end_ns;
-  int32_t tile, peer, processor;
+  int64_t flow_number;
+  uint32_t flow_stream;
+  int32_t flow_ranks, tile, peer, processor, microbatch, stage;
   uint16_t kind, name_bytes;
+  uint8_t flow_role, unused[7];
 };
-constexpr char kMagic[9] = "tdmspan2";
+constexpr char kMagic[9] = "tdmspan3";
 constexpr uint16_t kMaxName = 256;
 
 int64_t to_ns(TimePoint t) {
@@ -34,44 +40,6 @@ int64_t to_ns(TimePoint t) {
 }
 TimePoint from_ns(int64_t ns) {
   return TimePoint(std::chrono::duration_cast<TimePoint::duration>(Nanoseconds(ns)));
-}
-
-enum Lane { kComputeLane = 0, kWaitLane = 1, kLinkLane = 2, kRecomputeLane = 3 };
-
-Lane lane_of(SpanKind kind) {
-  switch (kind) {
-    case SpanKind::gemm:
-    case SpanKind::compute:
-    case SpanKind::data:
-    case SpanKind::checkpoint:
-      return kComputeLane;
-    case SpanKind::wait:
-      return kWaitLane;
-    case SpanKind::transfer:
-      return kLinkLane;
-    case SpanKind::recompute:
-      return kRecomputeLane;
-  }
-  return kComputeLane;
-}
-
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\', out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) {
-      out += '?';
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-std::string metadata(const char* what, int rank, int tid, const std::string& args) {
-  return fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{{}}}}})", what, rank, tid,
-                     args);
 }
 
 std::vector<size_t> by_begin(std::span<const SpanEvent> events) {
@@ -93,15 +61,8 @@ const char* intern(std::string name) {
 
 std::vector<int> lane_rows(std::span<const SpanEvent> events) {
   std::vector<int> rows(events.size());
-  std::map<std::pair<int, Lane>, std::vector<TimePoint>> free_at;
-  for (const size_t i : by_begin(events)) {
-    auto& lane = free_at[{events[i].processor, lane_of(events[i].kind)}];
-    size_t row = 0;
-    while (row < lane.size() && lane[row] > events[i].begin) ++row;
-    if (row == lane.size()) lane.emplace_back();
-    lane[row] = events[i].end;
-    rows[i] = int(row);
-  }
+  LaneRows lanes;
+  for (const size_t i : by_begin(events)) rows[i] = lanes.add(events[i]);
   return rows;
 }
 
@@ -116,8 +77,20 @@ std::vector<std::byte> pack(const RankEvents& rank) {
   append(&header, sizeof header);
   for (const SpanEvent& event : rank.events) {
     const auto length = uint16_t(std::min<size_t>(std::strlen(event.name), kMaxName));
-    const PackedEvent packed{to_ns(event.begin), to_ns(event.end),     event.tile, event.peer,
-                             event.processor,    uint16_t(event.kind), length};
+    const PackedEvent packed{.begin_ns = to_ns(event.begin),
+                             .end_ns = to_ns(event.end),
+                             .flow_number = event.flow.number,
+                             .flow_stream = event.flow.stream,
+                             .flow_ranks = event.flow.ranks,
+                             .tile = event.tile,
+                             .peer = event.peer,
+                             .processor = event.processor,
+                             .microbatch = event.microbatch,
+                             .stage = event.stage,
+                             .kind = uint16_t(event.kind),
+                             .name_bytes = length,
+                             .flow_role = uint8_t(event.flow.role),
+                             .unused = {}};
     append(&packed, sizeof packed);
     append(event.name, length);
   }
@@ -133,33 +106,63 @@ RankEvents unpack(std::span<const std::byte> blob) {
   PackedHeader header;
   take(&header, sizeof header);
   if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0) {
-    throw InvalidArgument("packed events: wrong first bytes, expected tdmspan2");
+    throw InvalidArgument("packed events: wrong first bytes, expected tdmspan3");
   }
   RankEvents rank{int(header.rank), {}, from_ns(header.origin_ns)};
   for (int64_t i = 0; i < header.events; ++i) {
     PackedEvent packed;
     take(&packed, sizeof packed);
     if (packed.kind >= kSpanKinds || packed.name_bytes > kMaxName || packed.processor < -1 ||
-        packed.processor > kMaxProcessor) {
-      throw InvalidArgument(
-          fmt::format("packed event {}: kind {}, name of {} bytes, processor {}: out of range", i,
-                      packed.kind, packed.name_bytes, packed.processor));
+        packed.processor > kMaxProcessor || packed.flow_role > int(FlowRole::collective)) {
+      throw InvalidArgument(fmt::format(
+          "packed event {}: kind {}, name of {} bytes, processor {}, role {}: out of range", i,
+          packed.kind, packed.name_bytes, packed.processor, packed.flow_role));
     }
     std::string name(packed.name_bytes, '\0');
     take(name.data(), name.size());
-    rank.events.push_back({SpanKind(packed.kind), intern(std::move(name)), from_ns(packed.begin_ns),
-                           from_ns(packed.end_ns), packed.tile, packed.peer, packed.processor});
+    rank.events.push_back(
+        {SpanKind(packed.kind),
+         intern(std::move(name)),
+         from_ns(packed.begin_ns),
+         from_ns(packed.end_ns),
+         packed.tile,
+         packed.peer,
+         packed.processor,
+         {FlowRole(packed.flow_role), packed.flow_ranks, packed.flow_stream, packed.flow_number},
+         packed.microbatch,
+         packed.stage});
   }
   return rank;
 }
 
-std::vector<Arrow> arrows(std::span<const RankEvents> ranks) {
+namespace {
+
+/// Arrows of spans that say which message or call they belong to.
+void add_flows(std::span<const RankEvents> ranks, std::vector<Arrow>& result) {
+  struct Index {
+    size_t rank, event;
+  };
+  FlowMatcher<Index> matcher;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (size_t i = 0; i < ranks[r].events.size(); ++i) {
+      const SpanEvent& event = ranks[r].events[i];
+      matcher.add(ranks[r].rank, event, event.begin - ranks[r].origin, {r, i},
+                  [&](const Index& from, const Index& to) {
+                    result.push_back({from.rank, from.event, to.rank, to.event});
+                  });
+    }
+  }
+}
+
+/// Arrows of other spans, by their times.
+void add_arrivals(std::span<const RankEvents> ranks, std::vector<Arrow>& result) {
   // Transfers by (source, destination), in order of arrival.
   std::map<std::pair<int, int>, std::vector<std::pair<size_t, size_t>>> transfers;
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < ranks[r].events.size(); ++i) {
       const SpanEvent& event = ranks[r].events[i];
-      if (event.kind != SpanKind::transfer || event.peer < 0) continue;
+      const bool has_flow = event.flow.role != FlowRole::none;
+      if (event.kind != SpanKind::transfer || event.peer < 0 || has_flow) continue;
       transfers[{ranks[r].rank, event.peer}].emplace_back(r, i);
     }
   }
@@ -170,12 +173,12 @@ std::vector<Arrow> arrows(std::span<const RankEvents> ranks) {
     std::stable_sort(list.begin(), list.end(),
                      [&](const auto& a, const auto& b) { return arrival(a) < arrival(b); });
   }
-  std::vector<Arrow> result;
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < ranks[r].events.size(); ++i) {
       const SpanEvent& wait = ranks[r].events[i];
       const auto found = transfers.find({wait.peer, ranks[r].rank});
-      if (wait.kind != SpanKind::wait || found == transfers.end()) continue;
+      const bool has_flow = wait.flow.role != FlowRole::none;
+      if (wait.kind != SpanKind::wait || has_flow || found == transfers.end()) continue;
       const auto& list = found->second;
       auto at = std::upper_bound(
           list.begin(), list.end(), wait.end - ranks[r].origin,
@@ -189,6 +192,31 @@ std::vector<Arrow> arrows(std::span<const RankEvents> ranks) {
       }
     }
   }
+}
+
+struct TraceLine {
+  Nanoseconds at;
+  std::string text;
+};
+
+std::string other_data(std::span<const RankEvents> ranks, Nanoseconds backward) {
+  int64_t bound = -1, step = ranks.empty() ? -1 : ranks[0].step;
+  for (const RankEvents& rank : ranks) bound = std::max(bound, rank.clock_bound_ns);
+  std::vector<std::string> data;
+  if (step >= 0) data.push_back(fmt::format("\"step\":{}", step));
+  if (bound >= 0) {
+    data.push_back(fmt::format("\"clock_bound_us\":{}", microseconds(Nanoseconds(bound))));
+    data.push_back(fmt::format("\"backward_us\":{}", microseconds(backward)));
+  }
+  return data.empty() ? "" : fmt::format("\"otherData\":{{{}}},", fmt::join(data, ","));
+}
+
+}  // namespace
+
+std::vector<Arrow> arrows(std::span<const RankEvents> ranks) {
+  std::vector<Arrow> result;
+  add_flows(ranks, result);
+  add_arrivals(ranks, result);
   return result;
 }
 
@@ -199,89 +227,48 @@ std::string trace_json(std::span<const RankEvents> ranks) {
       zero = std::min<Nanoseconds>(zero, event.begin - rank.origin);
     }
   }
-  constexpr int kRowsPerLane = 1000, kLanes = 4;
-  struct Line {
-    Nanoseconds at;
-    std::string text;
-  };
-  std::vector<Line> lines;
+  std::vector<TraceLine> lines;
   std::vector<std::string> head;
-  std::vector<std::vector<int>> tids(ranks.size());
-  const auto us = [](Nanoseconds t) { return fmt::format("{:.3f}", double(t.count()) / 1e3); };
-
+  std::vector<std::vector<TraceSlice>> slices(ranks.size());
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankEvents& rank = ranks[r];
     const std::vector<int> rows = lane_rows(rank.events);
-    tids[r].resize(rank.events.size());
-    head.push_back(
-        metadata("process_name", rank.rank, 0, fmt::format(R"("name":"rank {}")", rank.rank)));
-    head.push_back(
-        metadata("process_sort_index", rank.rank, 0, fmt::format(R"("sort_index":{})", rank.rank)));
+    slices[r].resize(rank.events.size());
+    head.push_back(rank_lines(rank.rank));
     std::set<int> used;
     for (const size_t i : by_begin(rank.events)) {
       const SpanEvent& event = rank.events[i];
-      const int lane = (event.processor + 1) * kLanes + lane_of(event.kind);
-      const int tid = 1 + lane * kRowsPerLane + rows[i];
-      tids[r][i] = tid;
-      used.insert(tid);
-      std::string args = fmt::format(R"("kind":"{}")", name_of(event.kind));
-      if (event.tile >= 0) args += fmt::format(R"(,"tile":{})", event.tile);
-      if (event.peer >= 0) args += fmt::format(R"(,"peer":{})", event.peer);
-      if (event.processor >= 0) args += fmt::format(R"(,"processor":{})", event.processor);
-      const Nanoseconds at = event.begin - rank.origin - zero;
-      lines.push_back(
-          {at,
-           fmt::format(R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},)"
-                       R"("args":{{{}}}}})",
-                       quoted(event.name), name_of(event.kind), rank.rank, tid, us(at),
-                       us(std::max<Nanoseconds>(event.end - event.begin, Nanoseconds(0))), args)});
+      slices[r][i] = {rank.rank, track_of(event, rows[i]), event.begin - rank.origin - zero,
+                      std::max<Nanoseconds>(event.end - event.begin, Nanoseconds(0))};
+      used.insert(slices[r][i].track);
+      lines.push_back({slices[r][i].at, slice_line(event, slices[r][i])});
     }
-    for (const int tid : used) {
-      const char* lanes[] = {"compute", "wait", "link", "recompute"};
-      const int row = (tid - 1) % kRowsPerLane, lane = (tid - 1) / kRowsPerLane;
-      const int processor = lane / kLanes - 1;
-      std::string name = lanes[lane % kLanes];
-      if (processor >= 0) name = fmt::format("SM {} {}", processor, name);
-      head.push_back(metadata(
-          "thread_name", rank.rank, tid,
-          fmt::format(R"("name":"{}")", row ? fmt::format("{} {}", name, row + 1) : name)));
-      head.push_back(
-          metadata("thread_sort_index", rank.rank, tid, fmt::format(R"("sort_index":{})", tid)));
-    }
+    for (const int track : used) head.push_back(track_lines(rank.rank, track));
   }
-
-  // A flow end must lie inside its slice to be bound to it.
   size_t id = 0;
+  Nanoseconds backward{0};
   for (const Arrow& arrow : arrows(ranks)) {
-    const auto middle = [&](size_t r, size_t i) {
-      const SpanEvent& event = ranks[r].events[i];
-      const Nanoseconds end = event.end - ranks[r].origin - zero;
-      return end - std::min<Nanoseconds>((event.end - event.begin) / 2, Nanoseconds(100));
-    };
-    const Nanoseconds from = middle(arrow.from, arrow.transfer);
-    const Nanoseconds to = std::max(from, middle(arrow.to, arrow.wait));
-    const char* form = R"({{"ph":"{}","name":"arrival","cat":"arrival","id":{},"pid":{},"tid":{},)"
-                       R"("ts":{}{}}})";
-    lines.push_back({from, fmt::format(fmt::runtime(form), "s", ++id, ranks[arrow.from].rank,
-                                       tids[arrow.from][arrow.transfer], us(from), "")});
-    lines.push_back({to, fmt::format(fmt::runtime(form), "f", id, ranks[arrow.to].rank,
-                                     tids[arrow.to][arrow.wait], us(to), R"(,"bp":"e")")});
+    const SpanEvent& from = ranks[arrow.from].events[arrow.transfer];
+    const ArrowText text{++id,
+                         from.name,
+                         from.flow.role == FlowRole::collective,
+                         from.microbatch,
+                         slices[arrow.from][arrow.transfer],
+                         slices[arrow.to][arrow.wait]};
+    const ArrowTimes times = arrow_times(text.from, text.to, text.is_collective);
+    backward = std::max(backward, times.backward);
+    auto [start, end] = arrow_lines(text, times);
+    lines.push_back({times.from, std::move(start)});
+    lines.push_back({times.to, std::move(end)});
   }
   std::stable_sort(lines.begin(), lines.end(),
-                   [](const Line& a, const Line& b) { return a.at < b.at; });
+                   [](const TraceLine& a, const TraceLine& b) { return a.at < b.at; });
 
-  std::string json = "{\"displayTimeUnit\":\"ms\",";
-  if (!ranks.empty() && ranks[0].step >= 0) {
-    int64_t bound = -1;
-    for (const RankEvents& rank : ranks) bound = std::max(bound, rank.clock_bound_ns);
-    json += fmt::format("\"otherData\":{{\"step\":{}", ranks[0].step);
-    if (bound >= 0) json += fmt::format(",\"clock_bound_us\":{}", us(Nanoseconds(bound)));
-    json += "},";
-  }
+  std::string json = "{\"displayTimeUnit\":\"ms\"," + other_data(ranks, backward);
   json += "\"traceEvents\":[\n";
   const char* separator = "";
   for (const std::string& text : head) json += separator + text, separator = ",\n";
-  for (const Line& line : lines) json += separator + line.text, separator = ",\n";
+  for (const TraceLine& line : lines) json += separator + line.text, separator = ",\n";
   return json + "\n]}\n";
 }
 

@@ -1,6 +1,7 @@
 // Timeline of a run as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing. One
-// process per rank with lanes compute, wait and link, on GPUs for every SM that has events. An
-// arrow connects a transfer to the wait it ended, if the events identify it.
+// process per rank with lanes compute, wait and link, on GPUs for every SM that has events. Arrows
+// connect ranks: from the send of a message to the wait for it, and from the rank that began a
+// collective last to the ends of the other ranks' calls.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +34,9 @@ std::vector<std::byte> pack(const RankEvents& rank);
 /// Throws InvalidArgument if `blob` was not made by `pack`.
 RankEvents unpack(std::span<const std::byte> blob);
 
-/// Transfer (index into the events of rank `from`) and the wait of rank `to` that it ended: the
-/// last from that peer that arrived during the wait, of the same tile if both have one.
+/// Span (index into the events of rank `from`) that the wait of rank `to` ended with: of messages
+/// and collectives by their Flow; of spans without one the last transfer from that peer that
+/// arrived during the wait, of the same tile if both have one.
 struct Arrow {
   size_t from, transfer, to, wait;  ///< `from` and `to` index the span of RankEvents
 };
@@ -44,7 +46,8 @@ std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 /// first free row of its lane (of its SM), so that no two slices of a row overlap.
 std::vector<int> lane_rows(std::span<const SpanEvent> events);
 
-/// The step is that of the first rank, `clock_bound_us` the largest bound of all ranks, if known.
+/// The step is that of the first rank, `clock_bound_us` the largest bound of all ranks, if known,
+/// and `backward_us` the max time by which an arrow would end before its begin.
 std::string trace_json(std::span<const RankEvents> ranks);
 /// Writes `trace_json`. Throws IoError with the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "observe/recorder.h"
+#include "comm/flow_spans.h"
+#include "comm/link_fault.h"
 
 namespace tandem::threads {
 namespace {
@@ -17,6 +18,12 @@ constexpr size_t kChunkBytes = size_t(128) << 10;
 
 // Small enough that adding it many times does not overflow the clock.
 constexpr std::chrono::seconds kForever{1'000'000'000};
+
+struct SlowConnection {
+  int peer = -1;
+  double factor = 1;
+};
+thread_local SlowConnection slow_connection;
 
 // Sleeps in slices, so that an abort is noticed. False if the deadline passes first.
 bool sleep_until(Link::Clock::time_point when, const std::atomic<bool>& stop,
@@ -43,13 +50,12 @@ void Link::close() {
   futex_wake_all(arrivals_);
   thread_.join();
   const std::lock_guard lock(mutex_);
-  queue_.clear();
-  ready_ = 0;
+  for (Lane& lane : lanes_) lane.queue.clear(), lane.ready = 0;
   copied_ = delivered_ = started_;
 }
 
-Link::Clock::duration Link::occupancy(size_t bytes) const {
-  const std::chrono::duration<double> taken(double(bytes) / model_.bytes_per_s);
+Link::Clock::duration Link::occupancy(double bytes) const {
+  const std::chrono::duration<double> taken(bytes / model_.bytes_per_s);
   return taken < kForever ? std::chrono::duration_cast<Clock::duration>(taken) : kForever;
 }
 
@@ -61,16 +67,21 @@ void Link::start(Transfer transfer) {
     const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
     begin = std::max(now, free_at_);
-    left = std::min(begin + occupancy(bytes), now + kForever);
+    left = std::min(begin + occupancy(double(bytes)), now + kForever);
     free_at_ = left;
-    last_due_ = left + std::chrono::duration_cast<Clock::duration>(
-                           std::chrono::duration<double>(model_.latency_s));
-    queue_.emplace_back(std::move(transfer)).due = last_due_;
+    const bool is_slow = peer == slow_connection.peer;
+    const double factor = is_slow ? slow_connection.factor : 1;
+    if (is_slow) left = std::min(begin + occupancy(double(bytes) * factor), now + kForever);
+    const auto latency = std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(std::min(model_.latency_s * factor, kForever.count() * 1.0)));
+    Lane& lane = lanes_[is_slow];
+    lane.last_due = std::max(lane.last_due, left + latency);
+    lane.queue.emplace_back(std::move(transfer)).due = lane.last_due;
     ++started_;
   }
   arrivals_.fetch_add(1);
   if (asleep_.load()) futex_wake_all(arrivals_);
-  if (bytes) recorder().add({SpanKind::transfer, "put", begin, left, -1, peer});
+  if (bytes) ScopedSend::add_transfer(begin, left, peer);
 }
 
 void Link::settle() const {
@@ -98,7 +109,7 @@ bool Link::drain(const std::atomic<bool>& stop, Clock::time_point deadline) cons
   uint64_t target;
   {
     const std::lock_guard lock(mutex_);
-    due = last_due_;
+    due = std::max(lanes_[0].last_due, lanes_[1].last_due);
     target = started_;
   }
   if (!sleep_until(due, stop, deadline)) return false;
@@ -118,43 +129,54 @@ void Link::run(const std::stop_token& stop) {
 }
 
 bool Link::advance() {
-  Queued* due = nullptr;
+  bool work = false;
+  for (Lane& lane : lanes_) {
+    bool is_due = false, is_left = false;
+    {
+      const std::lock_guard lock(mutex_);
+      is_due = lane.ready > 0 && lane.queue.front().due <= Clock::now();
+      is_left = lane.ready < lane.queue.size();
+    }
+    if (is_due) {
+      deliver(lane);
+    } else if (is_left) {
+      copy_chunk(lane);
+    }
+    work |= is_due || is_left;
+  }
+  return work;
+}
+
+/// Only this thread removes elements, and appending moves none.
+void Link::copy_chunk(Lane& lane) {
   Queued* next = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    if (ready_ > 0 && queue_.front().due <= Clock::now()) {
-      due = &queue_.front();
-    } else if (ready_ < queue_.size()) {
-      next = &queue_[ready_];
-    }
+    next = &lane.queue[lane.ready];
   }
-  // Only this thread removes elements, and appending moves none.
-  if (due) {
-    deliver(*due);
-  } else if (next) {
-    copy_chunk(*next);
-  }
-  return due || next;
-}
-
-void Link::copy_chunk(Queued& transfer) {
+  Queued& transfer = *next;
   const size_t bytes = std::min(kChunkBytes, transfer.bytes - transfer.copied);
   if (bytes) std::memcpy(transfer.to + transfer.copied, transfer.from + transfer.copied, bytes);
   transfer.copied += bytes;
   if (transfer.copied < transfer.bytes) return;
   {
     const std::lock_guard lock(mutex_);
-    ++ready_;
+    ++lane.ready;
   }
   copied_.fetch_add(1, std::memory_order_release);
 }
 
-void Link::deliver(const Queued& first) {
-  raise_signal(*first.signal, first.epoch, *first.waiter);
+void Link::deliver(Lane& lane) {
+  const Queued* first = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    queue_.pop_front();
-    --ready_;
+    first = &lane.queue.front();
+  }
+  raise_signal(*first->signal, first->epoch, *first->waiter);
+  {
+    const std::lock_guard lock(mutex_);
+    lane.queue.pop_front();
+    --lane.ready;
   }
   delivered_.fetch_add(1);
 }
@@ -166,11 +188,21 @@ void Link::sleep(const std::stop_token& stop) {
   bool work = stop.stop_requested();
   {
     const std::lock_guard lock(mutex_);
-    work |= ready_ < queue_.size();
-    if (ready_ > 0) until = std::min(until, queue_.front().due);
+    for (const Lane& lane : lanes_) {
+      work |= lane.ready < lane.queue.size();
+      if (lane.ready > 0) until = std::min(until, lane.queue.front().due);
+    }
   }
   if (!work) futex_wait(arrivals_, seen, until);
   asleep_.store(false);
 }
 
 }  // namespace tandem::threads
+
+namespace tandem {
+
+void slow_link(int peer, double factor) {
+  threads::slow_connection = {peer, factor};
+}
+
+}  // namespace tandem

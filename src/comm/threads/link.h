@@ -1,9 +1,12 @@
 // Outgoing emulated link of one rank: a copy engine with its own thread. Transfers occupy the link
 // one after another, bytes / bandwidth each; a transfer's signal rises `latency` after its last
 // byte was sent. The schedule is fixed when a transfer is queued, so delays do not accumulate. The
-// bytes are copied as early as possible, which is not observable before the signal.
+// bytes are copied as early as possible, which is not observable before the signal. Transfers to a
+// peer whose connection is slow (comm/link_fault.h) take longer from there on, in a lane of their
+// own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -25,7 +28,7 @@ struct Transfer {
   SignalWord* signal;
   uint64_t epoch;
   FutexWaiter* waiter;
-  int peer;
+  int peer;  ///< rank of the world
 };
 
 class Link {
@@ -54,20 +57,24 @@ class Link {
     size_t copied = 0;
     Clock::time_point due;
   };
+  struct Lane {
+    std::deque<Queued> queue;  // sorted by due time; the first `ready` are copied
+    size_t ready = 0;
+    Clock::time_point last_due{};
+  };
 
   void run(const std::stop_token& stop);
   /// Performs one step that is possible now; false if there is none.
   bool advance();
-  void copy_chunk(Queued& transfer);
-  void deliver(const Queued& first);
+  void copy_chunk(Lane& lane);
+  void deliver(Lane& lane);
   void sleep(const std::stop_token& stop);
-  Clock::duration occupancy(size_t bytes) const;
+  Clock::duration occupancy(double bytes) const;
 
   const EmulatedLink model_;
   mutable std::mutex mutex_;
-  std::deque<Queued> queue_;  // sorted by due time; the first `ready_` are copied
-  size_t ready_ = 0;
-  Clock::time_point free_at_{}, last_due_{};
+  std::array<Lane, 2> lanes_;  // the second one of a slow connection
+  Clock::time_point free_at_{};
   uint64_t started_ = 0;
   std::atomic<uint64_t> copied_{0}, delivered_{0};
   std::atomic<uint32_t> arrivals_{0};

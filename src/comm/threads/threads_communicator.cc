@@ -130,7 +130,7 @@ void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
                   &word,
                   epoch,
                   &waiter,
-                  peer});
+                  group_->world_ranks[size_t(peer)]});
     return;
   }
   if (bytes) std::memcpy(to, source, bytes);

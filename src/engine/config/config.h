@@ -105,6 +105,7 @@ struct TrainConfig {
     bool enabled = false;
     int64_t steps = 2;
     bool ranks = true;
+    int64_t stream_mib = 0;
   } trace;
   struct {
     std::string action = "off";

@@ -476,6 +476,12 @@ std::vector<ConfigKey> make_keys() {
        0,
        {},
        "record every rank's phases in ranks/, and compare the first steps with a prediction"},
+      {"trace.stream_mib",
+       TANDEM_SLOT(trace.stream_mib),
+       0,
+       1 << 20,
+       {},
+       "record all steps in trace/: MiB a rank, of the newest ones (0: none)"},
   };
 }
 

@@ -16,10 +16,10 @@
 namespace tandem {
 namespace {
 
-constexpr std::array<std::string_view, 12> kFaultNames{
+constexpr std::array<std::string_view, 14> kFaultNames{
     "kill",         "hang",         "pause",          "slow",         "flip_weights",
     "flip_masters", "flip_moments", "flip_gradients", "flip_message", "flip_checkpoint",
-    "no_space",     "io_error"};
+    "no_space",     "io_error",     "clock",          "slow_link"};
 constexpr uint64_t kRankStream = 1, kRandomStream = 2;
 
 /// Readers of one table of a file of faults.
@@ -91,7 +91,8 @@ struct FaultTable {
 };
 
 Fault parse_fault(const FaultTable& in, int ranks) {
-  in.check_keys({"step", "rank", "kind", "tensor", "file", "bit", "percent", "phase", "seconds"});
+  in.check_keys({"step", "rank", "kind", "tensor", "file", "bit", "percent", "phase", "seconds",
+                 "ppm", "peer"});
   for (const std::string_view key : {"step", "kind"}) {
     if (in.table.contains(key)) continue;
     throw ConfigError(fmt::format("{}: {}{} is missing", in.at(in.table), in.path, key));
@@ -103,7 +104,10 @@ Fault parse_fault(const FaultTable& in, int ranks) {
   fault.bit = int(in.integer("bit", -1, 0, 31));
   fault.percent = in.number("percent", fault.percent, 0, 1e6);
   if (const toml::node* const node = in.table.get("phase")) fault.phase = in.phase("phase", *node);
-  fault.seconds = in.number("seconds", fault.seconds, 0, 1e6);
+  const bool is_clock = fault.kind == FaultKind::clock;
+  fault.seconds = in.number("seconds", is_clock ? 0 : fault.seconds, is_clock ? -1e6 : 0, 1e6);
+  fault.ppm = in.number("ppm", fault.ppm, -1e5, 1e5);
+  fault.peer = int(in.integer("peer", fault.peer, 0, ranks - 1));
   fault.tensor = in.pattern("tensor", fault.tensor, "a pattern of tensors' names");
   fault.file = in.pattern("file", fault.file, "a pattern of paths");
   return fault;

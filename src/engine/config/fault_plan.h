@@ -8,9 +8,11 @@
 //   tensor = "*.q_proj.*"     # flips: pattern of names; without it any
 //   file = "*/metrics.jsonl"   # no_space, io_error: pattern of paths; without it any
 //   bit = 30                  # flips: of an element's; without it a random one
-//   percent = 50              # slow: time that computation takes longer
+//   percent = 50              # slow, slow_link: time that computation, or messages, take longer
 //   phase = "backward"        # slow: of a step; without it forward and backward passes
-//   seconds = 0.1             # pause, and slow ranks of `tandem launch`: how long
+//   seconds = 0.1             # pause, and slow ranks of `tandem launch`: how long; clock: how far
+//   ppm = 50                  # clock: how much it gains in a million seconds
+//   peer = 2                  # slow_link: the destination; without it the next rank
 //
 //   [random]                  # more of them: in each step and rank with this probability
 //   rate = 0.01
@@ -40,6 +42,8 @@ enum class FaultKind : uint8_t {
   flip_checkpoint,  ///< of the first checkpoint's files from this step on
   no_space,         ///< the next write to a file by its process fails with ENOSPC
   io_error,         ///< the same with EIO
+  clock,            ///< the rank's clock in traces is set `seconds` ahead and gains `ppm`
+  slow_link,        ///< messages to `peer` take longer on an emulated link from then on
 };
 std::string_view name_of(FaultKind kind);
 
@@ -53,7 +57,9 @@ struct Fault {
   double percent = 100;
   std::optional<Phase> phase = {};  ///< of work; nothing: forward and backward passes
   double seconds = -1;              ///< -1: 0.1 of a pause; a slow rank remains slow
-  uint64_t number = 0;              ///< of a fault in the run: the index of its random numbers
+  double ppm = 0;
+  int peer = -1;        ///< -1: the next rank
+  uint64_t number = 0;  ///< of a fault in the run: the index of its random numbers
 };
 
 class FaultPlan {

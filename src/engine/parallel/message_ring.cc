@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/exec.h"
+#include "comm/flow_spans.h"
 #include "observe/recorder.h"
 #include "schedule/ring.h"
 
@@ -19,6 +20,7 @@ MessageRing::MessageRing(Communicator& dp, const char* op, const Buckets& bucket
                          size_t message_bytes, int staged_messages, bool host_waits)
     : dp_(dp),
       op_(op),
+      stream_(make_flow_stream(dp)),
       buckets_(buckets.count()),
       window_(std::clamp(
           buckets_, 1,
@@ -70,7 +72,7 @@ void MessageRing::wait_for_room(int bucket) {
   if (epoch(bucket) <= uint64_t(window_)) return;
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int rank = source(hop);
-    const ScopedWait span(Phase::dp_wait, op_, bucket, rank);
+    const ScopedWait span(Phase::dp_wait, op_, bucket, receive_from(dp_, rank, stream_, 0).rank);
     wait(acknowledgement(rank), epoch(bucket) - uint64_t(window_), {op_, rank, bucket});
   }
 }
@@ -79,8 +81,13 @@ void MessageRing::send(int rank, int bucket, const void* slice, size_t bytes, si
                        bool is_last) {
   // Until then the signal stays that of the slot's message before.
   const uint64_t before = std::max(epoch(bucket), uint64_t(window_)) - uint64_t(window_);
-  dp_.put(rank, *slots_, message_offset(dp_.rank(), bucket) + offset, slice, bytes,
-          arrival(dp_.rank(), bucket), is_last ? epoch(bucket) : before);
+  const auto put = [&](uint64_t raised) {
+    dp_.put(rank, *slots_, message_offset(dp_.rank(), bucket) + offset, slice, bytes,
+            arrival(dp_.rank(), bucket), raised);
+  };
+  if (!is_last) return put(before);
+  const ScopedSend span(dp_, op_, bucket, rank, stream_, int64_t(epoch(bucket)));
+  put(epoch(bucket));
 }
 
 bool MessageRing::has_arrived(int bucket) const {
@@ -91,7 +98,8 @@ bool MessageRing::has_arrived(int bucket) const {
 }
 
 void MessageRing::wait_for_arrival(int rank, int bucket) {
-  const ScopedWait span(Phase::dp_wait, op_, bucket, rank);
+  const ScopedWait span(Phase::dp_wait, op_, bucket,
+                        receive_from(dp_, rank, stream_, int64_t(epoch(bucket))));
   wait(arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
 }
 

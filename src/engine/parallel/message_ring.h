@@ -74,6 +74,7 @@ class MessageRing {
 
   Communicator& dp_;
   const char* op_;
+  uint32_t stream_;  // of messages in a trace
   int buckets_, window_;
   bool host_waits_;
   size_t message_bytes_;

@@ -269,12 +269,30 @@ Phase Pipeline::phase_of(Pass::Kind kind) {
   return kind == Pass::Kind::backward_weight ? Phase::weight_gradients : Phase::backward;
 }
 
+/// Name of a pass in a trace.
+const char* Pipeline::name_of(Pass::Kind kind) {
+  switch (kind) {
+    case Pass::Kind::forward:
+      return "forward";
+    case Pass::Kind::backward:
+      return "backward";
+    case Pass::Kind::backward_input:
+      return "backward_input";
+    case Pass::Kind::backward_weight:
+      return "backward_weight";
+    case Pass::Kind::embedding:
+      return "backward_embedding";
+  }
+  return "?";
+}
+
 void Pipeline::run(const Batch& batch, float scale, const ReadyCallback& ready) {
   const auto begin = Clock::now();
   const double waited_before = links_ ? links_->waited_s() : 0;
   for (const Pass& pass : passes_) {
     const auto report = [&](FlatRange range) { ready(pass.chunk, range, pass.is_final); };
     const ScopedPhase phase(phase_of(pass.kind));
+    const ScopedPass span(name_of(pass.kind), pass.microbatch, stage(pass.chunk));
     switch (pass.kind) {
       case Pass::Kind::forward:
         forward(pass, batch);
@@ -309,6 +327,7 @@ void Pipeline::run_forward(const Batch& batch) {
     if (pass.kind != Pass::Kind::forward) continue;
     const ScopedPhase phase(Phase::forward);
     const int stage = this->stage(pass.chunk);
+    const ScopedPass span("forward_only", pass.microbatch, stage);
     forward(pass, batch);
     if (stage > 0) {
       links_->acknowledge(activations(stage - 1), forward_begin_ + uint64_t(pass.microbatch));

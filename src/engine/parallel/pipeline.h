@@ -82,6 +82,7 @@ class Pipeline {
     bool is_final = false;  ///< gradients then have those of all microbatches
   };
   static Phase phase_of(Pass::Kind kind);
+  static const char* name_of(Pass::Kind kind);
   std::vector<Pass> passes_of(int rank) const;
   template <typename IsSend, typename IsReceive, typename Before>
   int max_waiting(int source, const IsSend& is_send, int destination, const IsReceive& is_receive,

@@ -8,6 +8,7 @@
 
 #include "codec/enqueue.h"
 #include "comm/exec.h"
+#include "comm/flow_spans.h"
 #include "core/clock.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -36,7 +37,8 @@ StageLinks::StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> 
       columns_(message.dim(1)),
       wire_(wire),
       message_bytes_(encoded_bytes(message, wire)),
-      slot_bytes_(slot_room(message_bytes_)) {
+      slot_bytes_(slot_room(message_bytes_)),
+      stream_(make_flow_stream(pp)) {
   set_exec(pp, exec);
   std::vector<int> slots(size_t(pp.size())), signals(slots);
   for (const Channel& channel : channels_) {
@@ -83,12 +85,11 @@ Tensor StageLinks::as_message(void* values) const {
   return Tensor(values, DType::f32, {rows_, columns_}, exec_.device);
 }
 
-void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int peer,
-                      uint64_t number) {
-  const WaitSite site{channel.op, peer, int64_t(number)};
+void StageLinks::wait(int signal, uint64_t epoch, const WaitSite& site, const char* op,
+                      const SpanPeer& peer) {
   if (exec_.on_gpu() && !host_waits_) return pp_.enqueue_wait(*buffer_, signal, epoch, site);
   const auto begin = std::chrono::steady_clock::now();
-  const ScopedWait span(Phase::pp_wait, channel.op, int(number), peer);
+  const ScopedWait span(Phase::pp_wait, op, -1, peer);
   pp_.wait(*buffer_, signal, epoch, site);
   waited_s_ += seconds_since(begin);
 }
@@ -99,7 +100,9 @@ void StageLinks::send(int index, uint64_t number, const Tensor& message) {
   const auto count = uint64_t(channel.slots);
   const auto slot = size_t(number % count);
   if (number >= count) {
-    wait(s.acknowledgement + int(slot), number + 1 - count, channel, channel.destination, number);
+    const int to = channel.destination;
+    wait(s.acknowledgement + int(slot), number + 1 - count, {channel.op, to, int64_t(number)},
+         channel.op, receive_from(pp_, to, stream_, 0).rank);
   }
   const void* sent = message.data();
   size_t bytes = message_bytes_;
@@ -113,6 +116,8 @@ void StageLinks::send(int index, uint64_t number, const Tensor& message) {
     sent = to;
   }
   sent_bytes_ += bytes;
+  const ScopedSend span(pp_, channel.op, -1, channel.destination, stream_,
+                        message_of(channel, number));
   pp_.put(channel.destination, *buffer_, s.offset + slot * slot_bytes_, sent, bytes,
           s.arrival + int(slot), number + 1);
 }
@@ -121,7 +126,8 @@ Tensor StageLinks::receive(int index, uint64_t number) {
   const Channel& channel = channels_[size_t(index)];
   const Slots& s = slots_[size_t(index)];
   const auto slot = size_t(number % uint64_t(channel.slots));
-  wait(s.arrival + int(slot), number + 1, channel, channel.source, number);
+  wait(s.arrival + int(slot), number + 1, {channel.op, channel.source, int64_t(number)}, channel.op,
+       receive_from(pp_, channel.source, stream_, message_of(channel, number)));
   std::byte* const received = buffer_->local() + s.offset + slot * slot_bytes_;
   if (wire_.is_none()) return as_message(received);
   const Tensor decoded =

@@ -14,6 +14,7 @@
 
 #include "core/exec.h"
 #include "engine/model/views.h"
+#include "observe/recorder.h"
 #include "tandem/codec.h"
 #include "tandem/communicator.h"
 
@@ -64,7 +65,7 @@ class StageLinks {
     Memory decoded;           ///< on the destination, if they are encoded
   };
   Tensor as_message(void* values) const;
-  void wait(int signal, uint64_t epoch, const Channel& channel, int peer, uint64_t number);
+  void wait(int signal, uint64_t epoch, const WaitSite& site, const char* op, const SpanPeer& peer);
 
   Communicator& pp_;
   const Exec exec_;
@@ -72,7 +73,13 @@ class StageLinks {
   const int64_t rows_, columns_;
   const Wire wire_;
   const size_t message_bytes_, slot_bytes_;
+  /// Number of a channel's message among those of all channels, for arrows of a trace.
+  int64_t message_of(const Channel& channel, uint64_t number) const {
+    return int64_t(number * channels_.size()) + (&channel - channels_.data());
+  }
+
   std::vector<Slots> slots_;  // by channel
+  const uint32_t stream_;     // of messages in a trace
   std::shared_ptr<SymmetricBuffer> buffer_;
   bool host_waits_ = true;
   double waited_s_ = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "comm/flow_spans.h"
 #include "engine/optim/lamb.h"
 #include "observe/recorder.h"
 
@@ -18,10 +19,10 @@ void TrustRatios::add(size_t tensor, double weight_squares, double direction_squ
 }
 
 void TrustRatios::reduce() {
-  const ScopedWait span(Phase::dp_wait, "trust_ratios");
   std::vector<double> of_rank(squares_.size());
   for (Communicator* axis : axes_) {
     if (axis->size() == 1) continue;
+    const ScopedWait span(Phase::dp_wait, "trust_ratios", -1, collective_call(*axis));
     const auto blobs = axis->exchange(std::as_bytes(std::span(squares_)), "trust ratios");
     std::ranges::fill(squares_, 0.0);
     for (const auto& blob : blobs) {

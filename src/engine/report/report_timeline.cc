@@ -13,7 +13,10 @@ double us(std::chrono::nanoseconds t) {
 }  // namespace
 
 Json layer_timeline(std::span<const RankEvents> ranks) {
-  const Layer layer = one_layer(ranks);
+  Layer layer = one_layer(ranks);
+  for (RankEvents& rank : layer.ranks) {  // their spans are shown
+    std::erase_if(rank.events, [](const SpanEvent& e) { return e.kind == SpanKind::pass; });
+  }
   Json timeline{{"span_us", us(layer.span)}, {"ranks", Json::array()}, {"arrows", Json::array()}};
   if (layer.ranks.empty()) timeline["span_us"] = 0;
   for (const RankEvents& rank : layer.ranks) {

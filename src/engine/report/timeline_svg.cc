@@ -20,8 +20,8 @@ struct Style {
   const char* color;
   const char* meaning;
 };
-// In drawing order: later ones cover earlier ones.
-constexpr std::array<Style, kSpanKinds> kStyles{
+// In drawing order: later ones cover earlier ones. Passes are not drawn.
+constexpr std::array<Style, kSpanKinds - 1> kStyles{
     {{SpanKind::wait, "#d9491e", "waited"},
      {SpanKind::checkpoint, "#c5cbd6", "checkpoint"},
      {SpanKind::data, "#c5cbd6", "input"},
@@ -57,6 +57,7 @@ std::map<int, Row> make_rows(const RankEvents& rank, std::chrono::nanoseconds ze
   std::map<int, Row> rows;
   for (size_t i = 0; i < rank.events.size(); ++i) {
     const SpanEvent& event = rank.events[i];
+    if (event.kind == SpanKind::pass) continue;
     Row& row = rows[event.processor];
     if (event.kind == SpanKind::transfer) {
       row.strips.resize(std::max(row.strips.size(), size_t(lanes[i]) + 1));

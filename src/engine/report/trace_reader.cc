@@ -28,6 +28,16 @@ int parse_processor(const nlohmann::json& args) {
   return processor;
 }
 
+Flow parse_flow(const nlohmann::json& args) {
+  if (!args.contains("flow")) return {};
+  const auto& flow = args["flow"];
+  const int role = flow.at(0);
+  if (role < 0 || role > int(FlowRole::collective)) {
+    throw InvalidArgument(fmt::format("flow of role {}: expected 0 to 3", role));
+  }
+  return {FlowRole(role), flow.at(3), flow.at(1), flow.at(2)};
+}
+
 TimePoint at_us(double us) {
   if (!(std::abs(us) < 1e15)) throw InvalidArgument("a time is out of range");
   return TimePoint(std::chrono::nanoseconds(std::llround(us * 1e3)));
@@ -43,7 +53,7 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source sou
     throw IoError(fmt::format("trace {}", error.what()));
   }
   std::map<int, RankEvents> ranks;
-  int64_t step = -1;
+  int64_t step = -1, bound_ns = -1;
   try {
     const auto trace = parse_json(text);
     if (!trace.is_object() || !trace.contains("traceEvents")) {
@@ -51,7 +61,10 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source sou
           "no trace: expected trace.json of `tandem train`, or what `tandem bench --timeline` "
           "wrote");
     }
-    if (trace.contains("otherData")) step = trace["otherData"].value("step", step);
+    if (trace.contains("otherData")) {
+      step = trace["otherData"].value("step", step);
+      bound_ns = std::llround(trace["otherData"].value("clock_bound_us", -1e-3) * 1e3);
+    }
     for (const auto& event : trace.at("traceEvents")) {
       if (event.at("ph") != "X") continue;
       const int rank = event.at("pid");
@@ -60,7 +73,9 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source sou
       ranks.try_emplace(rank, RankEvents{rank, {}, {}})
           .first->second.events.push_back({parse_kind(event.at("cat")), intern(event.at("name")),
                                            at_us(ts), at_us(ts + duration), args.value("tile", -1),
-                                           args.value("peer", -1), parse_processor(args)});
+                                           args.value("peer", -1), parse_processor(args),
+                                           parse_flow(args), args.value("microbatch", -1),
+                                           args.value("stage", -1)});
     }
   } catch (const nlohmann::json::exception& error) {
     const std::string_view what = error.what();  // "[json.exception.kind.number] text"
@@ -72,6 +87,7 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source sou
   std::vector<RankEvents> result;
   for (auto& [number, rank] : ranks) {
     rank.step = step;
+    rank.clock_bound_ns = bound_ns;
     result.push_back(std::move(rank));
   }
   return result;

@@ -46,6 +46,7 @@ void add(Intervals& row, const SpanEvent& event) {
       row.transfer.push_back(interval);
       return;
     case SpanKind::recompute:  // the spans in it are counted
+    case SpanKind::pass:
       return;
   }
 }

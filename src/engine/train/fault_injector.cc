@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "comm/link_fault.h"
 #include "comm/message_fault.h"
 #include "core/file_descriptor.h"
 #include "core/files.h"
@@ -20,6 +23,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/parallel/parameter_slices.h"
 #include "engine/train/model_pieces.h"
+#include "observe/recorder.h"
 #include "observe/slowdown.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -50,6 +54,12 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
                              const std::string& out)
     : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
   if (groups.world().on_gpu()) throw Unsupported("--inject on GPUs: expected CPU ranks");
+  const auto is_slow_link = [](FaultKind kind) { return kind == FaultKind::slow_link; };
+  const bool slows_links = std::ranges::any_of(plan.listed(), is_slow_link, &Fault::kind) ||
+                           std::ranges::any_of(plan.random_kinds(), is_slow_link);
+  if (slows_links && !groups.world().link().starts_with("emulated")) {
+    throw Unsupported("--inject: slow_link: expected ranks of one process and parallel.link");
+  }
   const std::string path = out + "/injected.jsonl";
   if (!path_exists(path)) return;
   std::istringstream lines(read_file(path));
@@ -62,6 +72,8 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
 
 FaultInjector::~FaultInjector() {
   slow_down({});
+  slow_link(-1, 1);
+  recorder().shift_clock({}, 0);
 }
 
 void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
@@ -90,6 +102,10 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
       fail_next_write(fault.kind == FaultKind::no_space ? ENOSPC : EIO, fault.file);
     } else if (fault.kind == FaultKind::slow) {
       slow(fault);
+    } else if (fault.kind == FaultKind::slow_link) {
+      slow_down_link(fault);
+    } else if (fault.kind == FaultKind::clock) {
+      shift_clock(fault);
     }
   }
 }
@@ -112,6 +128,18 @@ void FaultInjector::slow(const Fault& fault) {
   }
   record(fault, fmt::format(R"({{"percent":{},"phase":"{}"}})", fault.percent, phase));
   slow_down(shares);
+}
+
+void FaultInjector::slow_down_link(const Fault& fault) {
+  const int peer = fault.peer >= 0 ? fault.peer : (fault.rank + 1) % groups_.world().size();
+  record(fault, fmt::format(R"({{"percent":{},"peer":{}}})", fault.percent, peer));
+  slow_link(peer, 1 + fault.percent / 100);
+}
+
+void FaultInjector::shift_clock(const Fault& fault) {
+  const double seconds = fault.seconds == -1 ? 0 : fault.seconds;
+  record(fault, fmt::format(R"({{"seconds":{},"ppm":{}}})", seconds, fault.ppm));
+  recorder().shift_clock(std::chrono::nanoseconds(std::llround(seconds * 1e9)), fault.ppm);
 }
 
 void FaultInjector::after_passes(int64_t step) {

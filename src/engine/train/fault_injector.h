@@ -16,7 +16,8 @@ namespace tandem {
 
 class FaultInjector {
  public:
-  /// `plan`, `groups` and `ranks` must outlive this object. CPU ranks: throws Unsupported on GPUs.
+  /// `plan`, `groups` and `ranks` must outlive this object. CPU ranks: throws Unsupported on GPUs,
+  /// and for slow links without an emulated one.
   FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
                 const std::string& out);
   ~FaultInjector();
@@ -37,6 +38,8 @@ class FaultInjector {
   /// Whether the run met it before it was resumed.
   bool was_before(const Fault& fault) const;
   void slow(const Fault& fault);
+  void slow_down_link(const Fault& fault);
+  void shift_clock(const Fault& fault);
   void flip(const Fault& fault);
   void flip_file(const Fault& fault, const std::string& checkpoint);
   void record(const Fault& fault, const std::string& details);

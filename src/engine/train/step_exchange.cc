@@ -3,18 +3,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/flow_spans.h"
 #include "observe/recorder.h"
 
 namespace tandem {
 namespace {
 
-/// `local` of all ranks, combined along each axis in rank order: combine(total, other).
+/// `local` of all ranks, combined along each axis in rank order: combine(total, other). `name`: of
+/// the wait.
 template <typename Record, typename Combine>
-Record combine_along(const WorldAxes& axes, const Record& local, const char* what,
+Record combine_along(const WorldAxes& axes, const Record& local, const char* name, const char* what,
                      const Combine& combine) {
   Record total = local;
   for (Communicator* axis : axes) {
     if (axis->size() == 1) continue;
+    const ScopedWait span(Phase::step_wait, name, -1, collective_call(*axis));
     const Record of_rank = total;
     bool is_first = true;
     for (const auto& blob : axis->exchange(std::as_bytes(std::span(&of_rank, 1)), what)) {
@@ -33,8 +36,7 @@ Record combine_along(const WorldAxes& axes, const Record& local, const char* wha
 }  // namespace
 
 StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
-  const ScopedWait span(Phase::step_wait, "gradient_norm");
-  return combine_along(axes, local, "step sums", [](StepSums& total, const StepSums& other) {
+  const auto combine = [](StepSums& total, const StepSums& other) {
     total.loss += other.loss;
     total.squares += other.squares;
     total.text += other.text;
@@ -43,7 +45,8 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
     total.running = total.running | other.running;
     total.failed = total.failed || other.failed;
     total.checks += other.checks;
-  });
+  };
+  return combine_along(axes, local, "gradient_norm", "step sums", combine);
 }
 
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
@@ -68,11 +71,10 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     passes ? passes->passes_s : 0,
                     record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
-                    passes ? passes->sent_bytes : 0,
-                    record.tp_bytes,
-                    record.expert_bytes};
-  const ScopedWait span(Phase::step_wait, "step_times");
-  const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
+                     passes ? passes->sent_bytes : 0,
+                     record.tp_bytes,
+                     record.expert_bytes};
+  const auto combine = [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double data_wait = std::max(total.data_wait, other.data_wait);
     const double busy_s = total.busy_s + other.busy_s;
@@ -92,7 +94,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     total.stage_bytes = stage_bytes;
     total.tp_bytes = tp_bytes;
     total.expert_bytes = expert_bytes;
-  });
+  };
+  const Times all = combine_along(axes, local, "step_times", "step times", combine);
   if (record.checkpoint_ms) record.checkpoint_ms = all.checkpoint_ms;
   record.memory_bytes = all.memory_bytes;
   record.gemm_ms = all.gemm;

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "comm/flow_spans.h"
 #include "engine/data/token_source.h"
 #include "engine/model/codec_policy.h"
 #include "observe/file_activity.h"
@@ -33,7 +34,7 @@ bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
 
 /// Terms of all ranks.
 std::vector<SquareTerm> gather_terms(Communicator& ranks, std::span<const SquareTerm> local) {
-  const ScopedWait span(Phase::step_wait, "gradient_norm");
+  const ScopedWait span(Phase::step_wait, "gradient_norm", -1, collective_call(ranks));
   std::vector<SquareTerm> terms;
   for (const auto& blob : ranks.exchange(std::as_bytes(local), "squares")) {
     const auto* const of_rank = reinterpret_cast<const SquareTerm*>(blob.data());

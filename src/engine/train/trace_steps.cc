@@ -1,13 +1,16 @@
 #include "engine/train/trace_steps.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
+#include "comm/rank_clocks.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "engine/config/run_control.h"
-#include "engine/train/rank_clocks.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 
@@ -15,6 +18,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kWarmupSteps = 5, kCandidates = 15, kMaxSteps = 60;
+constexpr int64_t kStreamClockSteps = 16;  // between two measurements of the clocks
 using Clock = std::chrono::steady_clock;
 
 }  // namespace
@@ -29,8 +33,15 @@ size_t nearest_to_median(const std::vector<double>& values) {
   return size_t(std::min_element(values.begin(), values.end(), further) - values.begin());
 }
 
-TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step)
-    : world_(world), each_(config.trace.steps), begin_(-1), end_(-1) {
+TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step,
+                       const std::string& out)
+    : world_(world),
+      out_(out),
+      each_(config.trace.steps),
+      begin_(-1),
+      end_(-1),
+      max_stream_bytes_(config.trace.stream_mib << 20),
+      first_step_(first_step) {
   if (!config.trace.enabled) return;
   const bool timed = !ends_by_steps(config);
   const int64_t after_warmup = first_step + kWarmupSteps;
@@ -39,37 +50,90 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
   end_ = begin_ + each_ * std::clamp<int64_t>(left / each_, 1, kCandidates);
 }
 
+template <typename Write>
+void TraceSteps::to_stream(const Write& write) {
+  if (!stream_) return;
+  try {
+    write(*stream_);
+  } catch (const IoError& error) {
+    log_message(LogLevel::warn, fmt::format("{}: no further events of this rank", error.what()));
+    stream_.reset();
+  }
+}
+
+void TraceSteps::measure_stream_clock() {
+  const ClockOffset clock = rank_clocks(world_)[size_t(world_.rank())];
+  to_stream([&](SpanWriter& stream) { stream.add_clock(clock); });
+}
+
 void TraceSteps::before_step(int64_t step) {
+  if (max_stream_bytes_ > 0 && !streams_) {
+    streams_ = true;
+    try {
+      stream_.emplace(out_ + "/trace", world_.rank(), world_.size(), max_stream_bytes_);
+    } catch (const IoError& error) {
+      log_message(LogLevel::warn, error.what());
+    }
+    recorder().set_tracing(true);
+  }
   if (step == begin_ && !recording_) {
-    clocks_ = rank_clocks(world_);
     recorder().set_tracing(true);
     recording_ = true;
   }
-  if (!recording_ || in_candidate_) return;
-  recorder().take_events();  // drops events of a checkpoint between two steps
+  if (!streams_ && !recording_) return;
+  take_events();  // those between two steps, as of a checkpoint, are in no candidate
+  step_ = step + 1;
+  if (streams_ && (step - first_step_) % kStreamClockSteps == 0) measure_stream_clock();
+  if (recording_ && !in_candidate_) begin_candidate();
+}
+
+/// Events since the last call: to the stream, and to the candidate if one has begun.
+void TraceSteps::take_events() {
+  std::vector<SpanEvent> events = recorder().take_events();
+  const int64_t dropped = recorder().take_dropped();
+  if (in_candidate_) {
+    const size_t room = kMaxTraceEvents - num_events_ - candidate_.events.size();
+    candidate_.is_cut = candidate_.is_cut || dropped > 0 || events.size() > room;
+    candidate_.events.insert(candidate_.events.end(), events.begin(),
+                             events.begin() + ptrdiff_t(std::min(events.size(), room)));
+  }
+  to_stream([&](SpanWriter& stream) { stream.add_events(step_, std::move(events), dropped); });
+}
+
+void TraceSteps::begin_candidate() {
+  candidate_ = {0, clocks_.size(), false, {}};
+  clocks_.push_back(rank_clocks(world_));
   in_candidate_ = true;
   start_ = Clock::now();
 }
 
 void TraceSteps::drop_step() {
+  if (recording_ || streams_) take_events();
   in_candidate_ = false;
 }
 
-void TraceSteps::after_step(int64_t step, const std::string& out) {
+void TraceSteps::after_step(int64_t step) {
+  if (!recording_ && !streams_) return;
+  take_events();
   if (recording_ && (step - begin_) % each_ == 0) end_candidate();
-  if (step == end_) finish(out);
+  if (step == end_) write_typical();
 }
 
 void TraceSteps::end_candidate() {
   const std::chrono::duration<double> time = Clock::now() - start_;
-  candidates_.push_back({time.count(), recorder().take_events()});
+  candidate_.seconds = time.count();
+  num_events_ += candidate_.events.size();
+  candidates_.push_back(std::move(candidate_));
   in_candidate_ = false;
 }
 
 /// Index of the candidate whose time, that of its slowest rank, is nearest to the median.
 size_t TraceSteps::typical() const {
+  constexpr double kCut = 1e9;  // s: further from the median than all others
   std::vector<double> seconds;
-  for (const Candidate& candidate : candidates_) seconds.push_back(candidate.seconds);
+  for (const Candidate& candidate : candidates_) {
+    seconds.push_back(candidate.is_cut ? kCut : candidate.seconds);
+  }
   const auto local = seconds;
   for (const auto& blob : world_.exchange(std::as_bytes(std::span(local)), "traced times")) {
     std::vector<double> remote(local.size());
@@ -79,31 +143,45 @@ size_t TraceSteps::typical() const {
   return nearest_to_median(seconds);
 }
 
-void TraceSteps::finish(const std::string& out) {
-  if (!recording_) return;
-  recording_ = false;
-  if (candidates_.empty()) end_candidate();
-  recorder().set_tracing(false);
+void TraceSteps::write_typical() {
+  if (!std::exchange(recording_, false)) return;
+  if (candidates_.empty()) {
+    if (!in_candidate_) begin_candidate();
+    end_candidate();
+  }
+  if (!streams_) recorder().set_tracing(false);
   const size_t chosen = typical();
-  const auto clocks = rank_clocks(world_);
+  clocks_.push_back(rank_clocks(world_));
+  const auto& first = clocks_[candidates_[chosen].first_clock];
+  const auto& last = clocks_[candidates_[chosen].first_clock + 1];
   const auto rank = size_t(world_.rank());
   RankEvents events{world_.rank(), std::move(candidates_[chosen].events), {}};
-  align_events(events.events, clocks_[rank], clocks[rank]);
+  align_events(events.events, first[rank], last[rank]);
   const auto local = pack(events);
   candidates_.clear();
   std::vector<RankEvents> ranks;
   for (const auto& blob : world_.exchange(local, "trace events")) {
     ranks.push_back(unpack(blob));
     ranks.back().step = begin_ + int64_t(chosen) * each_ + 1;  // metrics.jsonl counts from 1
-    const size_t last = ranks.size() - 1;
-    ranks.back().clock_bound_ns = std::max(clocks_[last].bound, clocks[last].bound);
+    const size_t of = ranks.size() - 1;
+    ranks.back().clock_bound_ns = bound_between(first[of], last[of]);
   }
+  clocks_.clear();
   if (world_.rank() != 0) return;
   try {
-    replace_file(out + "/trace.json", trace_json(ranks));
+    replace_file(out_ + "/trace.json", trace_json(ranks));
   } catch (const IoError& error) {  // a failed trace must not end the run
     log_message(LogLevel::warn, error.what());
   }
+}
+
+void TraceSteps::finish() {
+  if (recording_ || streams_) take_events();
+  write_typical();
+  if (!std::exchange(streams_, false)) return;
+  recorder().set_tracing(false);
+  measure_stream_clock();
+  stream_.reset();
 }
 
 }  // namespace tandem

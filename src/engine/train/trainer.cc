@@ -114,7 +114,7 @@ class Trainer {
   }
 
   TrainEnd run() {
-    TraceSteps trace(world_, config_, state_.step);
+    TraceSteps trace(world_, config_, state_.step, request_.out);
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
     save_initial_model();
@@ -126,7 +126,7 @@ class Trainer {
         trace.drop_step();
         continue;
       }
-      trace.after_step(state_.step, request_.out);
+      trace.after_step(state_.step);
       end_step(*record);
       checkpoint();
       phase_log_->add(*record);
@@ -138,7 +138,7 @@ class Trainer {
     if (!corrupt_.empty()) end_corrupt();
     const std::string unsaved = save_now();
     const FileActivity ends("end");
-    trace.finish(request_.out);
+    trace.finish();
     rethrow_error(unsaved);
     const bool stopped = !finished();
     if (!stopped && config_.train.early_stop > 0) note(describe_end(state_, config_));

@@ -1,9 +1,10 @@
-#include "engine/train/rank_clocks.h"
+#include "comm/rank_clocks.h"
 
 #include <array>
 #include <chrono>
 #include <cstring>
 
+#include "observe/recorder.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -28,8 +29,7 @@ ClockRounds unpack_rounds(const std::vector<std::byte>& blob) {
 }  // namespace
 
 int64_t clock_ns() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  return std::chrono::nanoseconds(recorder().now().time_since_epoch()).count();
 }
 
 std::vector<ClockOffset> rank_clocks(Communicator& world, const std::function<int64_t()>& now) {

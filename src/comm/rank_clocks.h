@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-/// Steady clock of the calling rank in nanoseconds.
+/// Clock of the calling rank's recorder in nanoseconds.
 int64_t clock_ns();
 
 /// Collective. Offsets of every rank's clock against that of rank 0, indexed by rank, by 16 rounds

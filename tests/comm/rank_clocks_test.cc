@@ -1,4 +1,4 @@
-#include "engine/train/rank_clocks.h"
+#include "comm/rank_clocks.h"
 
 #include <gtest/gtest.h>
 
