@@ -149,6 +149,17 @@ std::vector<std::vector<std::string>> span_segments(const std::string& folder) {
   return segments;
 }
 
+StepRange newest_steps(const std::string& folder) {
+  StepRange range;
+  int rank = 0;
+  for (const std::vector<std::string>& segments : span_segments(folder)) {
+    SpanReader reader(rank++, {segments.back()}, {});
+    reader.next();
+    range.first = std::max(range.first, reader.step());
+  }
+  return range;
+}
+
 SpanReader::SpanReader(int rank, std::vector<std::string> segments, const StepRange& range)
     : rank_(rank), segments_(std::move(segments)), range_(range) {
   find_events();

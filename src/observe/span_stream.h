@@ -71,6 +71,9 @@ struct StepRange {
   bool contains(int64_t step) const { return first <= step && step <= last; }
 };
 
+/// Steps of every rank's newest segment. Throws IoError as span_segments.
+StepRange newest_steps(const std::string& folder);
+
 /// Reads a rank's segments, which may grow, in order of the events' begins.
 class SpanReader {
  public:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # trace_merge_test.sh TANDEM CONFIG: a run of processes streams its events, `tandem trace --merge` makes one trace
-# of them; wrong files and steps are refused.
+# of them, and `tandem doctor` judges links by it; wrong files and steps are refused.
 set -eu
 tandem=$1 config=$2
 dir=$(mktemp -d)
@@ -35,6 +35,8 @@ data = trace["otherData"]
 assert data["backward_us"] <= 2 * data["clock_bound_us"], data
 END
 "$tandem" trace "$dir/all.json" >"$dir/text" || fail "$(cat "$dir/text")"
+"$tandem" doctor "$dir/run" >"$dir/text" || fail "$(cat "$dir/text")"
+grep -q -e 'link' "$dir/text" || fail "doctor: $(cat "$dir/text")"
 
 refused 'no events in these steps' trace "$dir/run" --merge "$dir/none.json" --steps 90:91
 refused '--steps 3:2: expected a last step after the first' trace "$dir/run" --merge "$dir/none.json" --steps 3:2

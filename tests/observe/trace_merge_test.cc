@@ -117,6 +117,9 @@ TEST(TraceMerge, NewestSegmentsStayWithinTheLimit) {
   EXPECT_GT(trace["otherData"]["step"], 50);
   EXPECT_EQ(trace["otherData"]["last_step"], 400);
   EXPECT_EQ(trace["otherData"]["clock_bound_us"], 20);
+  const StepRange newest = newest_steps(dir / "trace");
+  EXPECT_GT(newest.first, trace["otherData"]["step"].get<int64_t>());
+  EXPECT_LT(newest.first, 400);
 }
 
 TEST(TraceMerge, AnotherStartReplacesSegmentsAndRanks) {

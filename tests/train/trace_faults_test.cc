@@ -1,10 +1,12 @@
-// Traces of runs with faults: clocks that are apart, drift or jump.
+// Traces of runs with faults: clocks that are apart, drift or jump, and a slow link.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "core/files.h"
+#include "engine/report/diagnosis.h"
 #include "layouts.h"
 #include "observe/trace_merge.h"
 #include "temp_dir.h"
@@ -12,6 +14,8 @@
 
 namespace tandem {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int kMicrobatches = 2;  // of a replica
 
@@ -98,6 +102,19 @@ TEST(TraceFaults, TheStreamHasTheArrowsOfEveryStep) {
   EXPECT_EQ(count("gradient_norm"), 5 * (4 + 2));  // and the terms of stages
   EXPECT_TRUE(std::ranges::any_of(
       form.slices, [](const FormSlice& slice) { return slice.kind == "checkpoint"; }));
+}
+
+TEST(TraceFaults, DoctorNamesTheSlowLink) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const TempDir dir;
+  run_with("[[fault]]\nstep = 1\nrank = 0\nkind = \"slow_link\"\npeer = 2\npercent = 1900\n",
+           dir / "run", {"train.steps=10", "trace.stream_mib=8", "parallel.link=1GB/s,2ms"});
+  std::string first;
+  for (const std::string& line : report::diagnose(dir / "run")) {
+    if (line.starts_with("slow link: ") && first.empty()) first = line;
+  }
+  EXPECT_THAT(first, HasSubstr("slow link: rank 0 to rank 2 (PP, "));
+  EXPECT_THAT(read_file(dir / "run/injected.jsonl"), HasSubstr(R"("kind":"slow_link")"));
 }
 
 TEST(TraceFaults, ASlowLinkNeedsAnEmulatedOne) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/printable.h"
+#include "engine/report/links.h"
 #include "engine/report/rank_rows.h"
 #include "engine/report/stragglers.h"
 #include "observe/rank_records.h"
@@ -15,7 +16,7 @@
 namespace tandem::report {
 namespace {
 
-constexpr size_t kMaxSlowRanks = 5, kDriftRows = 400;
+constexpr size_t kMaxSlowRanks = 5, kMaxSlowLinks = 3, kDriftRows = 400;
 constexpr double kMinDrift = .03, kMinShown = .005;
 
 /// Means over rows and ranks.
@@ -67,6 +68,11 @@ std::string describe_split(const Mean& mean) {
   return text + fmt::format(" other {:.1f} %", 100 * std::max(0.0, rest) / mean.step_ms);
 }
 
+const RankPosition& position_of(std::span<const RankHistory> ranks, int rank) {
+  return std::ranges::find(ranks, rank, [](const RankHistory& h) { return h.position.rank; })
+      ->position;
+}
+
 std::vector<std::string> describe_slow(std::span<const RankHistory> ranks,
                                        std::span<const Straggler> slow) {
   if (slow.empty()) {
@@ -75,12 +81,40 @@ std::vector<std::string> describe_slow(std::span<const RankHistory> ranks,
   }
   std::vector<std::string> lines;
   for (const Straggler& straggler : slow.first(std::min(slow.size(), kMaxSlowRanks))) {
-    const auto position = std::ranges::find(ranks, straggler.rank,
-                                            [](const RankHistory& h) { return h.position.rank; });
-    lines.push_back("slow: " + describe(straggler, position->position));
+    lines.push_back("slow: " + describe(straggler, position_of(ranks, straggler.rank)));
   }
   if (slow.size() > kMaxSlowRanks) {
     lines.back() += fmt::format("; and {} more", slow.size() - kMaxSlowRanks);
+  }
+  return lines;
+}
+
+std::string describe_link(const SlowLink& link, std::span<const RankHistory> ranks,
+                          double step_ms) {
+  const RankPosition &from = position_of(ranks, link.from), &to = position_of(ranks, link.to);
+  return fmt::format(
+      "rank {} {} rank {} ({}, host {} to {}): a message of {} takes {:.3f} ms, {:.1f} times the "
+      "median of {} other link{}, {:.1f} % of the step",
+      link.from, link.is_pair ? "to and from" : "to", link.to, axes_between(from, to), from.host,
+      to.host, link.operation, link.ms, link.ratio, link.other_links,
+      link.other_links == 1 ? "" : "s", 100 * link.lost_ms / step_ms);
+}
+
+/// No line without a trace.
+std::vector<std::string> describe_links(const LinkReport& links, std::span<const RankHistory> ranks,
+                                        double step_ms) {
+  if (!links.has_trace) return {};
+  if (links.slow.empty()) {
+    return {fmt::format("no link is slower than others of its axis: {} judged, steps {} to {}",
+                        links.judged, links.first_step, links.last_step)};
+  }
+  std::vector<std::string> lines;
+  for (const SlowLink& link :
+       std::span(links.slow).first(std::min(links.slow.size(), kMaxSlowLinks))) {
+    lines.push_back("slow link: " + describe_link(link, ranks, step_ms));
+  }
+  if (links.slow.size() > kMaxSlowLinks) {
+    lines.back() += fmt::format("; and {} more", links.slow.size() - kMaxSlowLinks);
   }
   return lines;
 }
@@ -129,8 +163,17 @@ std::string describe_drift(std::span<const RankRow> rows) {
       100 * grown / ms, grown, name_of(Phase(largest.phase)), largest.ms);
 }
 
-std::string advice(const Mean& mean, std::span<const Straggler> slow) {
+std::string advice(const Mean& mean, std::span<const Straggler> slow, const LinkReport& links) {
   constexpr double kWorthIt = .03;
+  const double of_link = links.slow.empty() ? 0 : links.slow.front().lost_ms / mean.step_ms;
+  const double of_rank = slow.empty() ? 0 : slow.front().share_of_step;
+  if (of_link > std::max(kWorthIt, of_rank)) {
+    const SlowLink& link = links.slow.front();
+    return fmt::format(
+        "held back most by the link of ranks {} and {}: test it (tandem doctor without a run), its "
+        "cable and switch, or move the ranks",
+        link.from, link.to);
+  }
   if (!slow.empty() && slow.front().share_of_step > kWorthIt) {
     return fmt::format(
         "held back most by rank {}: take its processor, memory and link from the job "
@@ -176,8 +219,12 @@ std::vector<std::string> diagnose(const std::string& dir) {
   const std::vector<Straggler> slow = find_stragglers(ranks);
   std::vector<std::string> lines{describe_run(ranks, rows, mean), describe_split(mean)};
   for (std::string& line : describe_slow(ranks, slow)) lines.push_back(std::move(line));
+  const LinkReport links = read_links(dir, ranks);
+  for (std::string& line : describe_links(links, ranks, mean.step_ms)) {
+    lines.push_back(std::move(line));
+  }
   lines.push_back(describe_drift(rows));
-  lines.push_back(advice(mean, slow));
+  lines.push_back(advice(mean, slow, links));
   return lines;
 }
 

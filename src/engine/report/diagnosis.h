@@ -6,8 +6,8 @@
 
 namespace tandem::report {
 
-/// Five lines about the run in `dir`, from dir/ranks: its steps, where their time went, slow ranks,
-/// drift, and what to try. Further lines name more slow ranks. Throws IoError if there are no
+/// Lines about the run in `dir`, from dir/ranks: its steps, where their time went, slow ranks,
+/// drift, and what to try; with a trace of the run also slow links. Throws IoError if there are no
 /// records, or damaged ones.
 std::vector<std::string> diagnose(const std::string& dir);
 
