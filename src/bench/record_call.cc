@@ -1,5 +1,8 @@
 #include "bench/record_call.h"
 
+#include "comm/rank_clocks.h"
+#include "observe/clock_offset.h"
+
 namespace tandem {
 namespace {
 
@@ -18,13 +21,20 @@ std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& loca
 }
 
 std::vector<RankEvents> record_call(Communicator& comm, const std::function<void()>& call) {
-  comm.barrier("timeline");
-  const TimePoint origin = std::chrono::steady_clock::now();
+  const auto first = rank_clocks(comm);
   {
     const Tracing tracing;
     call();
   }
-  return gather_events(comm, {comm.rank(), recorder().take_events(), origin});
+  const auto last = rank_clocks(comm);
+  RankEvents local{comm.rank(), recorder().take_events(), {}};
+  const auto rank = size_t(comm.rank());
+  align_events(local.events, first[rank], last[rank]);
+  std::vector<RankEvents> ranks = gather_events(comm, local);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    ranks[i].clock_bound_ns = bound_between(first[i], last[i]);
+  }
+  return ranks;
 }
 
 }  // namespace tandem

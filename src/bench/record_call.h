@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// Events of this rank's thread and link during `call`, gathered from all ranks, which leave a
-/// barrier first. Collective.
+/// Events of this rank's thread and link during `call`, gathered from all ranks, on the clock of
+/// rank 0: clocks are measured before and after (comm/rank_clocks.h). Collective.
 std::vector<RankEvents> record_call(Communicator& comm, const std::function<void()>& call);
 
 /// Every rank's events, by rank. Collective.

@@ -137,7 +137,8 @@ void declare(CLI::App& command, BenchOptions& options) {
                      "Write them as comma-separated values (-: print only them)");
   command.add_flag("--explain", options.explain, "Say what the columns of the table are");
   command.add_option("--timeline", options.timeline,
-                     "Record one more overlapped call in this file (see `tandem trace`)");
+                     "Record one more overlapped call in this file, with the ranks' clocks "
+                     "aligned (see `tandem trace`)");
   command.footer(
       "\nExamples:\n"
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"

@@ -382,6 +382,35 @@ TEST(Bench, TimelineHasOneCallPerRank) {
   }
 }
 
+TEST(Bench, ArrowsOfATimelineKeepTheirOrderWithClocksApart) {
+  const WorldOptions world{.ranks = 3, .link = EmulatedLink::parse("20MB/s,1ms")};
+  run_threads(world, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    recorder().shift_clock(std::chrono::seconds(7000 * comm.rank()), 30 * comm.rank());
+    BenchRequest request{"gemm_rs", 96, 256, 256, DType::f32, 2, 3};
+    request.timeline = true;
+    const auto ranks = run_bench(comm, request).timeline;
+    ASSERT_EQ(ranks.size(), 3u);
+    EXPECT_EQ(ranks[0].clock_bound_ns, 0);
+    EXPECT_GT(ranks[2].clock_bound_ns, 0);
+    const auto found = arrows(ranks);
+    EXPECT_FALSE(found.empty());
+    for (const Arrow& arrow : found) {
+      const RankEvents &from = ranks[arrow.from], &to = ranks[arrow.to];
+      const std::chrono::nanoseconds bound(from.clock_bound_ns + to.clock_bound_ns);
+      EXPECT_GE(to.events[arrow.wait].end + bound, from.events[arrow.transfer].begin);
+    }
+    for (const RankEvents& rank : ranks) {
+      for (const SpanEvent& event : rank.events) {
+        const std::chrono::nanoseconds bound(rank.clock_bound_ns + ranks[0].clock_bound_ns);
+        EXPECT_LT(std::chrono::abs(event.begin - ranks[0].events.front().begin),
+                  std::chrono::seconds(3000) + bound);
+      }
+    }
+    recorder().shift_clock({}, 0);
+  });
+}
+
 TEST(Bench, UnsupportedRequestsAreRefused) {
   run_threads({}, [](Communicator& comm) {
     EXPECT_FALSE(run_bench(comm, {"broadcast", 1, 1, 1, DType::f32, 0, 1}).baseline.empty());
