@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/link_fault.h"
 #include "comm/workspace.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
@@ -97,6 +98,34 @@ TEST(Link, MessagesOverlapTheirLatencies) {
     });
     return seconds;
   });
+}
+
+// A fault slows down one of two connections of a rank; the other one's messages do not wait for it.
+TEST(Link, ASlowConnectionDelaysOnlyItsPeer) {
+  constexpr size_t kBytes = 100000;
+  constexpr double kUsual = kBytes / 100e6 + 0.002, kFactor = 50;
+  std::vector<double> slow;
+  expect_about(2 * kBytes / 100e6 + 0.002, [&] {
+    std::vector<double> seconds;
+    Clock::time_point begin;
+    on_link(3, "100MB/s,2ms", [&](Communicator& comm) {
+      const auto buffer = comm.allocate(kBytes, 1);
+      const std::vector<std::byte> source(kBytes);
+      if (comm.rank() == 0) {
+        slow_link(1, kFactor);
+        begin = Clock::now();
+        comm.put(1, *buffer, 0, source.data(), kBytes, 0, 1);
+        comm.put(2, *buffer, 0, source.data(), kBytes, 0, 1);
+        comm.flush();
+        slow_link(-1, 1);
+      } else {
+        comm.wait(*buffer, 0, 1, {"test", 0});
+        (comm.rank() == 1 ? slow : seconds).push_back(seconds_since(begin));
+      }
+    });
+    return seconds;
+  });
+  for (const double seconds : slow) EXPECT_GE(seconds, kFactor * kUsual);
 }
 
 // One rank's transfers to different peers share its link.
