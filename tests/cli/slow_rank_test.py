@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""slow_rank_test.py TANDEM CONFIG TRIALS [PERCENT]: in seeded runs a rank is slowed in a phase, or in
+"""slow_rank_test.py TANDEM CONFIG TRIALS [PERCENT [JSON]]: in seeded runs a rank is slowed in a phase, or in
 every fourth none is; `tandem doctor` must name the rank and the phase, and nothing where nothing is.
-Prints how often it does; more than three trials may miss 1 % of their number, and the same of alarms."""
+Prints how often it does, and writes it to the file JSON. 1 % of the trials may miss, and as many raise alarms."""
+import json
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import time
 
 TANDEM, CONFIG, TRIALS = sys.argv[1], sys.argv[2], int(sys.argv[3])
-PERCENT = float(sys.argv[4]) if len(sys.argv) > 4 else None
+PERCENT = float(sys.argv[4]) if len(sys.argv) > 4 and sys.argv[4] != "any" else None
+JSON = sys.argv[5] if len(sys.argv) > 5 else None
 STEPS = 700
 
 
 def run(folder, seed):
-    """Phase and rank that are slow, and those that the doctor names."""
+    """The trial, with the ranks and phases that the doctor names."""
     random.seed(seed)
     slow = seed % 4 != 3
     rank, phase = random.randrange(2), random.choice(["forward", "backward", "update"])
@@ -31,20 +34,29 @@ def run(folder, seed):
                     "train.dtype=f32"], env=environment, check=True, capture_output=True, timeout=300)
     text = subprocess.run([TANDEM, "doctor", out], check=True, capture_output=True, text=True, timeout=60).stdout
     named = re.findall(r"^slow: rank (\d+) \(.*?\): (.*) takes ([\d.]+) % longer", text, re.MULTILINE)
-    wanted = (rank, phase) if slow else None
     print(f"seed {seed}: {f'rank {rank}, {phase}, {percent:.0f} %' if slow else 'none'}; named: {named}", flush=True)
-    return wanted, [(int(r), p) for r, p, _ in named]
+    trial = {"seed": seed, "slow": [rank, phase] if slow else None, "percent": percent if slow else 0,
+             "named": [[int(r), p, float(excess)] for r, p, excess in named]}
+    trial["right"] = bool(named) and trial["named"][0][:2] == trial["slow"] if slow else not named
+    return trial
 
 
 def main():
-    missed = alarms = slow = 0
+    trials, begin = [], time.time()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(TRIALS):
-            wanted, named = run(folder, seed)
-            slow += wanted is not None
-            missed += wanted is not None and (not named or named[0] != wanted)
-            alarms += wanted is None and bool(named)
-    print(f"{TRIALS} trials: {slow - missed} of {slow} slow ranks named with their phase, {alarms} alarms in {TRIALS - slow} others")
+            trials.append(run(folder, seed))
+    slow = [trial for trial in trials if trial["slow"]]
+    missed = sum(not trial["right"] for trial in slow)
+    alarms = sum(not trial["right"] for trial in trials if not trial["slow"])
+    seconds, load = (time.time() - begin) / TRIALS, os.getloadavg()[2]
+    print(f"{TRIALS} trials: {len(slow) - missed} of {len(slow)} slow ranks named with their phase, {alarms} alarms in "
+          f"{TRIALS - len(slow)} others; {seconds:.1f} s each, load {load:.1f} on {os.cpu_count()} processors")
+    if JSON:
+        with open(JSON, "w") as file:
+            json.dump({"trials": TRIALS, "slow": len(slow), "named": len(slow) - missed, "even": TRIALS - len(slow),
+                       "alarms": alarms, "steps": STEPS, "percent": PERCENT or "5 to 50", "seconds_a_trial": seconds,
+                       "load": load, "processors": os.cpu_count(), "list": trials}, file, indent=1)
     allowed = int(0.01 * TRIALS)
     if missed > allowed or alarms > allowed:
         sys.exit(1)

@@ -1,4 +1,4 @@
-// Records of ranks: files, alignment, slow ranks in generated histories, and what the doctor says.
+// Records of ranks: files, alignment, ranks that are slow for a while, and what the doctor says.
 #include "observe/rank_records.h"
 #include "observe/recorder.h"
 #include "observe/slowdown.h"
@@ -16,7 +16,6 @@
 #include "engine/report/rank_map.h"
 #include "engine/report/rank_rows.h"
 #include "engine/report/slow_watch.h"
-#include "engine/report/stragglers.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/train/temp_dir.h"
@@ -25,7 +24,6 @@ namespace tandem {
 namespace {
 
 using report::align;
-using report::Straggler;
 using ::testing::HasSubstr;
 
 PhaseTimes all_phases(double ms) {
@@ -187,13 +185,6 @@ struct Trial {
   int64_t slow_from;
 };
 
-Trial trial_of(uint64_t seed) {
-  const auto words = philox(92, seed, 0), more = philox(92, seed, 1);
-  const int ranks = 2 << (words[0] % 4);  // 2 to 16
-  return {ranks, int(words[1] % uint32_t(ranks)), kWork[words[2] % std::size(kWork)],
-          .05 + .45 * (words[3] / 4294967296.0), int64_t(more[0] % 3) * 50};
-}
-
 /// Steps of ranks whose times vary from step to step, by 3 % each and together by 5 %.
 std::vector<RankHistory> histories_of(const Trial& trial, uint64_t seed, int64_t steps) {
   Noise noise(seed);
@@ -246,52 +237,6 @@ TEST(Slowdown, LengthensComputationOfItsPhaseOnly) {
   EXPECT_GE(times[size_t(Phase::backward)], 15 - .3);  // what is owed for less than a sleep
   add(SpanKind::compute, Phase::forward);
   EXPECT_NEAR(recorder().phase_times()[size_t(Phase::forward)], 20, 1e-6);
-}
-
-TEST(Stragglers, AreNamedWithTheirPhaseWithinFiftySteps) {
-  int named = 0, blamed_others = 0;
-  constexpr int kTrials = 300;
-  for (uint64_t seed = 0; seed < kTrials; ++seed) {
-    const Trial trial = trial_of(seed);
-    // Found by the 50th slow step.
-    const auto ranks = histories_of(trial, seed, trial.slow_from + 50);
-    const auto found = report::find_stragglers(ranks);
-    const bool is_named = std::ranges::any_of(found, [&](const Straggler& s) {
-      return s.rank == trial.slow_rank && s.phase == trial.phase;
-    });
-    named += is_named;
-    blamed_others += std::ranges::any_of(found, [&](const Straggler& s) {
-      return s.rank != trial.slow_rank || s.phase != trial.phase;
-    });
-    if (!found.empty() && is_named) {
-      EXPECT_NEAR(found[0].excess, trial.excess, .4 * trial.excess) << seed;
-    }
-  }
-  EXPECT_GE(named, kTrials * 99 / 100);
-  EXPECT_LE(blamed_others, kTrials / 100);
-}
-
-TEST(Stragglers, NoneAreNamedWhereTimesOnlyVary) {
-  int alarms = 0;
-  for (uint64_t seed = 1000; seed < 1300; ++seed) {
-    Trial trial = trial_of(seed);
-    trial.excess = 0;
-    alarms += !report::find_stragglers(histories_of(trial, seed, 200)).empty();
-  }
-  EXPECT_LE(alarms, 3);
-}
-
-TEST(Stragglers, AreComparedWithinTheirStage) {
-  const Trial even{
-      .ranks = 4, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
-  auto ranks = histories_of(even, 5, 100);
-  for (int rank = 2; rank < 4; ++rank) {  // a longer stage
-    ranks[size_t(rank)].position.pp = 1;
-    for (RankFrame& frame : ranks[size_t(rank)].frames) frame.phases[size_t(Phase::forward)] *= 2;
-  }
-  EXPECT_TRUE(report::find_stragglers(ranks).empty());
-  ranks[1].position.pp = 1;  // rank 0 has no peer now
-  EXPECT_FALSE(report::find_stragglers(ranks).empty());
 }
 
 void write_histories(const std::string& folder, const std::vector<RankHistory>& ranks) {

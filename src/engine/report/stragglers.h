@@ -2,10 +2,14 @@
 // (observe/rank_records.h).
 //
 // A rank is compared with the ranks of its pipeline stage, which do the same work: by phase and
-// frame, its time over the median of theirs. Within a window of steps it is slow if the ratio's
-// median exceeds 1 by more than its noise can explain, and if the excess is worth a share of the
-// step. Work that moves between ranks by nature, as experts' rows do, is not told apart from a slow
-// processor.
+// frame, its time over the median of theirs. Windows of 50, 100, 200, ... frames are judged: a rank
+// is slow if the mean excess of a window's middle half exceeds what noise explains, and is worth a
+// share of the step. The noise of a window is that of a mean of values that are correlated over
+// some frames; the bound is Student's for all windows, ranks and phases together (Bonferroni), so
+// that a run of even ranks names one with a probability near false_alarms, if they do not
+// differ by more than a few tenths of a percent for the whole run. Of checkpoints only the frames
+// that have one count. Work that moves between ranks by nature, as experts' rows do, is not told
+// apart from a slow processor.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +30,15 @@ struct Straggler {
 };
 
 struct StragglerOptions {
-  int window = 50;           ///< frames
-  double min_excess = .02;   ///< of a phase
-  double min_share = .0025;  ///< of a step
+  int window = 50;             ///< frames of the shortest window
+  double min_excess = .03;     ///< of a phase
+  double min_share = .0025;    ///< of a step
+  double false_alarms = .001;  ///< nominal probability in a run of even ranks; measured up to .008
 };
 
-/// By share of the step, largest first: of a rank that is slow in several windows, one entry a
-/// phase with the first and the last step. Ranks without a peer are not judged.
+/// By share of the step, largest first; of a rank that is slow in several windows, one entry a
+/// phase with the largest excess. Its steps are those whose excesses over half of that have the
+/// largest sum (a CUSUM). Ranks without a peer are not judged.
 std::vector<Straggler> find_stragglers(std::span<const RankHistory> ranks,
                                        const StragglerOptions& options = {});
 
