@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "core/files.h"
 #include "engine/report/diagnosis.h"
@@ -24,7 +25,9 @@ namespace tandem {
 namespace {
 
 using report::align;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 PhaseTimes all_phases(double ms) {
   PhaseTimes phases;
@@ -261,6 +264,66 @@ TEST(Doctor, NamesTheSlowRankAndWhatTheOthersWaitFor) {
   EXPECT_THAT(lines[2], HasSubstr("backward takes"));
   EXPECT_THAT(lines[3], HasSubstr(": backward +"));
   EXPECT_THAT(lines[4], HasSubstr("held back most by rank 2"));
+}
+
+/// Line about drift of a run of four ranks on two hosts in which `change` alters the frames of
+/// ranks from step 200 on.
+std::string drift_line(const std::function<void(int rank, RankFrame&, Noise&)>& change) {
+  const TempDir dir;
+  const Trial trial{
+      .ranks = 4, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
+  const std::vector<std::string> hosts{"a", "b"};
+  auto ranks = histories_of(trial, 11, 400);
+  Noise noise(12);
+  for (RankHistory& history : ranks) {
+    history.position.host = hosts[size_t(history.position.rank / 2)];
+    for (RankFrame& frame : history.frames) {
+      if (frame.step > 200) change(history.position.rank, frame, noise);
+    }
+  }
+  write_histories(dir / "ranks", ranks);
+  const auto lines = report::diagnose(dir.path());
+  return lines[lines.size() - 2];
+}
+
+void lengthen_work(RankFrame& frame, double factor) {
+  for (size_t i = 0; i < kPhases; ++i) {
+    if (!is_work(Phase(i))) continue;
+    frame.step_ms += (factor - 1) * frame.phases[i];
+    frame.phases[i] *= factor;
+  }
+}
+
+TEST(Doctor, ExplainsDrift) {
+  const auto steady = drift_line([](int, RankFrame&, Noise&) {});
+  EXPECT_THAT(steady, HasSubstr("steady: "));
+  const auto clock = drift_line([](int, RankFrame& frame, Noise&) { lengthen_work(frame, 1.12); });
+  EXPECT_THAT(clock, HasSubstr("MFU -1"));
+  EXPECT_THAT(clock, HasSubstr("all work alike by +1"));
+  EXPECT_THAT(clock, HasSubstr("as of a lower clock"));
+  EXPECT_THAT(clock, Not(HasSubstr(" on ")));
+  const auto shared = drift_line([](int rank, RankFrame& frame, Noise& noise) {
+    if (rank >= 2) lengthen_work(frame, 1.4 + .2 * noise());
+  });
+  EXPECT_THAT(shared, HasSubstr("on host b, all work alike"));
+  EXPECT_THAT(shared, HasSubstr("other programs share the processors"));
+  const auto rank = drift_line([](int r, RankFrame& frame, Noise&) {
+    if (r == 1) frame.phases[size_t(Phase::backward)] += 12;
+    frame.step_ms += 12;
+  });
+  EXPECT_THAT(rank, HasSubstr("backward +1"));
+  EXPECT_THAT(rank, EndsWith(" ms on rank 1"));
+  const auto launches = drift_line([](int, RankFrame& frame, Noise&) { frame.step_ms += 9; });
+  EXPECT_THAT(launches, HasSubstr("time in no phase +"));
+  const auto links = drift_line([](int, RankFrame& frame, Noise&) {
+    frame.phases[size_t(Phase::dp_wait)] += 9, frame.step_ms += 9;
+  });
+  EXPECT_THAT(links, HasSubstr("DP wait +9.00 ms, and no rank's work: links"));
+  const auto skew = drift_line([](int, RankFrame& frame, Noise&) {
+    frame.phases[size_t(Phase::step_wait)] += 9, frame.step_ms += 9;
+  });
+  EXPECT_THAT(skew,
+              HasSubstr("step wait +9.00 ms, and no rank's work: ranks start their work apart"));
 }
 
 /// Ranks reported as slow in each of the checks of records that grow by `step` steps.

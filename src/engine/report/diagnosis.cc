@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "core/printable.h"
+#include "engine/report/drift.h"
 #include "engine/report/links.h"
 #include "engine/report/rank_rows.h"
 #include "engine/report/stragglers.h"
@@ -17,7 +17,7 @@ namespace tandem::report {
 namespace {
 
 constexpr size_t kMaxSlowRanks = 5, kMaxSlowLinks = 3, kDriftRows = 400;
-constexpr double kMinDrift = .03, kMinShown = .005;
+constexpr double kMinShown = .005;
 
 /// Means over rows and ranks.
 struct Mean {
@@ -119,50 +119,6 @@ std::vector<std::string> describe_links(const LinkReport& links, std::span<const
   return lines;
 }
 
-/// Own work of the rank in which it grew most, or else mean waits: others wait for a rank that
-/// has become slow.
-struct Growth {
-  size_t phase = 0;
-  double ms = 0;
-};
-Growth largest_growth(std::span<const RankRow> before, std::span<const RankRow> after,
-                      double of_step) {
-  constexpr double kExplains = .4;
-  Growth work, wait;
-  for (size_t phase = 0; phase < kPhases; ++phase) {
-    const double mean = mean_of(after).phases[phase] - mean_of(before).phases[phase];
-    if (!is_work(Phase(phase))) {
-      if (std::abs(mean) > std::abs(wait.ms)) wait = {phase, mean};
-      continue;
-    }
-    const auto of_rank = [&](std::span<const RankRow> rows, size_t rank) {
-      double ms = 0;
-      for (const RankRow& row : rows) ms += row.frames[rank].phases[phase];
-      return ms / double(rows.size());
-    };
-    for (size_t rank = 0; rank < before.front().frames.size(); ++rank) {
-      const double ms = of_rank(after, rank) - of_rank(before, rank);
-      if (std::abs(ms) > std::abs(work.ms)) work = {phase, ms};
-    }
-  }
-  return work.ms / of_step >= kExplains || wait.ms == 0 ? work : wait;
-}
-
-/// First quarter, after a tenth that warms up, against the last.
-std::string describe_drift(std::span<const RankRow> rows) {
-  const size_t skipped = rows.size() / 10, quarter = rows.size() / 4;
-  if (quarter < 2) return "too few steps to see drift";
-  const auto before = rows.subspan(skipped, quarter), after = rows.last(quarter);
-  const double ms = mean_of(before).step_ms, grown = mean_of(after).step_ms - ms;
-  if (std::abs(grown / ms) < kMinDrift) {
-    return fmt::format("steady: the last quarter of the steps took {:+.1f} %", 100 * grown / ms);
-  }
-  const Growth largest = largest_growth(before, after, grown);
-  return fmt::format(
-      "drift: the last quarter of the steps took {:+.1f} %, {:+.2f} ms: {} {:+.2f} ms",
-      100 * grown / ms, grown, name_of(Phase(largest.phase)), largest.ms);
-}
-
 std::string advice(const Mean& mean, std::span<const Straggler> slow, const LinkReport& links) {
   constexpr double kWorthIt = .03;
   const double of_link = links.slow.empty() ? 0 : links.slow.front().lost_ms / mean.step_ms;
@@ -223,7 +179,7 @@ std::vector<std::string> diagnose(const std::string& dir) {
   for (std::string& line : describe_links(links, ranks, mean.step_ms)) {
     lines.push_back(std::move(line));
   }
-  lines.push_back(describe_drift(rows));
+  lines.push_back(describe_drift(ranks, rows));
   lines.push_back(advice(mean, slow, links));
   return lines;
 }
