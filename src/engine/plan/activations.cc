@@ -154,9 +154,8 @@ double stage_bytes(const Sizes& s, const StageLayers& layers, const schedule::Pi
                    int stage) {
   const RecomputedLayers recompute{parse_recompute(s.config.train.recompute),
                                    s.config.train.recompute_layers};
-  InFlight flight = in_flight(shape, stage);
   const bool is_tied = s.model.tie_word_embeddings && layers.embedding != layers.head;
-  if (is_tied && layers.head) flight.saved = saved_by_tied_head(shape);
+  const InFlight flight{saved_microbatches(shape, stage, is_tied), in_flight(shape, stage).pending};
   double microbatch = s.tokens * (s.config.data.document_mask ? 12 : 8) +
                       s.residual * (layers.embedding ? 1 : 0),
          pending = 0;
@@ -187,6 +186,11 @@ double stage_bytes(const Sizes& s, const StageLayers& layers, const schedule::Pi
 }
 
 }  // namespace
+
+int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_tied) {
+  if (is_tied && stage > 0 && stage + 1 == shape.stages()) return saved_by_tied_head(shape);
+  return in_flight(shape, stage).saved;
+}
 
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus) {
   const schedule::PipelineShape shape = pipeline_shape(config);

@@ -124,7 +124,7 @@ double state_bytes(const RunRow& row, const LayoutFormats& formats) {
   constexpr double kWindowLayers = 3;
   double window = 0;
   if (formats.zero == 2) {
-    const double tables = row.vocab * row.hidden * (row.pp > 1 ? 1 : 2) / row.tp;
+    const double tables = row.vocab * row.hidden * vocabulary_tables(row) / row.tp;
     const double experts = copies.experts > 1 ? weights.experts : 0;  // others' stay whole
     const double layers = weights.dense + experts - tables;
     window =

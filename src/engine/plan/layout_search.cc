@@ -36,6 +36,7 @@ RunRow make_row(const TrainConfig& base, double gpus, const GpuSpec& gpu) {
   row.experts = double(model.experts);
   row.top_k = double(model.top_k);
   row.of_engine = true;
+  row.tied_embeddings = base.model.tie_word_embeddings;
   row.moe_layer_share = 1 / double(model.moe_layer_freq);
   if (model.experts > 0)
     row.shared_experts = double(model.shared_ffn) / double(model.ffn_per_expert());

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "engine/plan/activations.h"
 #include "schedule/pipeline_simulation.h"
 
 namespace tandem::plan {
@@ -52,6 +53,28 @@ double pending_bytes(const RunRow& row) {
          (stage_layers(row).fullest * (gradients + inputs) + logits);
 }
 
+/// Microbatches of which the rank of the last stage saves activations if the embedding is tied: of
+/// all of its stages together, and of the last one, whose logits are saved, too.
+struct TiedFlight {
+  int all = 0, last = 0;
+};
+/// From 4 p microbatches on they do not depend on their number.
+TiedFlight tied_flight(const RunRow& row) {
+  static thread_local std::map<std::tuple<schedule::PipelineKind, int, int, int>, TiedFlight> known;
+  schedule::PipelineShape shape = pipeline_shape_of(row);
+  shape.microbatches = std::min(shape.microbatches, 4 * shape.ranks);
+  const auto [found, is_new] =
+      known.try_emplace({shape.kind, shape.ranks, shape.chunks, shape.microbatches});
+  TiedFlight& flight = found->second;
+  if (!is_new) return flight;
+  const int last = shape.stages() - 1, rank = schedule::position_of(shape, last).rank;
+  flight.last = saved_microbatches(shape, last, true);
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    flight.all += saved_microbatches(shape, schedule::stage_of(shape, rank, chunk), true);
+  }
+  return flight;
+}
+
 }  // namespace
 
 MicrobatchDims microbatch_dims(const RunRow& row) {
@@ -67,6 +90,10 @@ StageLayers stage_layers(const RunRow& row) {
   return {mean, fullest, fullest - 1};
 }
 
+double vocabulary_tables(const RunRow& row) {
+  return row.pp > 1 || !row.gated || row.tied_embeddings ? 1 : 2;
+}
+
 RankWeights rank_weights(const RunRow& row) {
   const MicrobatchDims dims = microbatch_dims(row);
   const double layers = stage_layers(row).fullest;
@@ -74,8 +101,7 @@ RankWeights rank_weights(const RunRow& row) {
                                ? row.attention_weights
                                : 2 * row.hidden * (dims.width + dims.kv_width);
   const double ffn = (1 + dims.matrices) * row.hidden * row.ffn;
-  const double tables = row.pp > 1 || !row.gated ? 1 : 2;  // of a stage; tied unless gated
-  const double vocabulary = row.vocab * row.hidden * tables;
+  const double vocabulary = row.vocab * row.hidden * vocabulary_tables(row);
   if (row.experts == 0) return {(layers * (attention + ffn) + vocabulary) / row.tp, 0};
   const double dense_layers = row.pp == 1 ? row.dense_layers : 0;  // of the fullest stage
   const double expert_layers = row.moe_layer_share * layers - dense_layers;
@@ -153,13 +179,24 @@ double working_bytes(const RunRow& row) {
   const double backward = std::max(recomputed, (kGradient * dims.matrices * row.hidden * row.ffn +
                                                 kOperands * dims.tokens * dims.ffn) /
                                                    row.tp);
-  if (row.pp > 1 && splits_backward(row.schedule)) {
-    return saved * saved_layers(row) + pending_bytes(row) + std::max(logits, backward) + kWorkspace;
+  const bool is_split = row.pp > 1 && splits_backward(row.schedule);
+  const double pending = is_split ? pending_bytes(row) : 0;
+  double tied = 0;
+  if (row.pp > 1 && row.of_engine && row.tied_embeddings) {
+    constexpr double kSavedLogits = 2;
+    const TiedFlight flight = tied_flight(row);
+    tied = saved * stage_layers(row).last * flight.all / std::max(1.0, row.vpp) +
+           flight.last * logits * kSavedLogits / kLogits + pending +
+           std::max(logits * (1 - kSavedLogits / kLogits), backward);
+  }
+  if (is_split) {
+    return std::max(tied, saved * saved_layers(row) + pending + std::max(logits, backward)) +
+           kWorkspace;
   }
   const double first = saved * saved_layers(row) + (row.pp > 1 ? backward : 0);
   const double last = saved * (row.pp > 1 ? stage_layers(row).last : saved_layers(row)) +
                       std::max(logits, backward);
-  return std::max(first, last) + kWorkspace;
+  return std::max({first, last, tied}) + kWorkspace;
 }
 
 double peak_memory_gib(const RunRow& row) {

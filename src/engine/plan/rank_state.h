@@ -22,6 +22,10 @@ struct StageLayers {
 };
 StageLayers stage_layers(const RunRow& row);
 
+/// Tables of the vocabulary that a rank of the fullest stage has, embedding or head. Models without
+/// gates tie them.
+double vocabulary_tables(const RunRow& row);
+
 /// Weights of a rank of the fullest stage.
 struct RankWeights {
   double dense = 0, experts = 0;
@@ -53,7 +57,8 @@ double saved_bytes(const RunRow& row);
 double saved_layers(const RunRow& row);
 
 /// Peak of a rank's memory without its state: saved activations, and the larger of the loss (logits
-/// in bf16 and f32) and the backward pass of an FFN (an f32 weight gradient and its operands).
+/// in bf16 and f32) and the backward pass of an FFN (an f32 weight gradient and its operands). A
+/// tied embedding between stages keeps more microbatches of the last one, with their logits.
 double working_bytes(const RunRow& row);
 
 /// Peak of allocated memory of a rank in GiB: state (bf16 weights, f32 gradients, Adam in f32

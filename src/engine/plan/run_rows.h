@@ -22,6 +22,7 @@ struct RunRow {
   /// A layout of this engine: TP divides an expert's matrices, instead of the experts' tokens, and
   /// each stage of a rank has memory for its highest number of microbatches in flight.
   bool of_engine = false;
+  bool tied_embeddings = false;            ///< of this engine's layouts: one table for both ends
   double dense_layers = 0, dense_ffn = 0;  ///< first layers without experts
   double attention_weights = 0;            ///< a layer's, if not those of heads x head_dim
   bool gated = false;                      ///< three FFN matrices instead of two
