@@ -141,7 +141,7 @@ void write_page(const PlanSearchOptions& options, const TrainConfig& base, const
                 const plan::FactorsOf& factors, double max_error) {
   const auto can_run = [&](const Layout& layout) {
     try {
-      check_layout(base, layout, true);
+      check_layout(base, layout, !options.dp_formats);
       return true;
     } catch (const ConfigError&) {
       return false;
@@ -152,7 +152,7 @@ void write_page(const PlanSearchOptions& options, const TrainConfig& base, const
       .gpus = options.gpus,
       .gpu = gpu,
       .factors = factors({}),
-      .limits = {.max_error = max_error}};
+      .limits = {.max_error = max_error, .dp_formats = options.dp_formats}};
   write_output(options.page, plan::what_if_page(base, params, can_run));
 }
 
@@ -171,8 +171,6 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
-  if (!options.page.empty() && options.dp_formats)
-    throw InvalidArgument("--page and --dp-formats: expected one of them");
   const TrainConfig base = load_config(options.config, {});
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   const plan::FactorsOf factors =

@@ -210,7 +210,6 @@ done
 "$tandem" plan "$source/configs/gpu-tiny.toml" --gpus 4 --hardware slow.toml --dp-formats |
   grep -qxF 'With --dp-formats the job is one for CPU ranks.' || fail 'plan --dp-formats: expected a note'
 fit_refused 2 "--accuracy int9: codec 'int9'" "$source/configs/gpu-tiny.toml" --gpus 4 --hardware h100.toml --accuracy int9
-fit_refused 2 '--page and --dp-formats: expected one of them' "$source/configs/gpu-tiny.toml" --gpus 4 --hardware h100.toml --dp-formats --page x.html
 fit_refused 2 '--accuracy' --fit "$runs" --accuracy int8
 fit_refused 2 '--hardware is missing' "$source/configs/gpu-tiny.toml" --gpus 4
 fit_refused 2 'expected GPUs = tp x pp x dp' "$source/configs/gpu-tiny.toml" --gpus 4096 --hardware h100.toml

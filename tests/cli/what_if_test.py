@@ -47,23 +47,23 @@ def expect_same(found, expected, what):
         expect(close(sum(layout["terms"].values()), layout["step_s"]), f"{what}: terms do not add up")
 
 
-def check_numbers(folder, browser, job, random_cases):
-    """Searches of the page and of the program."""
+def check_numbers(folder, browser, job, random_cases, *more):
+    """Searches of the page and of the program, both with the options `more`."""
     path = f"{folder}/{job}.toml"
     write_job(path, JOBS[job])
-    done = plan(folder, path, 16, 450, 50, 80, "lossless", "--page", f"{folder}/{job}.html")
+    done = plan(folder, path, 16, 450, 50, 80, "lossless", "--page", f"{folder}/{job}.html", *more)
     expect(done.returncode == 0, done.stderr)
     browser.problems.clear()
     browser.open(f"file://{folder}/{job}.html", 1280)
     browser.await_true("typeof whatIf === 'object' && whatIf.state.found.length > 0")
     errors = browser.value("whatIf.model.formats.map(({ name, error }) => [name, error])")
-    fitted = 0
+    fitted = sums = 0
     for i in range(random_cases):
         gpus = random.choice([4, 8, 16, 32])
         host, network, memory = (round(base * 2 ** random.uniform(-3, 2), 3) for base in (450, 50, 80))
         name, error = random.choice([("lossless", 0), *errors[1:]])
         what = f"{job} {i}: {gpus} GPUs, {host} and {network} GB/s, {memory} GiB, {name}"
-        done = plan(folder, path, gpus, host, network, memory, name)
+        done = plan(folder, path, gpus, host, network, memory, name, *more)
         knobs = {"gpus": gpus, "host": host, "network": network, "memory_gib": memory, "error": error}
         got = browser.value(f"(() => {{ const found = whatIf.model.search({json.dumps(knobs)});"
                             "return { found: found.slice(0, 8), front: whatIf.model.front(found), "
@@ -80,7 +80,9 @@ def check_numbers(folder, browser, job, random_cases):
             keys = set(file.read().splitlines())
         missing = [line for line in got["keys"].splitlines() if line and line not in keys]
         expect(not missing, f"{what}: keys {missing} are not in the job file")
+        sums += any(site in planned["best"]["codec"] for site in ("gradients=", "weights="))
     expect(fitted >= random_cases / 2, f"{job}: {fitted} of {random_cases} cases fit")
+    expect((sums > 0) == ("--dp-formats" in more), f"{job} {more}: {sums} cases have formats of gradients or weights")
 
 
 def check_page(folder, browser, screenshot):
@@ -141,6 +143,7 @@ def main():
     try:
         browser = Browser(folder + "/profile")
         for job in JOBS:
+            check_numbers(folder, browser, job, 6, "--dp-formats")
             check_numbers(folder, browser, job, 10)
         check_page(folder, browser, sys.argv[2] if len(sys.argv) > 2 else None)
     finally:

@@ -28,8 +28,21 @@ struct WhatIfRow {
   double seconds = std::numeric_limits<double>::infinity();  ///< of the fastest stage that fits
 };
 
-double peak_bytes(const RunRow& row, int zero) {
-  return working_bytes(row) + state_bytes(row, {zero, {}});
+double peak_bytes(const RunRow& row, int zero, const CodecPolicy& codec = {}) {
+  return working_bytes(row) + state_bytes(row, {zero, codec});
+}
+
+/// Peaks in GiB with formats of gradients and weights: gradients exact or lossy, for each weights
+/// in no format, an exact one, a lossy one.
+Json dp_peaks(const RunRow& row, int zero) {
+  const Wire exact{.codec = Codec::lossless}, lossy{.codec = Codec::int8};
+  Json peaks = Json::array();
+  for (const Wire& gradients : {exact, lossy}) {
+    for (const Wire& weights : {Wire{}, exact, lossy}) {
+      peaks.push_back(peak_bytes(row, zero, {.gradients = gradients, .weights = weights}) / kGiB);
+    }
+  }
+  return peaks;
 }
 
 /// Work of a row with a ZeRO stage and without wire formats.
@@ -49,12 +62,18 @@ Json row_json(const WhatIfRow& entry, const TrainConfig& base, const WhatIfParam
     return bytes(exchange) * (1 + seconds_left / exchange.seconds);
   };
   const auto rings = weight_rings(row, params.gpu);
+  const double optimizer = params.factors[size_t(Term::optimizer)];
+  const bool has_dp_formats = params.limits.dp_formats && row.dp > 1;
   Json variants = Json::array();
   for (const int zero : stages) {
     variants.push_back({zero, peak_bytes(row, zero) / kGiB,
-                        params.factors[size_t(Term::optimizer)] *
-                            staged_work(entry, base, params.gpu, zero).optimizer});
+                        optimizer * staged_work(entry, base, params.gpu, zero).optimizer,
+                        has_dp_formats && zero > 0 ? dp_peaks(row, zero) : Json::array()});
   }
+  CodecPolicy lossy;
+  lossy.gradients = {.codec = Codec::int8};
+  const double residual =
+      work_in_formats(row, params.gpu, work, exchanges, {1, lossy}).optimizer - work.optimizer;
   return {row.tp,
           row.pp,
           row.vpp,
@@ -79,6 +98,9 @@ Json row_json(const WhatIfRow& entry, const TrainConfig& base, const WhatIfParam
           rings[0].adapters,
           rings[1].elements,
           rings[1].adapters,
+          exchanges.gradients.elements,
+          exchanges.weights.codings,
+          optimizer * residual,
           work.bubble,
           work.window_microbatches,
           work.octaves,
@@ -110,6 +132,9 @@ constexpr std::array kColumns{"tp",
                               "dense_adapters",
                               "experts",
                               "expert_adapters",
+                              "sent_weights",
+                              "weight_codings",
+                              "residual_s",
                               "bubble",
                               "window",
                               "octaves",
@@ -144,16 +169,31 @@ Json world_json(const TrainConfig& base, const WhatIfParams& params, double gpus
   return {{"gpus", gpus}, {"divided", divided}, {"considered", entries.size()}, {"rows", rows}};
 }
 
-/// Texts of parallel.codec, indexed by the formats of TP sums, experts and stages.
-Json codecs_json(const ModelConfig& model) {
-  const std::vector<Wire> formats = searched_formats(false);
+/// Formats that the page chooses among for gradients and weights.
+std::vector<Wire> dp_formats(const WhatIfParams& params) {
+  return params.limits.dp_formats ? searched_formats(true) : std::vector<Wire>{Wire{}};
+}
+
+/// Texts of parallel.codec, indexed by the formats of TP sums, experts, stages, gradients and
+/// weights.
+Json codecs_json(const ModelConfig& model, const WhatIfParams& params) {
+  const std::vector<Wire> formats = searched_formats(false), of_dp = dp_formats(params);
   Json texts = Json::array();
+  CodecPolicy codec;
   for (const Wire& tp : formats) {
+    codec.attention = tp;
+    if (formatted_sums(model) > 1) codec.mlp = tp;
     for (const Wire& experts : formats) {
+      codec.experts = experts;
       for (const Wire& stages : formats) {
-        CodecPolicy codec{.attention = tp, .experts = experts, .stages = stages};
-        if (formatted_sums(model) > 1) codec.mlp = tp;
-        texts.push_back(codec.describe());
+        codec.stages = stages;
+        for (const Wire& gradients : of_dp) {
+          codec.gradients = gradients;
+          for (const Wire& weights : of_dp) {
+            codec.weights = weights;
+            texts.push_back(codec.describe());
+          }
+        }
       }
     }
   }
@@ -166,6 +206,19 @@ Json formats_json(const GpuSpec& gpu) {
     formats.push_back({{"name", wire.describe()},
                        {"bytes", bytes_per_element(wire, kValueBytes)},
                        {"rate", codec_rate(wire, gpu)},
+                       {"error", wire.is_exact() ? 0 : wire.error_bound()}});
+  }
+  return formats;
+}
+
+Json dp_formats_json(const WhatIfParams& params) {
+  constexpr double kGradientBytes = 4;
+  Json formats = Json::array();
+  for (const Wire& wire : dp_formats(params)) {
+    formats.push_back({{"name", wire.describe()},
+                       {"gradient_bytes", bytes_per_element(wire, kGradientBytes)},
+                       {"weight_bytes", bytes_per_element(wire, kValueBytes)},
+                       {"rate", codec_rate(wire, params.gpu)},
                        {"error", wire.is_exact() ? 0 : wire.error_bound()}});
   }
   return formats;
@@ -205,7 +258,8 @@ std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
                   {"memory_share", params.limits.memory_share},
                   {"max_error", params.limits.max_error},
                   {"formats", formats_json(params.gpu)},
-                  {"codecs", codecs_json(base.model)},
+                  {"dp_formats", dp_formats_json(params)},
+                  {"codecs", codecs_json(base.model, params)},
                   {"factors", factors_json(params.factors)},
                   {"columns", kColumns},
                   {"worlds", worlds}};

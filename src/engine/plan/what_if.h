@@ -18,7 +18,7 @@ struct WhatIfParams {
   double gpus = 0;  ///< shown first; a quarter, half, twice and four times as many may be chosen
   GpuSpec gpu;
   Factors factors{};       ///< of every layout
-  LayoutLimits limits;     ///< shown first; without formats of gradients and weights
+  LayoutLimits limits;     ///< shown first
   size_t max_rows = 1500;  ///< of a number of GPUs: the fastest
 };
 

@@ -102,8 +102,7 @@ const whatIf = (() => {
     const limit = data.memory_share * state.knobs.memory_gib, step = ms(layout.step_s).split(" ");
     figure(step[0], step[1], "predicted step", first ? `${change(layout.step_s, first.step_s)} against the layout at first` : "");
     figure(number(layout.memory_gib, 1), "GiB", "memory of a rank", `${percent(layout.memory_gib / limit)} of the limit, ${number(limit, 1)} GiB`);
-    const used = [...new Set(layout.wires)].filter((wire) => wire > 0).map((wire) => model.formats[wire].name);
-    figure(used.join(", ") || "none", "", "wire formats", `${model.codec(layout)}; error at most ${(100 * layout.error).toPrecision(2)} %`);
+    figure(model.formatNames(layout).join(", ") || "none", "", "wire formats", `${model.codec(layout)}; error at most ${(100 * layout.error).toPrecision(2)} %`);
     const [slow] = Object.entries(layout.terms).filter(([term]) => term !== "compute").sort((a, b) => b[1] - a[1]);
     figure(percent(layout.terms.compute / layout.step_s), "", "of the step is compute", `next: ${slow[0]}, ${ms(slow[1])}`);
   }

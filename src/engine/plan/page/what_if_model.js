@@ -4,7 +4,7 @@
 // formulas of engine/plan/step_cost.cc, layout_formats.cc and layout_search.cc, on kernels' seconds
 // and bytes that the planner computed.
 const planner = (data) => {
-  const { factors, formats } = data;
+  const { factors, formats, dp_formats: dpFormats } = data;
   const worlds = data.worlds.map((world) => ({ ...world,
     rows: world.rows.map((values) => Object.fromEntries(data.columns.map((name, i) => [name, values[i]]))) }));
 
@@ -27,7 +27,26 @@ const planner = (data) => {
     return best;
   }
 
-  function stepTerms(row, [zero, , optimizer], wires, host, network) {
+  // Seconds of replicas' sums: bytes of `passes` over the ring, and kernels that encode and decode.
+  const passesOf = (row, host, network) => {
+    const ring = (elements, adapters) => elements / (adapters === 0 ? host : Math.min(host, adapters * network));
+    return ring(row.dense, row.dense_adapters) + ring(row.experts, row.expert_adapters);
+  };
+  function encodedSum(row, passes, site, format) {
+    const whole = site === 0 ? 4 : 2, codings = site === 0 ? 2 : row.weight_codings;
+    if (format === 0) return passes * whole;
+    const { gradient_bytes: ofGradient, weight_bytes: ofWeight, rate } = dpFormats[format], bytes = site === 0 ? ofGradient : ofWeight;
+    return Math.hypot(passes * bytes, codings * row.sent_weights * (whole + bytes) / rate);
+  }
+
+  // No format, the fastest exact one and the fastest within the error.
+  function alternatives(row, passes, site, error) {
+    const best = (bound) => dpFormats.reduce((found, format, i) => format.error <= bound
+      && encodedSum(row, passes, site, i) < encodedSum(row, passes, site, found) ? i : found, 0);
+    return [...new Set([0, best(0), best(error)])];
+  }
+
+  function stepTerms(row, [zero, , update], wires, host, network) {
     const epRate = row.ep_network ? network : host, m = row.m;
     const site = (all, coded, rate, wire) => (all - coded) / rate + encoded(coded, rate, wire);
     const tp = factors.tp * site(row.tp_bytes, row.tp_coded, host, wires[0]),
@@ -38,10 +57,10 @@ const planner = (data) => {
     const slowest = Math.max(layer * row.stage_layers, layer * row.last_stage_layers + head);
     const imbalance = m * factors.imbalance * (slowest - mean);
     const steady = m * (mean + transfers) + imbalance, bubble = steady * factors.bubble * row.bubble;
-    const ring = (elements, adapters) => elements / (adapters === 0 ? host : Math.min(host, adapters * network));
-    const passes = ring(row.dense, row.dense_adapters) + ring(row.experts, row.expert_adapters);
-    const bytes = zero === 0 ? 2 * 4 : 4 * (zero === 2 ? m : 1) + 2;
-    const sums = factors.dp * passes * bytes;
+    const passes = passesOf(row, host, network);
+    const [gradients, weights] = [0, 1].map((site) => encodedSum(row, passes, site, wires[3 + site]));
+    const sums = factors.dp * (zero === 0 ? 2 * gradients : gradients * (zero === 2 ? m : 1) + weights);
+    const optimizer = update + (dpFormats[wires[3]].error > 0 ? row.residual_s : 0);
     const window = factors.window * steady / m * (zero === 2 ? m : row.window);
     const dp = (window ** 4 + sums ** 4) ** 0.25 - window;
     const sum = steady + bubble + dp + optimizer + factors.fixed;
@@ -56,18 +75,30 @@ const planner = (data) => {
   function layoutsOf(row, knobs, levels) {
     const host = knobs.host * 1e9, network = knobs.network * 1e9, limit = data.memory_share * knobs.memory_gib;
     const kept = [];
+    const add = (variant, memory_gib, wires) => {
+      if (memory_gib > limit) return;
+      const { total, terms } = stepTerms(row, variant, wires, host, network);
+      const error = Math.max(...wires.map((wire, site) => (site < 3 ? formats : dpFormats)[wire].error));
+      const layout = { row, zero: variant[0], memory_gib, wires, error, step_s: total, terms };
+      if (kept.some((other) => isAsGood(other, layout))) return;
+      for (let i = kept.length - 1; i >= 0; --i) if (isAsGood(layout, kept[i])) kept.splice(i, 1);
+      kept.push(layout);
+    };
+    const passes = passesOf(row, host, network);
     for (const level of levels) {
-      const wires = [row.tp > 1 ? fastest(row.tp_coded, host, level) : 0,
+      const sites = [row.tp > 1 ? fastest(row.tp_coded, host, level) : 0,
         row.ep > 1 ? fastest(row.ep_coded, row.ep_network ? network : host, level) : 0,
         row.pp > 1 ? fastest(row.pp_bytes, network, level) : 0];
-      const error = Math.max(...wires.map((wire) => formats[wire].error));
-      for (const variant of row.variants) {
-        if (variant[1] > limit) continue;
-        const { total, terms } = stepTerms(row, variant, wires, host, network);
-        const layout = { row, zero: variant[0], memory_gib: variant[1], wires, error, step_s: total, terms };
-        if (kept.some((other) => isAsGood(other, layout))) continue;
-        for (let i = kept.length - 1; i >= 0; --i) if (isAsGood(layout, kept[i])) kept.splice(i, 1);
-        kept.push(layout);
+      for (const variant of row.variants) add(variant, variant[1], [...sites, 0, 0]);
+      if (row.dp === 1 || dpFormats.length === 1) continue;
+      for (const gradient of alternatives(row, passes, 0, level)) {
+        for (const weight of alternatives(row, passes, 1, level)) {
+          if (gradient + weight === 0) continue;
+          const kind = (dpFormats[gradient].error > 0 ? 3 : 0) + (weight === 0 ? 0 : dpFormats[weight].error > 0 ? 2 : 1);
+          for (const variant of row.variants) {
+            if (variant[0] > 0) add(variant, variant[3][kind], [...sites, gradient, weight]);
+          }
+        }
       }
     }
     return kept;
@@ -94,7 +125,11 @@ const planner = (data) => {
     return found;
   }
 
-  const codec = ({ wires: [tp, ep, pp] }) => data.codecs[(tp * formats.length + ep) * formats.length + pp];
+  const codec = ({ wires: [tp, ep, pp, gradients, weights] }) =>
+    data.codecs[(((tp * formats.length + ep) * formats.length + pp) * dpFormats.length + gradients) * dpFormats.length + weights];
+  // Names of the formats in use.
+  const formatNames = ({ wires }) =>
+    [...new Set(wires.map((wire, site) => wire > 0 ? (site < 3 ? formats : dpFormats)[wire].name : ""))].filter((name) => name);
 
   // Keys of the layout in a job file.
   function jobKeys(layout) {
@@ -104,5 +139,5 @@ const planner = (data) => {
       + `virtual_stages = ${row.vpp}\ncodec = '${codec(layout)}'\n`;
   }
 
-  return { defaults, worlds, formats, search, front, codec, jobKeys };
+  return { defaults, worlds, formats, search, front, codec, formatNames, jobKeys };
 };
