@@ -1,6 +1,9 @@
 """Random tokenizers, trained by Hugging Face's tokenizers and by sentencepiece on given texts."""
 import json
+import pathlib
+import tempfile
 
+import sentencepiece
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors,
                         trainers)
 
@@ -56,15 +59,75 @@ def of_characters(random):
     return tokenizer, {"special_tokens": special}
 
 
-def make_json(random, texts):
-    """(tokenizer.json, contents of its added tokens)"""
-    is_bytes = random.random() < .6
-    tokenizer, options = (of_bytes if is_bytes else of_characters)(random)
-    has_words = tokenizer.pre_tokenizer is not None
-    if not has_words:  # only while it is trained
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
-    trainer = trainers.BpeTrainer(vocab_size=random.choice((400, 700, 1500)), show_progress=False, **options)
-    tokenizer.train_from_iterator(texts, trainer)
+def character_map(random):
+    """Normalizers with a map of sentencepiece's, as those of models that were converted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "text"
+        path.write_text("a b c d e f g h\n" * 20)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(path), model_prefix=f"{folder}/map", vocab_size=12, hard_vocab_limit=False, minloglevel=2,
+            normalization_rule_name=random.choice(("nmt_nfkc", "nmt_nfkc_cf", "nfkc")))
+        model = (pathlib.Path(folder) / "map.model").read_bytes()
+    steps = [normalizers.Precompiled(map_of_model(model))]
+    if random.random() < .5:
+        steps.append(normalizers.Strip(left=random.random() < .5, right=True))
+    if random.random() < .7:
+        steps.append(normalizers.Replace(Regex(" {2,}"), random.choice((" ", SPACE))))
+    return normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
+
+
+def fields(message):
+    """(number, value) of each field of a protocol buffer's message."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        size = varint() if key & 7 == 2 else {1: 8, 5: 4}[key & 7]
+        yield key >> 3, message[at:at + size]
+        at += size
+
+
+def map_of_model(model):
+    normalizer = next(value for number, value in fields(model) if number == 3)
+    return next(value for number, value in fields(normalizer) if number == 2)
+
+
+def of_pieces(random, texts):
+    """Unigram tokenizer, as those of models that were converted from sentencepiece."""
+    tokenizer = Tokenizer(models.Unigram())
+    steps = [pre_tokenizers.WhitespaceSplit()] if random.random() < .3 else []
+    scheme = random.choice(("always", "first", "never"))
+    steps.append(pre_tokenizers.Metaspace(prepend_scheme=scheme, split=random.random() < .7))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    tokenizer.normalizer = random.choice((None, character_map(random), character_map(random)))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
+    fallback = random.random() < .5
+    special = ["<s>", "<pad>", "</s>", "<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] * fallback
+    tokenizer.train_from_iterator(texts, trainers.UnigramTrainer(
+        vocab_size=random.choice((500, 900)) + 256 * fallback, show_progress=False, unk_token="<unk>",
+        special_tokens=special))
+    root = json.loads(tokenizer.to_str())
+    root["model"]["byte_fallback"] = fallback
+    root["added_tokens"] = [token for token in root["added_tokens"] if not token["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(root))
+
+
+def add_tokens(random, tokenizer):
+    """Adds some tokens and a template to a tokenizer; returns those."""
     added = []
     for content in ADDED:
         if random.random() < .4:
@@ -78,6 +141,23 @@ def make_json(random, texts):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A" + " <s>" * (random.random() < .3),
             special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+    return added
+
+
+def make_json(random, texts):
+    """(tokenizer.json, contents of its added tokens)"""
+    if random.random() < .35:
+        tokenizer = of_pieces(random, texts)
+        added = add_tokens(random, tokenizer)
+        return tokenizer.to_str(), [token.content for token in added]
+    is_bytes = random.random() < .6
+    tokenizer, options = (of_bytes if is_bytes else of_characters)(random)
+    has_words = tokenizer.pre_tokenizer is not None
+    if not has_words:  # only while it is trained
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=random.choice((400, 700, 1500)), show_progress=False, **options)
+    tokenizer.train_from_iterator(texts, trainer)
+    added = add_tokens(random, tokenizer)
     root = json.loads(tokenizer.to_str())
     if not has_words:
         root["pre_tokenizer"] = None

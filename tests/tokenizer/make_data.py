@@ -70,11 +70,44 @@ def ranks_of(tokenizer):
     return [token for token in tokens if len(token) == 1] + [token for token in tokens if len(token) > 1]
 
 
+# Replacements of characters, in hexadecimal, as those of NFKC: several become one, one several or none.
+RULES = ("41\t61", "42\t62", "61 301\te1", "65 301\te9", "301\t", "fb01\t66 69", "2f\t2215", "a0\t20", "9\t20", "a\t20",
+         "d\t20", "3000\t20", "200d\t", "1100 1161\tac00", "1100\t3131", "b2\t32")
+
+
+def unigram_files(lines, expected):
+    """A SentencePiece model and a tokenizer.json of type unigram that replace characters."""
+    rules = FOLDER / "rules.tsv"
+    rules.write_text("\n".join(RULES) + "\n")
+    corpus = FOLDER / "corpus.txt"
+    corpus.write_text("\n".join(CORPUS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(FOLDER / "small_unigram"), model_type="unigram", vocab_size=800,
+        byte_fallback=True, normalization_rule_tsv=str(rules), user_defined_symbols=["<tool>", "A/B"], minloglevel=2)
+    for path in (rules, corpus, FOLDER / "small_unigram.vocab"):
+        path.unlink()
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(FOLDER / "small_unigram.model"))
+    expected["small_unigram.model"] = [[line, pieces.encode(line)] for line in lines]
+    tokenizer = generated.of_pieces(random.Random(2), CORPUS)
+    characters = generated.map_of_model((FOLDER / "small_unigram.model").read_bytes())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(characters), normalizers.Strip(right=True),
+                                                 normalizers.Replace(Regex(" {2,}"), generated.SPACE)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))])
+    (FOLDER / "small_unigram.json").write_text(tokenizer.to_str() + "\n")
+    expected["small_unigram.json"] = [[line, tokenizer.encode(line, add_special_tokens=False).ids] for line in lines]
+
+
+def random_lines():
+    chosen = random.Random(7)
+    return [""] + [texts.random_text(chosen, ["<tool>", " <tool>\n", "<|begin_of_text|>"])[:120] for _ in range(60)]
+
+
 def main():
     FOLDER.mkdir(exist_ok=True)
-    chosen = random.Random(7)
-    lines = [""] + [texts.random_text(chosen, ["<tool>", " <tool>\n", "<|begin_of_text|>"])[:120] for _ in range(60)]
+    lines = random_lines()
     expected = {}
+    unigram_files(lines + ["ABáéA/B ﬁx/y\u200d <tool> ᄀ\u1161ᄀ²", " \t a\u0301  ﬁ\r\n"], expected)
     level = byte_level()
     (FOLDER / "small_bytes.json").write_text(level.to_str() + "\n")
     expected["small_bytes.json"] = [

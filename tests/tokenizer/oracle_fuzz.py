@@ -73,14 +73,17 @@ def compare(tandem, oracle, lines):
     return differences
 
 
-def train_sentencepiece(chosen, corpus, folder):
+def train_sentencepiece(chosen, corpus, folder, kind):
     path = pathlib.Path(folder) / "corpus.txt"
     path.write_text("\n".join(corpus))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(path), model_prefix=f"{folder}/pieces", model_type="bpe", vocab_size=chosen.choice((500, 900)),
-        byte_fallback=chosen.random() < .7, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=chosen.random() < .7, split_by_whitespace=chosen.random() < .7,
-        user_defined_symbols=chosen.choice(([], ["<tool>", "[X]"])), character_coverage=.99, minloglevel=2)
+        input=str(path), model_prefix=f"{folder}/pieces", model_type=kind, vocab_size=chosen.choice((500, 900)),
+        byte_fallback=chosen.random() < .7, hard_vocab_limit=False,
+        normalization_rule_name=chosen.choice(("identity", "nmt_nfkc", "nmt_nfkc_cf", "nfkc")),
+        remove_extra_whitespaces=chosen.random() < .5, add_dummy_prefix=chosen.random() < .7,
+        treat_whitespace_as_suffix=chosen.random() < .3, split_by_whitespace=chosen.random() < .7,
+        user_defined_symbols=chosen.choice(([], ["<tool>", "[X]", "ﬁ", "the"])), character_coverage=.99,
+        minloglevel=2)
     return f"{folder}/pieces.model"
 
 
@@ -116,7 +119,8 @@ def main():
                 path = pathlib.Path(folder) / f"{index}.json"
                 path.write_text(generated.make_json(chosen, corpus)[0])
                 run(HuggingFace(str(path)), code_points)
-                run(SentencePiece(train_sentencepiece(chosen, corpus, folder)), code_points and index == 0)
+                kind = ("bpe", "unigram")[index % 2]
+                run(SentencePiece(train_sentencepiece(chosen, corpus, folder, kind)), code_points)
     print(f"{compared} texts, {differences} differences")
     return 1 if differences else 0
 

@@ -19,8 +19,9 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-constexpr const char* kFiles[] = {"small_bytes.json", "small_fallback.json", "small.model",
-                                  "cl100k_small.tiktoken", "tekken_small.json"};
+constexpr const char* kFiles[] = {
+    "small_bytes.json",    "small_fallback.json",   "small.model",      "small_unigram.json",
+    "small_unigram.model", "cl100k_small.tiktoken", "tekken_small.json"};
 
 std::string data(const std::string& name) {
   return std::string(TANDEM_TEST_DATA) + "/" + name;
@@ -43,7 +44,9 @@ struct Edit {
 
 TEST(TokenizerJson, NamesWhatIsNotUnderstood) {
   const Edit edits[] = {
-      {"model.type is \"Unigram\": expected BPE", [](json& j) { j["model"]["type"] = "Unigram"; }},
+      {"model.type is \"WordPiece\": expected BPE or Unigram",
+       [](json& j) { j["model"]["type"] = "WordPiece"; }},
+      {"expected no ByteLevel of Unigram", [](json& j) { j["model"]["type"] = "Unigram"; }},
       {"truncation is {",
        [](json& j) {
          j["truncation"] = {{"max_length", 1}};
@@ -114,6 +117,58 @@ TEST(TokenizerJson, NamesWhatIsNotUnderstood) {
   }
   write_bytes(path, sound.dump());
   EXPECT_EQ(open_tokenizer(dir.path())->vocab(), open_tokenizer(data("small_bytes.json"))->vocab());
+}
+
+TEST(TokenizerJson, NamesWhatIsNotUnderstoodOfAUnigramModel) {
+  const auto normalizer = [](json& j, const json& map) {
+    j["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", map}};
+  };
+  const Edit edits[] = {
+      {"model.unk_id is null: expected a piece", [](json& j) { j["model"]["unk_id"] = nullptr; }},
+      {"model.unk_id is 99999: expected a piece", [](json& j) { j["model"]["unk_id"] = 99999; }},
+      {"model.vocab[5] is [\"x\"]: expected a text and its score",
+       [](json& j) { j["model"]["vocab"][5] = json::array({"x"}); }},
+      {"model.vocab is {}: expected a list", [](json& j) { j["model"]["vocab"] = json::object(); }},
+      {"normalizer.precompiled_charsmap is null: expected a text",
+       [&](json& j) { normalizer(j, nullptr); }},
+      {"normalizer.precompiled_charsmap is \"*\": expected a map in base64",
+       [&](json& j) { normalizer(j, "*"); }},
+      {"precompiled_charsmap has 3 bytes and a trie of 0", [&](json& j) { normalizer(j, "AAAA"); }},
+      {"precompiled_charsmap has 6 bytes and a trie of 4096",
+       [&](json& j) { normalizer(j, "ABAAAAAA"); }},
+      {"precompiled_charsmap has a text of 301 bytes", [&](json& j) {
+         std::string map = "BAAAAAAAAAAA";  // a trie of one unit
+         for (int i = 0; i < 99; ++i) map += "YWFh";
+         normalizer(j, map + "YWFhYQ==");
+       }}};
+  const TempDir dir;
+  const json sound = json::parse(read_file(data("small_unigram.json")));
+  for (const Edit& edit : edits) {
+    json changed = sound;
+    edit.change(changed);
+    write_bytes(dir / "tokenizer.json", changed.dump());
+    expect_refused(dir / "tokenizer.json", edit.message);
+  }
+}
+
+TEST(SentencepieceModel, NamesWhatIsNotUnderstood) {
+  const std::pair<std::string, const char*> fields[] = {
+      {"\x12\x02\x18\x03", "trainer_spec.model_type is 3: expected 1 (unigram) or 2 (BPE)"},
+      {"\x1a\x05\x12\x03"
+       "abc",
+       "precompiled_charsmap has 3 bytes and a trie of 0"},
+      {"\x2a\x05\x12\x03"
+       "abc",
+       "denormalizer_spec.precompiled_charsmap has a map"},
+      {"\x0a\x05\x0a\x01"
+       "q\x18\x07",
+       "has the type 7: expected 1 to 6"},
+      {"\x0a\x08\x0a\x06<tool>", "<tool> is in it twice"}};
+  const TempDir dir;
+  for (const auto& [field, message] : fields) {
+    write_bytes(dir / "x.model", read_file(data("small_unigram.model")) + field);
+    expect_refused(dir / "x.model", message);
+  }
 }
 
 TEST(TokenizerFiles, NamesWhatIsWrong) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <string>
@@ -9,8 +11,10 @@
 
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/character_map.h"
 #include "engine/tokenizer/pattern.h"
 #include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unigram.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -221,6 +225,96 @@ TEST(Normalization, IsIdempotentOnRandomText) {
     const std::string once = unicode::to_nfc(text);
     ASSERT_EQ(unicode::to_nfc(once), once);
   }
+}
+
+/// Largest sum of scores over all divisions of `text`.
+double best_score(const UnigramModel& model, std::string_view text) {
+  if (text.empty()) return 0;
+  double best = text.size() == 1 ? model.unknown_score : -1e9;
+  bool has_first = false;
+  for (const UnigramModel::Token& token : model.tokens) {
+    if (!text.starts_with(token.text)) continue;
+    has_first = has_first || token.text.size() == 1;
+    best = std::max(best, token.score + best_score(model, text.substr(token.text.size())));
+  }
+  if (!has_first) best = std::max(best, model.unknown_score + best_score(model, text.substr(1)));
+  return best;
+}
+
+TEST(Unigram, TokensHaveTheLargestSumOfScores) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; ++i) {
+    UnigramModel model;
+    model.unknown = 0;
+    model.unknown_score = -30;
+    std::map<std::string, double> scores;
+    for (int i_token = 0; i_token < 8; ++i_token) {
+      std::string text;
+      for (uint32_t n = 1 + random() % 4; n > 0; --n) text += char('a' + random() % 3);
+      if (scores.emplace(text, -double(random() % 1000) / 64).second) {
+        model.tokens.push_back({text, int32_t(scores.size()), scores[text]});
+      }
+    }
+    const Unigram unigram(model);
+    for (int line = 0; line < 10; ++line) {
+      std::string text;
+      for (uint32_t n = 1 + random() % 9; n > 0; --n) text += char('a' + random() % 3);
+      std::vector<int32_t> tokens;
+      unigram.encode(text, tokens);
+      // Unknown characters in a row are one token: their number is what the pieces leave.
+      double sum = 0;
+      size_t left = text.size();
+      for (const int32_t token : tokens) {
+        if (token == 0) continue;
+        sum += model.tokens[size_t(token) - 1].score;
+        left -= model.tokens[size_t(token) - 1].text.size();
+      }
+      EXPECT_DOUBLE_EQ(sum + double(left) * model.unknown_score, best_score(model, text)) << text;
+    }
+  }
+}
+
+TEST(Unigram, ModelWithoutTokensForAllTextsIsRefused) {
+  UnigramModel model;
+  model.tokens = {{"a", 0, -1}};
+  EXPECT_THROW(Unigram{model}, ConfigError);
+  model.unknown = 1;
+  EXPECT_NO_THROW(Unigram{model});
+  model.tokens[0].score = -HUGE_VAL;
+  EXPECT_THROW(Unigram{model}, ConfigError);
+  model.tokens = {{std::string(size_t(33) << 20, 'a'), 0, -1}};
+  EXPECT_THROW(Unigram{model}, ConfigError);
+}
+
+TEST(CharacterMap, RandomBytesEndWithinTheText) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 2000; ++i) {
+    std::string map{char(64), 1, 0, 0};  // a trie of 320 bytes
+    for (int byte = 0; byte < 320; ++byte) map += char(random() % 3 ? random() : 0);
+    map += std::string("ab\0c\0", 5);
+    const CharacterMap characters(map);
+    std::string text;
+    for (int byte = 0; byte < 20; ++byte) text += char(random() % 64);
+    const CharacterMap::Match match = characters.longest(text);
+    EXPECT_LE(match.bytes, text.size());
+    EXPECT_LE(match.replacement.size(), 2u);
+    EXPECT_LE(characters.replace_clusters(text).size(), 2 * text.size());
+  }
+}
+
+TEST(CharacterMap, ClustersAreThoseOfUnicode) {
+  const std::pair<std::string, size_t> cases[] = {{"ab", 1},
+                                                  {"\r\n", 2},
+                                                  {"\n\u0301", 1},
+                                                  {"e\u0301\u0327x", 5},
+                                                  {"\u0600a", 3},
+                                                  {"\u1100\u1161\u11a8", 9},
+                                                  {"\uac00\u11a8\u1161", 6},
+                                                  {"\u0e01\u0e33", 6},
+                                                  {"\u1000\u102b", 3},
+                                                  {"\U0001f1e6\U0001f1e7\U0001f1e8", 8},
+                                                  {"\U0001f44b\U0001f3fd!", 8}};
+  for (const auto& [text, bytes] : cases) EXPECT_EQ(cluster_bytes(text), bytes) << text;
 }
 
 TEST(Unicode, DecodesWhatItAppends) {

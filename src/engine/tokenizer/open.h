@@ -11,9 +11,10 @@ namespace tandem {
 
 /// Opens a file, or in a folder the first of tokenizer.json, tekken.json, tokenizer.model and
 /// the only *.tiktoken:
-/// - Hugging Face's tokenizer.json with a BPE model, of bytes or with byte fallback;
+/// - Hugging Face's tokenizer.json with a BPE model, of bytes or with byte fallback, or a unigram
+///   model;
 /// - Mistral's tekken.json;
-/// - SentencePiece's .model of type BPE without a normalization of its own;
+/// - SentencePiece's .model of type BPE or unigram;
 /// - tiktoken's ranks: lines of a token in base64 and its number. The words and special tokens that
 ///   they are for follow from the file's name (tiktoken.cc).
 /// Throws IoError for a file that cannot be read and ConfigError for one that is not understood,

@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <limits>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -87,13 +90,21 @@ struct ModelToken {
   TokenType type = TokenType::normal;
 };
 
+constexpr int kUnigram = 1, kBpe = 2;
+
+bool is_text(const ModelToken& token) {
+  return token.type == TokenType::normal || token.type == TokenType::user_defined ||
+         token.type == TokenType::unused;
+}
+
 struct Model {
   std::vector<ModelToken> tokens;
-  int type = 1;  ///< 2: BPE
+  int type = 1;  ///< kUnigram or kBpe
   bool byte_fallback = false, suffix_space = false;
   int32_t bos = 1;
   std::string unknown_surface = " \u2047 ";
   bool add_prefix = true, remove_spaces = true, escapes = true;
+  std::optional<CharacterMap> characters;
 };
 
 ModelToken read_token(std::string_view bytes, size_t id) {
@@ -104,8 +115,8 @@ ModelToken read_token(std::string_view bytes, size_t id) {
     if (message.number() == 2) token.score = message.real();
     if (message.number() != 3) continue;
     const uint64_t type = message.integer();
-    if (type < 1 || type > 6 || TokenType(type) == TokenType::unused) {
-      throw ConfigError(fmt::format("piece {}: has the type {}: expected 1 to 4 or 6", id, type));
+    if (type < 1 || type > 6) {
+      throw ConfigError(fmt::format("piece {}: has the type {}: expected 1 to 6", id, type));
     }
     token.type = TokenType(type);
   }
@@ -126,16 +137,21 @@ void read_trainer(std::string_view bytes, Model& model) {
 }
 
 void read_normalizer(std::string_view bytes, Model& model) {
-  std::string_view name;
   for (Message normalizer(bytes, "normalizer_spec"); normalizer.next();) {
-    if (normalizer.number() == 1) name = normalizer.text();
     if (normalizer.number() == 2 && !normalizer.text().empty()) {
-      throw ConfigError(
-          fmt::format("normalizer_spec.name is {}: expected identity", printable(name)));
+      model.characters.emplace(normalizer.text());
     }
     if (normalizer.number() == 3) model.add_prefix = normalizer.integer() != 0;
     if (normalizer.number() == 4) model.remove_spaces = normalizer.integer() != 0;
     if (normalizer.number() == 5) model.escapes = normalizer.integer() != 0;
+  }
+}
+
+void require_no_denormalizer(std::string_view bytes) {
+  for (Message spec(bytes, "denormalizer_spec"); spec.next();) {
+    if (spec.number() == 2 && !spec.text().empty()) {
+      throw ConfigError("denormalizer_spec.precompiled_charsmap has a map: expected none");
+    }
   }
 }
 
@@ -147,29 +163,45 @@ Model read_model(std::string_view text) {
     }
     if (message.number() == 2) read_trainer(message.text(), model);
     if (message.number() == 3) read_normalizer(message.text(), model);
+    if (message.number() == 5) require_no_denormalizer(message.text());
   }
-  if (model.type != 2) {
-    throw ConfigError(fmt::format("trainer_spec.model_type is {}: expected 2 (BPE)", model.type));
+  if (model.type != kUnigram && model.type != kBpe) {
+    throw ConfigError(
+        fmt::format("trainer_spec.model_type is {}: expected 1 (unigram) or 2 (BPE)", model.type));
   }
-  const auto require = [](bool holds, const char* what) {
-    if (!holds) throw ConfigError(what);
-  };
-  require(!model.suffix_space, "trainer_spec.treat_whitespace_as_suffix is true: expected false");
-  require(!model.remove_spaces, "normalizer_spec.remove_extra_whitespaces is true: expected false");
-  require(model.escapes, "normalizer_spec.escape_whitespaces is false: expected true");
   return model;
 }
 
-}  // namespace
+/// Score that sentencepiece gives a user-defined symbol, so that it is always taken.
+double symbol_score(std::string_view text, float max_score) {
+  return double(float(text.size()) * max_score) - .1;
+}
 
-TokenizerSpec parse_sentencepiece(std::string_view text) {
-  const Model model = read_model(text);
-  TokenizerSpec spec;
-  spec.name = "sentencepiece";
-  BpeModel& bpe = spec.bpe;
+UnigramModel make_unigram(const Model& model) {
+  UnigramModel unigram;
+  float min_score = std::numeric_limits<float>::max();
+  float max_score = std::numeric_limits<float>::min();
+  for (const ModelToken& token : model.tokens) {
+    if (token.type != TokenType::normal) continue;
+    min_score = std::min(min_score, token.score), max_score = std::max(max_score, token.score);
+  }
+  for (size_t i = 0; i < model.tokens.size(); ++i) {
+    const ModelToken& token = model.tokens[i];
+    const auto id = int32_t(i);
+    if (token.type == TokenType::normal) unigram.tokens.push_back({token.text, id, token.score});
+    if (token.type == TokenType::user_defined) {
+      unigram.tokens.push_back({token.text, id, symbol_score(token.text, max_score)});
+    }
+    if (token.type == TokenType::unknown) unigram.unknown = id;
+  }
+  unigram.unknown_score = min_score - float(kUnknownPenalty);
+  return unigram;
+}
+
+BpeModel make_bpe(const Model& model) {
+  BpeModel bpe;
   bpe.by_character = true;
   bpe.fuses_unknown = true;
-  spec.normalizes_added = false;  // pieces are written as they are looked for
   std::set<float, std::greater<>> scores;
   for (const ModelToken& token : model.tokens) scores.insert(token.score);
   std::vector<float> by_rank(scores.begin(), scores.end());
@@ -177,37 +209,79 @@ TokenizerSpec parse_sentencepiece(std::string_view text) {
   for (size_t i = 0; i < model.tokens.size(); ++i) {
     const ModelToken& token = model.tokens[i];
     const auto id = int32_t(i);
-    const bool is_text = token.type == TokenType::normal || token.type == TokenType::user_defined;
-    std::string bytes = is_text ? replace_all(token.text, kSpace, " ") : "";
-    if (is_text) {
-      if (!bpe.tokens.emplace(token.text, id).second) {
-        throw ConfigError(fmt::format("piece {}: {} is in it twice", i, printable(token.text)));
-      }
+    if (token.type == TokenType::unused) {
+      throw ConfigError(fmt::format("piece {}: is unused: expected a unigram model", i));
     }
+    if (is_text(token)) bpe.tokens.emplace(token.text, id);
     if (token.type == TokenType::normal) {
       const auto rank = std::ranges::lower_bound(by_rank, token.score, std::greater<>());
       ranked.push_back({token.text, id, int32_t(rank - by_rank.begin())});
     }
-    if (token.type == TokenType::user_defined) {
-      spec.added.push_back({token.text, id, false, false, false, true});
-    } else if (token.type == TokenType::unknown) {
-      bpe.unknown = id;
+    if (token.type == TokenType::unknown) bpe.unknown = id;
+  }
+  bpe.merges = merges_of_tokens(ranked, bpe.tokens, true);
+  return bpe;
+}
+
+/// Sets the texts of tokens, and returns the tokens of bytes; -1 without byte fallback.
+std::array<int32_t, 256> add_texts(const Model& model, TokenizerSpec& spec) {
+  std::array<int32_t, 256> byte_tokens;
+  byte_tokens.fill(-1);
+  std::set<std::string_view> texts;
+  for (size_t i = 0; i < model.tokens.size(); ++i) {
+    const ModelToken& token = model.tokens[i];
+    const auto id = int32_t(i);
+    std::string bytes = is_text(token) ? replace_all(token.text, kSpace, " ") : "";
+    if (is_text(token) && !texts.insert(token.text).second) {
+      throw ConfigError(fmt::format("piece {}: {} is in it twice", i, printable(token.text)));
+    }
+    if (token.type == TokenType::unknown) {
       bytes = model.unknown_surface;
     } else if (token.type == TokenType::byte) {
       const std::optional<uint8_t> byte = byte_of_token(token.text);
       if (!byte)
         throw ConfigError(fmt::format("piece {}: {} is no byte", i, printable(token.text)));
       bytes = std::string(1, char(*byte));
-      if (model.byte_fallback) bpe.bytes[*byte] = id;
+      if (model.byte_fallback) byte_tokens[*byte] = id;
     }
     add_token_text(spec, id, std::move(bytes), token.type == TokenType::control);
+    spec.texts[i].keeps_space = !is_text(token) || !token.text.starts_with(kSpace);
   }
-  bpe.merges = merges_of_tokens(ranked, bpe.tokens, true);
-  if (model.add_prefix) {
-    spec.normalizations.push_back({Normalization::Kind::prepend, "", std::string(kSpace)});
-    spec.strip = TokenizerSpec::Strip::one;
+  return byte_tokens;
+}
+
+}  // namespace
+
+TokenizerSpec parse_sentencepiece(std::string_view text) {
+  Model model = read_model(text);
+  TokenizerSpec spec;
+  spec.name = "sentencepiece";
+  const std::array<int32_t, 256> bytes = add_texts(model, spec);
+  std::vector<AddedToken> symbols;
+  for (size_t i = 0; i < model.tokens.size(); ++i) {
+    if (model.tokens[i].type != TokenType::user_defined) continue;
+    symbols.push_back({model.tokens[i].text, int32_t(i), false, false, false, true});
   }
-  spec.normalizations.push_back({Normalization::Kind::replace, " ", std::string(kSpace)});
+  if (model.type == kUnigram) {
+    spec.unigram = make_unigram(model);
+    spec.unigram->bytes = bytes;
+  } else {
+    spec.bpe = make_bpe(model);
+    spec.bpe.bytes = bytes;
+    spec.added = symbols;
+    spec.normalizes_added = false;  // pieces are written as they are looked for
+  }
+  spec.strip = model.remove_spaces ? TokenizerSpec::Strip::each
+               : model.add_prefix  ? TokenizerSpec::Strip::one
+                                   : TokenizerSpec::Strip::none;
+  const NormalizerSpec rules{.characters = std::move(model.characters),
+                             .symbols = AddedTokens(std::move(symbols)),
+                             .adds_space = model.add_prefix,
+                             .at_end = model.suffix_space,
+                             .removes_spaces = model.remove_spaces,
+                             .escapes = model.escapes};
+  spec.normalizations.push_back({.kind = Normalization::Kind::sentencepiece,
+                                 .rules = std::make_shared<const NormalizerSpec>(rules)});
   if (model.bos >= 0 && size_t(model.bos) < model.tokens.size()) {
     spec.before = {model.bos};
     spec.separator = model.bos;

@@ -10,26 +10,14 @@
 #include "tandem/error.h"
 
 namespace tandem {
-std::string normalize(std::span<const Normalization> steps, std::string_view text, bool prepends) {
-  std::string result(text);
-  for (const Normalization& step : steps) {
-    switch (step.kind) {
-      case Normalization::Kind::nfc:
-        result = unicode::to_nfc(result);
-        break;
-      case Normalization::Kind::prepend:
-        if (prepends && !result.empty()) result.insert(0, step.to);
-        break;
-      case Normalization::Kind::replace:
-        result = replace_all(result, step.from, step.to);
-        break;
-    }
-  }
-  return result;
-}
 
-TextTokenizer::TextTokenizer(TokenizerSpec spec)
-    : spec_(std::move(spec)), bpe_(std::exchange(spec_.bpe, {})) {
+TextTokenizer::TextTokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {
+  if (spec_.unigram) {
+    unigram_.emplace(std::move(*spec_.unigram));
+    spec_.unigram.reset();
+  } else {
+    bpe_.emplace(std::exchange(spec_.bpe, {}));
+  }
   std::vector<AddedToken> raw, normalized;
   for (AddedToken& token : spec_.added) {
     if (token.is_normalized && spec_.normalizes_added) {
@@ -57,8 +45,8 @@ void TextTokenizer::encode(std::string_view text, bool adds, std::vector<int32_t
 }
 
 void TextTokenizer::encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const {
-  const Bpe::Lease lease = bpe_.lease();
-  Encoding to{*lease.cache, tokens};
+  const Bpe::Lease lease = bpe_ ? bpe_->lease() : Bpe::Lease();
+  Encoding to{lease.cache.get(), tokens};
   for (size_t at = 0; at < text.size();) {
     const AddedTokens::Match match = raw_.find(text, at);
     encode_section(text.substr(at, match.begin - at), at == 0 ? begin : Begin::section, to);
@@ -87,7 +75,10 @@ void TextTokenizer::encode_section(std::string_view section, Begin begin, Encodi
 void TextTokenizer::encode_words(size_t step, std::string_view section, Begin begin,
                                  Encoding& to) const {
   if (section.empty()) return;
-  if (step == spec_.steps.size()) return bpe_.encode(section, to.cache, to.tokens);
+  if (step == spec_.steps.size()) {
+    return bpe_ ? bpe_->encode(section, *to.cache, to.tokens)
+                : unigram_->encode(section, to.tokens);
+  }
   switch (spec_.steps[step].kind) {
     case WordStep::Kind::split:
       return split(step, section, begin, to);
@@ -142,12 +133,13 @@ void TextTokenizer::decode(int32_t token, bool skips_special, bool& is_begin,
   if (token < 0 || size_t(token) >= spec_.texts.size()) return;
   const TokenText& from = spec_.texts[size_t(token)];
   if (!from.is_token || (skips_special && from.is_special)) return;
-  const bool strips_one = spec_.strip == TokenizerSpec::Strip::one;
+  using enum TokenizerSpec::Strip;
   std::string_view bytes = from.bytes;
-  if (is_begin && strips_one && bytes.starts_with(' ')) bytes.remove_prefix(1);
-  if (is_begin && spec_.strip == TokenizerSpec::Strip::all) bytes = from.first_bytes;
+  if (is_begin && spec_.strip == all) bytes = from.first_bytes;
+  const bool strips = is_begin && (spec_.strip == one || spec_.strip == each);
+  if (strips && !from.keeps_space && bytes.starts_with(' ')) bytes.remove_prefix(1);
   text += bytes;
-  is_begin = is_begin && strips_one && from.bytes.empty();
+  is_begin = strips && (spec_.strip == one ? from.bytes : bytes).empty();
 }
 
 std::string TextTokenizer::decode(std::span<const int32_t> tokens, bool skips_special) const {

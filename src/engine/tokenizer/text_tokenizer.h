@@ -1,7 +1,7 @@
-// Byte-pair tokenizers of published models, read from their files (engine/tokenizer/open.h).
+// Tokenizers of published models, read from their files (engine/tokenizer/open.h).
 //
 // A text is divided at its added tokens; the rest is normalized, divided into words and each word
-// encoded (engine/tokenizer/bpe.h). Bytes that are not UTF-8 are encoded as bytes.
+// encoded (engine/tokenizer/bpe.h, unigram.h). Bytes that are not UTF-8 are encoded as bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,12 @@
 
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/normalization.h"
 #include "engine/tokenizer/pattern.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unigram.h"
 
 namespace tandem {
-
-struct Normalization {
-  enum class Kind : uint8_t { nfc, prepend, replace };
-  Kind kind;
-  std::string from, to;  ///< `to`: also what is prepended, to texts that are not empty
-};
-
-std::string normalize(std::span<const Normalization> steps, std::string_view text,
-                      bool prepends = true);
 
 /// A step that divides or changes sections of text before they are encoded.
 struct WordStep {
@@ -45,23 +38,25 @@ struct WordStep {
 
 struct TokenText {
   std::string bytes;
-  std::string first_bytes;  ///< with Strip::all: as a text's first token
-  bool is_token = false;    ///< whether the id is in use
+  std::string first_bytes;   ///< with Strip::all: as a text's first token
+  bool is_token = false;     ///< whether the id is in use
+  bool keeps_space = false;  ///< as a text's first token, with Strip::one and Strip::each
   bool is_special = false;
 };
 
 struct TokenizerSpec {
   std::string name;  ///< identifies the tokens that a text becomes
   BpeModel bpe;
+  std::optional<UnigramModel> unigram = {};  ///< instead of `bpe`
   std::vector<Normalization> normalizations;
   std::vector<WordStep> steps;
   std::vector<AddedToken> added;
   bool normalizes_added = true;  ///< the contents of normalized ones, before they are looked for
   std::vector<int32_t> before, after;  ///< of each text, as "<s>" and "</s>"
   std::vector<TokenText> texts;        ///< by id
-  /// Spaces that the begin of a decoded text loses: none, one, or all that its first token wrote as
-  /// another character.
-  enum class Strip : uint8_t { none, one, all } strip = Strip::none;
+  /// Spaces that the begin of a decoded text loses: none, one, one of each token until there is
+  /// text, or all that its first token wrote as another character.
+  enum class Strip : uint8_t { none, one, each, all } strip = Strip::none;
   int32_t separator = -1;  ///< token between documents
 };
 
@@ -102,7 +97,7 @@ class TextTokenizer : public Tokenizer {
   /// be a section if the text were not cut.
   enum class Begin : uint8_t { text, section, middle };
   struct Encoding {
-    Bpe::Cache& cache;
+    Bpe::Cache* cache;
     std::vector<int32_t>& tokens;
   };
   void encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const;
@@ -112,7 +107,8 @@ class TextTokenizer : public Tokenizer {
   void metaspace(size_t step, std::string_view section, Begin begin, Encoding& to) const;
 
   TokenizerSpec spec_;
-  Bpe bpe_;
+  std::optional<Bpe> bpe_;  ///< this or unigram_
+  std::optional<Unigram> unigram_;
   AddedTokens raw_, normalized_;
 };
 

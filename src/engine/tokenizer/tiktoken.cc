@@ -112,7 +112,7 @@ TokenizerSpec parse_tiktoken(std::string_view text, std::string_view name) {
   TokenizerSpec spec;
   spec.name = fmt::format("tiktoken {}", known.name);
   set_ranks(spec, ranks, 0, known.pattern);
-  if (known.is_nfc) spec.normalizations.push_back({Normalization::Kind::nfc, "", ""});
+  if (known.is_nfc) spec.normalizations.push_back({Normalization::Kind::nfc});
   for (size_t i = 0; i < known.special.size(); ++i) {
     if (known.special[i]) add_special(spec, int32_t(ranks.size() + i), known.special[i]);
   }

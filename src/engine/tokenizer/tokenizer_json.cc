@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/printable.h"
 #include "engine/tokenizer/byte_characters.h"
+#include "engine/tokenizer/json_field.h"
 #include "engine/tokenizer/open.h"
 #include "engine/tokenizer/unicode.h"
 #include "tandem/error.h"
@@ -20,86 +20,6 @@ constexpr const char* kWordPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 constexpr const char* kIdRange = "a number from 0 that fits the size of the vocabulary";
-
-[[noreturn]] void refuse(const std::string& key, const json& value, const char* expected) {
-  // Nested values may be deeper than the stack.
-  const bool is_nested = value.is_structured() && std::ranges::any_of(value, &json::is_structured);
-  const std::string text =
-      is_nested ? fmt::format("{} of {}", value.is_array() ? "a list" : "an object", value.size())
-                : value.dump(-1, ' ', false, json::error_handler_t::replace);
-  throw ConfigError(fmt::format("{} is {}: expected {}", key, printable(text, 80), expected));
-}
-
-const json& null_json() {
-  static const json null;
-  return null;
-}
-
-const json& member(const json& object, const char* name) {
-  if (!object.is_object()) return null_json();
-  const auto found = object.find(name);
-  return found == object.end() ? null_json() : *found;
-}
-
-/// An object's value, with its name in messages.
-struct Field {
-  const json& value;
-  std::string key;
-
-  Field operator[](const char* name) const { return {member(value, name), key + "." + name}; }
-  bool is_null() const { return value.is_null(); }
-  std::string text(const char* expected = "a text") const {
-    if (!value.is_string()) refuse(key, value, expected);
-    return value.get<std::string>();
-  }
-  bool flag(bool otherwise) const {
-    if (value.is_null()) return otherwise;
-    if (!value.is_boolean()) refuse(key, value, "true or false");
-    return value.get<bool>();
-  }
-  int64_t number() const {
-    if (!value.is_number_integer()) refuse(key, value, "a whole number");
-    return value.get<int64_t>();
-  }
-  std::vector<Field> list() const {
-    if (!value.is_array()) refuse(key, value, "a list");
-    std::vector<Field> items;
-    for (size_t i = 0; i < value.size(); ++i) {
-      items.push_back({value[i], fmt::format("{}[{}]", key, i)});
-    }
-    return items;
-  }
-  void require_empty(const char* name) const {
-    const Field field = (*this)[name];
-    const bool is_empty = field.is_null() || field.value == "" || field.value == false ||
-                          (field.value.is_number() && field.value == 0);
-    if (!is_empty) refuse(field.key, field.value, "null");
-  }
-};
-
-/// "Regex" or "String" of a pattern.
-Pattern read_pattern(const Field& field) {
-  try {
-    if (!field["String"].is_null()) return Pattern::literal(field["String"].text());
-    return Pattern(field["Regex"].text("a pattern {\"Regex\": ...} or {\"String\": ...}"));
-  } catch (const ConfigError& failed) {
-    throw ConfigError(fmt::format("{}: {}", field.key, failed.what()));
-  }
-}
-
-/// All members of a "Sequence" in `list`, or the step itself.
-std::vector<Field> steps_of(const Field& field, const char* list) {
-  if (field.is_null()) return {};
-  if (field["type"].text("an object with a type") != "Sequence") return {field};
-  std::vector<Field> steps;
-  for (const Field& item : field[list].list()) {
-    if (item["type"].text("an object with a type") == "Sequence") {
-      refuse(item.key, item["type"].value, "no Sequence in a Sequence");
-    }
-    steps.push_back(item);
-  }
-  return steps;
-}
 
 class Reader {
  public:
@@ -137,8 +57,12 @@ class Reader {
         spec_.steps.push_back(split_step(Pattern(each ? "\\p{N}" : "\\p{N}+")));
       } else if (type == "Metaspace") {
         add_metaspace(step);
+      } else if (type == "WhitespaceSplit") {
+        spec_.steps.push_back(split_step(Pattern("\\s+")));
+        spec_.steps.back().keeps_matches = false;
       } else {
-        refuse(step.key + ".type", step["type"].value, "ByteLevel, Split, Digits or Metaspace");
+        refuse(step.key + ".type", step["type"].value,
+               "ByteLevel, Split, Digits, Metaspace or WhitespaceSplit");
       }
     }
   }
@@ -190,9 +114,9 @@ class Reader {
 
   void read_vocabulary() {
     const Field model = top("model");
-    if (!model["type"].is_null() && model["type"].text() != "BPE") {
-      refuse("model.type", model["type"].value, "BPE");
-    }
+    const std::string type = model["type"].is_null() ? "BPE" : model["type"].text();
+    if (type == "Unigram") return read_unigram(model);
+    if (type != "BPE") refuse("model.type", model["type"].value, "BPE or Unigram");
     for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
       model.require_empty(name);
     }
@@ -222,6 +146,37 @@ class Reader {
       if (model["byte_fallback"].flag(false)) read_byte_tokens();
     }
     read_merges(model["merges"]);
+  }
+
+  void read_unigram(const Field& model) {
+    if (of_bytes_) refuse("pre_tokenizer", top("pre_tokenizer").value, "no ByteLevel of Unigram");
+    const std::vector<Field> vocab = model["vocab"].list();
+    max_id_ = max_token_id(vocab.size() + top("added_tokens").value.size());
+    UnigramModel unigram;
+    unigram.sums = UnigramModel::Sums::tokenizers;
+    double min_score = 0;
+    for (const Field& item : vocab) {
+      const bool is_pair = item.value.is_array() && item.value.size() == 2 &&
+                           item.value[0].is_string() && item.value[1].is_number();
+      if (!is_pair) refuse(item.key, item.value, "a text and its score");
+      const auto id = int32_t(unigram.tokens.size());
+      unigram.tokens.push_back({item.value[0].get<std::string>(), id, item.value[1].get<double>()});
+      ids_[unigram.tokens.back().text] = id;
+      min_score =
+          id == 0 ? unigram.tokens[0].score : std::min(min_score, unigram.tokens.back().score);
+    }
+    const Field unknown = model["unk_id"];
+    const int64_t id = unknown.is_null() ? -1 : unknown.number();
+    if (id < 0 || id >= int64_t(vocab.size())) refuse(unknown.key, unknown.value, "a piece");
+    unigram.unknown = int32_t(id);
+    unigram.unknown_score = min_score - kUnknownPenalty;
+    if (model["byte_fallback"].flag(false)) {
+      for (size_t byte = 0; byte < 256; ++byte) {
+        const auto found = ids_.find(fmt::format("<0x{:02X}>", byte));
+        if (found != ids_.end()) unigram.bytes[byte] = found->second;
+      }
+    }
+    spec_.unigram = std::move(unigram);
   }
 
   void read_byte_tokens() {
@@ -291,21 +246,8 @@ class Reader {
   }
 
   void read_normalizers() {
-    const std::vector<Field> steps = steps_of(top("normalizer"), "normalizers");
-    for (const Field& step : steps) {
-      const std::string type = step["type"].text();
-      if (type == "NFC") {
-        spec_.normalizations.push_back({Normalization::Kind::nfc, "", ""});
-      } else if (type == "Prepend") {
-        spec_.normalizations.push_back({Normalization::Kind::prepend, "", step["prepend"].text()});
-      } else if (type == "Replace" && !step["pattern"]["String"].is_null()) {
-        Normalization replace{Normalization::Kind::replace, step["pattern"]["String"].text(),
-                              step["content"].text()};
-        if (replace.from.empty()) refuse(step.key + ".pattern", step["pattern"].value, "a text");
-        spec_.normalizations.push_back(std::move(replace));
-      } else {
-        refuse(step.key + ".type", step["type"].value, "NFC, Prepend, or Replace of a String");
-      }
+    for (const Field& step : steps_of(top("normalizer"), "normalizers")) {
+      spec_.normalizations.push_back(read_normalization(step));
     }
   }
 
