@@ -68,9 +68,8 @@ int64_t Unigram::child(int64_t node, uint8_t byte) const {
 }
 
 void Unigram::offer(Path& end, double score, size_t begin, int32_t token) const {
-  if (end.begin >= 0 && !(score > end.score)) return;
-  const bool is_float = model_.sums == UnigramModel::Sums::sentencepiece;
-  end = {is_float ? double(float(score)) : score, int64_t(begin), token};
+  if (model_.sums == UnigramModel::Sums::sentencepiece) score = double(float(score));
+  if (end.begin < 0 || score > end.score) end = {score, int64_t(begin), token};
 }
 
 void Unigram::extend(std::string_view text, size_t begin, std::vector<Path>& paths) const {
@@ -87,9 +86,7 @@ void Unigram::extend(std::string_view text, size_t begin, std::vector<Path>& pat
     is_known = is_known || at - begin == character;
   }
   if (is_known) return;
-  const double score = model_.unknown_score + before;
-  const bool is_float = model_.sums == UnigramModel::Sums::sentencepiece;
-  offer(paths[begin + character], is_float ? double(float(score)) : score, begin, -1);
+  offer(paths[begin + character], model_.unknown_score + before, begin, -1);
 }
 
 void Unigram::encode(std::string_view text, std::vector<int32_t>& out) const {
