@@ -147,6 +147,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
   options.prefill = parse_prefill(arguments.prefill);
+  options.int8_weights = !arguments.weights.empty();
   options.block = block_for(prompt_tokens, config);
   options.capacity =
       std::min(config.max_seq, prompt_tokens + std::min(config.max_seq, arguments.max_tokens));
@@ -207,10 +208,6 @@ void run(GenerateArguments arguments) {
   }
   if (arguments.batch < 1 || arguments.batch > kMaxBatch) {
     throw InvalidArgument(fmt::format("--batch {}: expected 1 to {}", arguments.batch, kMaxBatch));
-  }
-  if (!arguments.weights.empty() && arguments.prompts.empty()) {
-    throw InvalidArgument(
-        fmt::format("--weights {} without --prompts: expected both", arguments.weights));
   }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);

@@ -20,11 +20,11 @@ class Int8Weight {
   /// half a scale. A group does not depend on others.
   explicit Int8Weight(const Tensor& weight);
 
-  /// out[M, N] = x[M, K] x weight^T. x and out: f32 or bf16, with contiguous rows. Products of f32
-  /// with the weights as scale x value, which is exact, are added in f32, in 16 sums over k. A row
-  /// has the same bits however many other rows there are. Throws InvalidArgument naming the operand
-  /// whose shape does not fit.
-  void multiply(const Tensor& x, const Tensor& out) const;
+  /// out[M, n] = x[M, K] x rows [first_row, first_row + n) of the weight^T. x and out: f32 or bf16,
+  /// with contiguous rows. Products of f32 with the weights as scale x value, which is exact, are
+  /// added in f32, in 16 sums over k. A row has the same bits however many other rows there are.
+  /// Throws InvalidArgument naming the operand whose shape does not fit.
+  void multiply(const Tensor& x, const Tensor& out, int64_t first_row = 0) const;
 
   /// Writes the weight as it is multiplied, f32 [N, K].
   void read(const Tensor& to) const;

@@ -112,7 +112,7 @@ TEST(Int8Weight, ProductsMatchReferenceAndRowsKeepTheirBits) {
         const Matrix weight = weight_of(n, k);
         const Int8Weight int8(weight.tensor);
         const Doubles w = quantized(weight);
-        const int64_t max_rows = 9;
+        const int64_t max_rows = 14;  // more than from which weights are decoded once
         Matrix x(dtype, max_rows, k, k + 3), all(dtype, max_rows, n, n + 5);
         x.fill("x");
         int8.multiply(x.tensor, all.tensor);
@@ -142,11 +142,25 @@ TEST(Int8Weight, ProductsMatchReferenceAndRowsKeepTheirBits) {
   }
 }
 
+TEST(Int8Weight, RowsOfAWeightGiveTheirColumnsOfTheProduct) {
+  const Int8Weight weight(weight_of(23, 130).tensor);
+  for (const int64_t rows : {1, 14}) {
+    Matrix x(DType::f32, rows, 130), all(DType::f32, rows, 23), some(DType::f32, rows, 9);
+    x.fill("x");
+    weight.multiply(x.tensor, all.tensor);
+    weight.multiply(x.tensor, some.tensor, 5);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < 9; ++j) EXPECT_EQ(some.get(i, j), all.get(i, j + 5));
+    }
+  }
+}
+
 TEST(Int8Weight, OtherShapesAreRefused) {
   const Int8Weight weight(weight_of(5, 70).tensor);
   const Matrix x(DType::f32, 2, 70), narrow(DType::f32, 2, 64), out(DType::f32, 2, 5);
   EXPECT_THROW(weight.multiply(narrow.tensor, out.tensor), InvalidArgument);
   EXPECT_THROW(weight.multiply(x.tensor, narrow.tensor), InvalidArgument);
+  EXPECT_THROW(weight.multiply(x.tensor, out.tensor, 1), InvalidArgument);
   EXPECT_NO_THROW(weight.multiply(x.tensor, out.tensor));
 }
 

@@ -177,6 +177,14 @@ refuses_line 'stop = 3: expected a string or a list of strings' '{"prompt": "x",
 refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
 refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"
 refuses 3 "$dir/nowhere" "$dir/out" --prompts "$dir/nowhere"
+# A single prompt with weights in int8 is continued as in a batch.
+echo '{"prompt": "#include <", "max_tokens": 40, "seed": 3}' >"$dir/single"
+"$tandem" generate "$dir/out" --prompts "$dir/single" --weights int8 >"$dir/batch.json" 2>/dev/null
+generate --weights int8 --json "$dir/single.json" >/dev/null 2>&1
+python3 -c '
+import json, sys
+single, batch = (json.load(open(path))["token_ids"] for path in sys.argv[1:])
+assert single == batch, (single, batch)' "$dir/single.json" "$dir/batch.json"
 # Bits per byte of weights in int8 are close to those of f32, and not the same.
 score() {
   "$tandem" eval "$dir/out" --data "$source/configs/tiny.toml" --json - "$@"
@@ -188,7 +196,6 @@ assert 0 < abs(int8 - f32) < 1e-3 * f32, (f32, int8)
 ' "$(score)" "$(score --weights int8)"
 ! "$tandem" eval "$dir/out" --data "$source/configs/tiny.toml" --weights int8 --dtype bf16 2>"$dir/error" || exit 1
 grep -qF -- '--weights int8 with --dtype bf16: expected f32' "$dir/error" || { cat "$dir/error"; exit 1; }
-refuses 2 '--weights int8 without --prompts: expected both' "$dir/out" --prompt x --weights int8
 refuses 4 '--weights int8 on GPUs: expected CPU ranks' "$dir/out" --prompts "$dir/none" --weights int8 --device gpu
 refuses 4 'weights in int8: heads x head_dim = ' "$dir/out" --prompts "$dir/none" --weights int8 --tp 4
 refuses 2 '--batch 0: expected 1 to' "$dir/out" --prompts "$dir/none" --batch 0

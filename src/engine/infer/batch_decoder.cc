@@ -49,12 +49,16 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
       sampled_(bytes(c, chosen, sizeof(Sampled))),
       host_sampled_(size_t(chosen)) {
   if (!c.exec.on_gpu()) {
-    sums_.emplace(c.tp, c.dtype, rows, c.config.hidden,
-                  std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings});
+    sums_.emplace(c.tp, c.dtype, rows, c.config.hidden, row_sum_wires(c));
   }
-  if (c.config.moe_layers() > 0) experts_.emplace(c, rows, true, overlap);
   if (c.exec.on_gpu() && c.tp.size() > 1 && rows >= kMinSplitRows) {
     split_.emplace(c, rows, overlap, hidden_, inner_);
+  }
+  if (c.config.moe_layers() == 0) return;
+  if (c.int8) {
+    row_experts_.emplace(c, rows);
+  } else {
+    experts_.emplace(c, rows, true, overlap);
   }
 }
 
@@ -64,12 +68,6 @@ bool BatchDecoder::is_split(int64_t count) const {
 
 bool BatchDecoder::adds_in_gemm() const {
   return context_.exec.on_gpu() && context_.tp.size() == 1;
-}
-
-void BatchDecoder::multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out) {
-  const DecoderContext& c = context_;
-  if (c.int8) return c.int8->at(weight).multiply(x, out);
-  gemm(c.exec, x, c.weights.matrix(weight).transposed(), out, kWeightIsOld);
 }
 
 template <typename Compute>
@@ -92,27 +90,31 @@ struct BatchDecoder::Steps {
   Tensor x;
 
   const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
-  void in(const Tensor& x_norm, const Tensor& /*weight*/, const Tensor& hidden) const {
-    decoder.multiply(x_norm, layout().in, hidden);
+  void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) const {
+    multiply(decoder.context_, x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
     decoder.context_.cache.attend(branch, 0, q, k, v, out);
   }
-  void out(const Tensor& inner, const Tensor& /*weight*/) const {
+  void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = decoder.context_;
     if (decoder.adds_in_gemm()) {
       GemmOptions options = kWeightIsOld;
       options.accumulate = true;
-      return gemm(c.exec, inner, c.weights.matrix(layout().out).transposed(), x, options);
+      return gemm(c.exec, inner, weight.values.transposed(), x, options);
     }
     decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
-                [&](const Tensor& partial) { decoder.multiply(inner, layout().out, partial); });
+                [&](const Tensor& partial) { multiply(c, inner, weight, partial); });
     // Else the next branch's norm adds it.
     decoder.is_added_ = !c.exec.on_gpu() || layout().moe;
     if (decoder.is_added_) add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
-    decoder.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
+    if (decoder.experts_) return decoder.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
+    decoder.sum(x.dim(0), decoder.context_.codec.experts, [&](const Tensor& partial) {
+      decoder.row_experts_->run(layout(), x_norm, partial);
+    });
+    add(decoder.context_.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
   }
 };
 
@@ -219,7 +221,7 @@ void BatchDecoder::run_branches(int64_t count) {
     }
     const Steps steps{*this, i, x};
     if (b.is_mlp() && gemm_swiglu(c.exec, memory.x_norm, c.weights.matrix(b.in), memory.inner)) {
-      steps.out(memory.inner, c.weights.matrix(b.out));
+      steps.out(memory.inner, c.view().weight(b.out));
     } else {
       forward_normalized(c.view(), b, memory, steps);
     }
@@ -238,7 +240,8 @@ void BatchDecoder::compute_logits(int64_t count) {
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, last_norm, inverse_rms_);
-  multiply(last_norm, c.layout.head, reshaped(local_logits_, count, c.layout.vocab));
+  multiply(c, last_norm, c.view().weight(c.layout.head),
+           reshaped(local_logits_, count, c.layout.vocab));
   const int world = c.tp.size();
   if (world == 1) return;
   const int64_t room = count * logit_columns(c);

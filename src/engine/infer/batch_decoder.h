@@ -47,8 +47,6 @@ class BatchDecoder {
   bool is_split(int64_t count) const;
   /// Whether GEMMs add to the residual stream.
   bool adds_in_gemm() const;
-  /// out = x x weight^T.
-  void multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out);
   void upload(const BatchRows& rows);
   /// `count` bytes of inputs_ from `begin`.
   Tensor input(int64_t begin, int64_t count) const;
@@ -72,6 +70,7 @@ class BatchDecoder {
   Progress progress_;
   std::optional<RowSums> sums_;  ///< CPU ranks
   std::optional<DecoderExperts> experts_;
+  std::optional<RowExperts> row_experts_;  ///< of int8 weights
   std::optional<SplitRows> split_;  ///< several GPU ranks, for steps of max rows
   int64_t max_chosen_;
   Activation inputs_;  ///< u8: options, chosen rows and tokens of a step

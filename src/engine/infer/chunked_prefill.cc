@@ -20,10 +20,10 @@ ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks
       inner_(c.dtype, x_norm_->dim(0), widest_inner(c.layout)),
       residual_(c.dtype, x_norm_->dim(0), c.config.hidden) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    sums_.push_back(
-        std::make_unique<RowSums>(c.tp, c.dtype, x_norm_->dim(0), c.config.hidden,
-                                  std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings}));
+    sums_.push_back(std::make_unique<RowSums>(c.tp, c.dtype, x_norm_->dim(0), c.config.hidden,
+                                              row_sum_wires(c)));
   }
+  if (c.int8 && c.config.moe_layers() > 0) experts_.emplace(c, x_norm_->dim(0));
 }
 
 /// Sends partial products to be summed during the computation of the other chunk, and advances the
@@ -34,21 +34,29 @@ struct ChunkedPrefill::Steps {
   int chunk;
 
   const Shard& rows() const { return block.rows_[size_t(chunk)]; }
-  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(x_norm, weight.transposed(), hidden);
+  void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) {
+    multiply(block.context_, x_norm, weight, hidden);
     block.advance_other_chunks(chunk);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     block.context_.cache.attend(branch, rows().begin, q, k, v, out);
   }
-  void out(const Tensor& inner, const Tensor& weight) {
+  void out(const Tensor& inner, const LayerWeight& weight) {
     block.advance_other_chunks(chunk);
     RowSums& sums = *block.sums_[size_t(chunk)];
-    gemm(inner, weight.transposed(), sums.begin(rows().count));
+    multiply(block.context_, inner, weight, sums.begin(rows().count));
     sums.send(branch_wire(block.context_.codec, block.context_.layout.branches[branch]));
   }
-  void experts(const Tensor&, const Tensor&, const Tensor&) {
-    throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
+  void experts(const Tensor& x_norm, const Tensor&, const Tensor&) {
+    if (!block.experts_) {
+      throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
+    }
+    const BranchLayout& layout = block.context_.layout.branches[branch];
+    if (layout.has_products()) block.take_sums(chunk, false);
+    block.advance_other_chunks(chunk);
+    RowSums& sums = *block.sums_[size_t(chunk)];
+    block.experts_->run(layout, x_norm, sums.begin(rows().count));
+    sums.send(block.context_.codec.experts);
   }
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,9 +17,10 @@ namespace tandem {
 
 class ChunkedPrefill {
  public:
-  /// At most `rows` tokens at once, in `chunks` chunks, 1 or 2, for a model without experts.
-  /// Results are bitwise equal for any number of chunks (see rows_keep_bits in gemm/gemm.h), and
-  /// equal to PrefillBlock's unless the wire format is lossy. Collective.
+  /// At most `rows` tokens at once, in `chunks` chunks, 1 or 2, for a model without experts,
+  /// or with experts in int8. Results are bitwise equal for any number of chunks (see
+  /// rows_keep_bits in gemm/gemm.h), and equal to PrefillBlock's unless the wire format is lossy.
+  /// Collective.
   ChunkedPrefill(const DecoderContext& context, int64_t rows, int chunks);
   /// As Prefill::run (prefill.h).
   void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
@@ -34,6 +36,7 @@ class ChunkedPrefill {
   Progress progress_;
   std::vector<std::unique_ptr<RowSums>> sums_;  ///< one per chunk
   std::vector<Shard> rows_;                     ///< chunks of this run
+  std::optional<RowExperts> experts_;           ///< of int8 weights
   Activation x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 

@@ -178,11 +178,15 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
       x_norm_(c.activation(1, c.config.hidden)),
       hidden_(c.activation(1, widest_in(c.layout))),
       inner_(c.activation(1, widest_inner(c.layout))),
-      residual_(c.activation(1, c.config.hidden)) {
+      residual_(c.activation(1, c.config.hidden)),
+      experts_out_(c.f32(1, c.config.hidden)) {
   for (const BranchLayout& b : c.layout.branches) {
-    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
+    if (b.moe && c.int8 && !row_experts_) row_experts_ = std::make_unique<RowExperts>(c, 1);
+    if (b.moe && !c.int8 && !experts_) {
+      experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
+    }
     auto& out = out_[branch_kind(b)];
-    if (out || !b.has_products() || !branch_wire(c.codec, b).is_none()) continue;
+    if (out || c.int8 || !b.has_products() || !branch_wire(c.codec, b).is_none()) continue;
     out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
                                    overlap);
   }
@@ -200,7 +204,7 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, x_norm_, inverse_rms_);
-  gemm(c.exec, x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_, kWeightIsOld);
+  multiply(c, x_norm_, c.view().weight(c.layout.head), local_logits_);
   const auto flat = [&](const Activation& row) {
     return Tensor(row->data(), DType::f32, {row->elements()}, c.exec.device);
   };
@@ -216,24 +220,28 @@ struct DecodeStep::Steps {
   const Tensor& x;
 
   const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
-  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(step.context_.exec, x_norm, weight.transposed(), hidden, kWeightIsOld);
+  void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) {
+    multiply(step.context_, x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     step.context_.cache.attend(branch, 0, q, k, v, out);
   }
-  void out(const Tensor& inner, const Tensor& weight) {
+  void out(const Tensor& inner, const LayerWeight& weight) {
     const DecoderContext& c = step.context_;
     if (const auto& product = step.out_[branch_kind(layout())]) {
       product->run(inner, weight, step.residual_);
     } else {
-      gemm(c.exec, inner, weight.transposed(), step.residual_, kWeightIsOld);
+      multiply(c, inner, weight, step.residual_);
       all_reduce(c.tp, step.residual_, branch_wire(c.codec, layout()));
     }
     add(c.exec, x, step.residual_, x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
-    step.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
+    if (step.experts_) return step.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
+    const DecoderContext& c = step.context_;
+    step.row_experts_->run(layout(), x_norm, step.experts_out_);
+    all_reduce(c.tp, step.experts_out_, c.codec.experts);
+    add(c.exec, x, step.experts_out_, x);
   }
 };
 

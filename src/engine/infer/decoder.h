@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/infer/int8_weights.h"
@@ -27,7 +28,7 @@ struct DecoderContext {
   KvCache& cache;
   CodecPolicy codec = {};
   Exec exec = {};
-  const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`; BatchDecoder only
+  const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`
 
   LayerView view() const { return {config, layout, weights, exec}; }
   Activation activation(int64_t rows, int64_t columns) const {
@@ -73,6 +74,23 @@ class DecoderExperts {
   std::optional<MoeLayer> layer_;
   MoeBatch batch_;
   Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
+};
+
+/// Experts for rows that every rank has, of weights in int8, on CPU ranks. A row's bits do not
+/// depend on other rows.
+class RowExperts {
+ public:
+  RowExperts(const DecoderContext& context, int64_t rows);
+  /// Writes this rank's sums for `x_norm`, [rows, hidden], to `partial`; their sum over the ranks
+  /// is the experts' output.
+  void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& partial);
+
+ private:
+  void add_expert(const BranchLayout& branch, int64_t expert, const Tensor& x_norm);
+
+  DecoderContext context_;
+  std::vector<std::pair<int64_t, float>> routed_;  ///< rows of an expert and their weights
+  Activation input_, logits_, scores_, chosen_, weights_, x_, gate_up_, inner_, product_, out_;
 };
 
 /// Prefill with a row-sharded residual stream.
@@ -127,10 +145,12 @@ class DecodeStep {
   struct Steps;
 
   DecoderContext context_;
-  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr if sums are encoded
+  /// nullptr if sums are encoded or weights are int8.
+  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;
   std::unique_ptr<DecoderExperts> experts_;
+  std::unique_ptr<RowExperts> row_experts_;  ///< of int8 weights
   TokenRows tokens_;
-  Activation looked_up_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
+  Activation looked_up_, inverse_rms_, x_norm_, hidden_, inner_, residual_, experts_out_;
 };
 
 }  // namespace tandem

@@ -16,4 +16,16 @@ int64_t widest_inner(const ModelLayout& layout) {
   return maximum;
 }
 
+std::vector<Wire> row_sum_wires(const DecoderContext& c) {
+  std::vector<Wire> wires{c.codec.attention, c.codec.mlp, c.codec.embeddings};
+  if (c.int8 && c.config.moe_layers() > 0) wires.push_back(c.codec.experts);
+  return wires;
+}
+
+void multiply(const DecoderContext& c, const Tensor& x, const LayerWeight& weight,
+              const Tensor& out) {
+  if (c.int8) return c.int8->at(weight.matrix).multiply(x, out);
+  gemm(c.exec, x, weight.values.transposed(), out, kWeightIsOld);
+}
+
 }  // namespace tandem

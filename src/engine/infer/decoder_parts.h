@@ -15,6 +15,13 @@ constexpr GemmOptions kWeightIsOld{.reads_b_early = true};
 int64_t widest_in(const ModelLayout& layout);
 int64_t widest_inner(const ModelLayout& layout);
 
+/// out = x x weight^T, with the weight as the context stores it.
+void multiply(const DecoderContext& context, const Tensor& x, const LayerWeight& weight,
+              const Tensor& out);
+
+/// Wire formats of the sums of rows that every rank has.
+std::vector<Wire> row_sum_wires(const DecoderContext& context);
+
 /// First rows x columns elements of scratch, as a matrix.
 inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
   return Tensor(scratch.data(), scratch.dtype(), {rows, columns}, scratch.device());

@@ -21,7 +21,9 @@ const GeneratorOptions& checked(const GeneratorOptions& options) {
   return options;
 }
 
-KvCache::Size cache_size(const ModelConfig& config, const GeneratorOptions& options) {
+KvCache::Size cache_size(const Communicator& tp, const ModelConfig& config,
+                         const GeneratorOptions& options) {
+  if (options.int8_weights) check_int8_weights(config, tp.size());
   const int64_t capacity = options.capacity == 0 ? config.max_seq : options.capacity;
   return {.pages = pages_of(capacity),
           .sequences = 1,
@@ -35,7 +37,8 @@ KvCache::Size cache_size(const ModelConfig& config, const GeneratorOptions& opti
 class Generator::Impl {
  public:
   Impl(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options)
-      : model_(tp, config, options.dtype, cache_size(config, options), options.codec),
+      : model_(tp, config, options.dtype, cache_size(tp, config, options), options.codec,
+               options.int8_weights),
         block_(options.block),
         prefill_(make_prefill(model_.context, block_, options.overlap, options.prefill)),
         step_(model_.context, options.overlap),
@@ -131,7 +134,7 @@ const std::vector<Parameter>& Generator::parameter_list() const {
   return impl_->model_.layout.parameters;
 }
 void Generator::parameters_changed() {
-  impl_->model_.weights.refresh();
+  impl_->model_.parameters_changed();
 }
 int64_t Generator::capacity() const {
   return impl_->capacity();

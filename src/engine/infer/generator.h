@@ -27,6 +27,7 @@ struct GeneratorOptions {
   OverlapOptions overlap = {};
   CodecPolicy codec = {};  ///< wire format per communication site
   Strategy prefill = Strategy::automatic;
+  bool int8_weights = false;  ///< as EngineOptions::int8_weights
 };
 
 class Generator {

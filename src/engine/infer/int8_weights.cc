@@ -10,8 +10,9 @@ namespace {
 template <typename Visit>
 void for_each_int8(const ModelLayout& layout, const Visit& visit) {
   for (const BranchLayout& branch : layout.branches) {
-    visit(branch.in);
-    visit(branch.out);
+    for (const WeightMatrix& m : {branch.in, branch.out, branch.experts_in, branch.experts_out}) {
+      if (m.rows > 0) visit(m);
+    }
   }
   visit(layout.head);
 }
@@ -24,10 +25,6 @@ Tensor matrix_in(const Tensor& values, const WeightMatrix& m) {
 }  // namespace
 
 void check_int8_weights(const ModelConfig& config, int tp) {
-  if (config.experts > 0) {
-    throw Unsupported(
-        fmt::format("weights in int8: {} experts: expected a dense model", config.experts));
-  }
   const auto check = [&](const char* key, int64_t inputs) {
     if (tp == 1 || inputs % (kInt8Group * tp) == 0) return;
     throw Unsupported(fmt::format(
@@ -36,7 +33,10 @@ void check_int8_weights(const ModelConfig& config, int tp) {
         key, inputs, tp, kInt8Group));
   };
   check("heads x head_dim", config.heads * config.head_dim);
-  check("intermediate_size", config.ffn);
+  if (config.moe_layers() < config.layers) check("intermediate_size", config.ffn);
+  if (config.moe_layers() == 0) return;
+  check("moe_intermediate_size", config.ffn_per_expert());
+  check("shared_expert_intermediate_size", config.shared_ffn);
 }
 
 void round_to_int8(const ModelLayout& layout, const Tensor& values) {

@@ -1,5 +1,5 @@
 // Matrices of a rank's model in int8 (gemm/int8_weight.h), for CPU ranks: those of the branches'
-// GEMMs and the head.
+// GEMMs, the experts and the head.
 #pragma once
 
 #include <map>
@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// Throws Unsupported naming what of the model or of its division over `tp` ranks has no weights in
-/// int8: experts, or groups of inputs that would cross ranks.
+/// Throws Unsupported naming the size whose division over `tp` ranks has no weights in int8, as
+/// groups of inputs would cross ranks.
 void check_int8_weights(const ModelConfig& config, int tp);
 
 /// Sets the matrices in `values`, f32 [layout.size], to what they are in int8; a tied head's

@@ -40,10 +40,11 @@ Prefill in_chunks(const DecoderContext& c, int64_t rows, int chunks) {
 }
 
 bool has_chunks(const DecoderContext& c) {
+  if (c.int8) return true;
   return c.tp.size() > 1 && c.config.moe_layers() == 0 && !c.exec.on_gpu();
 }
 bool splits_rows(const DecoderContext& c) {
-  return !has_chunks(c) || c.codec.is_none();
+  return !c.int8 && (!has_chunks(c) || c.codec.is_none());
 }
 Prefill serial(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap) {
   return splits_rows(c) ? rows_split(c, rows, overlap) : in_chunks(c, rows, 1);
@@ -56,7 +57,7 @@ std::vector<Prefill> with_codec(const DecoderContext& c, int64_t rows,
   if (splits_rows(c)) all.push_back(rows_split(c, rows, overlap));
   if (!has_chunks(c)) return all;
   all.push_back(in_chunks(c, rows, 1));
-  all.push_back(in_chunks(c, rows, 2));
+  if (c.tp.size() > 1) all.push_back(in_chunks(c, rows, 2));
   return all;
 }
 
@@ -77,6 +78,7 @@ size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>
       "rows {} hidden {} layers {} heads {} kv_heads {} head_dim {} ffn {} block {} {} codec {}",
       rows, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.parallel_block,
       name_of(c.dtype), c.codec.describe());
+  if (c.int8) shape += " weights int8";
   if (m.sliding_window > 0) {
     shape += fmt::format(" window {} full {}", m.sliding_window, m.full_attention_freq);
   }
@@ -111,7 +113,7 @@ std::vector<Prefill> prefill_candidates(const DecoderContext& c, int64_t rows,
 Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap,
                      Strategy strategy) {
   if (strategy == Strategy::overlapped) {
-    if (!has_chunks(c)) {
+    if (!has_chunks(c) || c.tp.size() == 1) {
       throw InvalidArgument(
           fmt::format("prefill 'iso' with {}: expected a dense model on two CPU ranks or more",
                       c.exec.on_gpu()    ? "GPUs"
@@ -120,7 +122,7 @@ Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions
     }
     return in_chunks(c, rows, 2);
   }
-  const bool single = !has_chunks(c) && !keeps_uncompressed(c, overlap);
+  const bool single = (!has_chunks(c) || c.tp.size() == 1) && !keeps_uncompressed(c, overlap);
   if (strategy == Strategy::serial || single || rows < kMinRowsOfTwoChunks) {
     return serial(c, rows, overlap);
   }

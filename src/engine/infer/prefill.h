@@ -23,7 +23,8 @@ Strategy parse_prefill(std::string_view text);
 
 /// Candidates for the context's model, up to `rows` tokens per call, serial first. All are bitwise
 /// equal, without a codec or with the same one (see rows_keep_bits in gemm/gemm.h): with a codec
-/// every rank holds whole residuals. Models with experts, and single ranks, have one form. If a
+/// every rank holds whole residuals. Models with experts, and single ranks, have one form;
+/// weights in int8 have no form with split rows. If a
 /// codec is set and `overlap.allow_uncompressed`, uncompressed candidates precede the others.
 /// Collective.
 std::vector<Prefill> prefill_candidates(const DecoderContext& context, int64_t rows,

@@ -11,6 +11,14 @@
 
 namespace tandem {
 
+/// Weight of a GEMM as a branch's steps are given it: its values, without data if they are stored
+/// in another form, and its position in the layout.
+struct LayerWeight {
+  Tensor values;
+  WeightMatrix matrix;
+  operator const Tensor&() const { return values; }
+};
+
 /// Parts of the model that a branch reads.
 struct LayerView {
   const ModelConfig& config;
@@ -21,6 +29,7 @@ struct LayerView {
   Tensor norm(const BranchLayout& branch) const {
     return weights.vector(branch.begin, config.hidden);
   }
+  LayerWeight weight(const WeightMatrix& matrix) const { return {weights.matrix(matrix), matrix}; }
 };
 
 /// Memory of a branch. `x_norm` has the rows of x and `inverse_rms` one value for each; `hidden`
@@ -52,7 +61,8 @@ inline void prepare_qkv(const LayerView& view, const BranchLayout& branch,
 }
 
 /// The GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the experts, each
-/// if the branch has them, on the normalized rows in memory.x_norm. `Steps` has
+/// if the branch has them, on the normalized rows in memory.x_norm. Weights are LayerWeight.
+/// `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
 ///   attention(q, k, v, out)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
@@ -63,7 +73,7 @@ template <typename Steps>
 void forward_normalized(const LayerView& view, const BranchLayout& branch,
                         const BranchMemory& memory, Steps&& steps) {
   if (branch.has_products()) {
-    steps.in(memory.x_norm, view.weights.matrix(branch.in), memory.hidden);
+    steps.in(memory.x_norm, view.weight(branch.in), memory.hidden);
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
     const InnerViews inner = split_inner(view.layout, branch, memory.inner);
     if (branch.attention) {
@@ -72,11 +82,10 @@ void forward_normalized(const LayerView& view, const BranchLayout& branch,
     }
     if (branch.mlp) swiglu_forward(view.exec, hidden.gate, hidden.up, inner.mlp);
     if (branch.has_shared_gate) gate_rows(view.exec, hidden.shared_gate, inner.mlp);
-    steps.out(memory.inner, view.weights.matrix(branch.out));
+    steps.out(memory.inner, view.weight(branch.out));
   }
   if (branch.moe) {
-    steps.experts(memory.x_norm, view.weights.matrix(branch.experts_in),
-                  view.weights.matrix(branch.experts_out));
+    steps.experts(memory.x_norm, view.weight(branch.experts_in), view.weight(branch.experts_out));
   }
 }
 

@@ -47,26 +47,30 @@ FloatVector int8_to_f32(const int8_t* values) {
 #endif
 }
 
+/// Min rows for which the weights of a tile's columns are decoded once: fewer read the bytes.
+constexpr int64_t kMinDecodedRows = 3 * kInt8TileRows;
+
 struct TileOperands {
   const float* x;  // [rows, groups x kInt8Group]
   const int8_t* values;
   const BFloat16* scales;
   int64_t groups;
+  const float* decoded = nullptr;  // values x scales, [columns, groups x kInt8Group]
 };
 
 float bf16_at_least(float value) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0xffff) & 0xffff0000u);
 }
 
-/// sums[i * Columns + j] = row i of x times row j of the weight.
-template <int Rows, int Columns>
+/// sums[i * Columns + j] = row i of x times row j of the weight, which is decoded if `IsDecoded`.
+template <int Rows, int Columns, bool IsDecoded>
 void int8_tile(const TileOperands& o, float* sums) {
   FloatVector total[Rows][Columns][kVectors] = {};
   const int64_t stride = o.groups * kInt8Group;
   for (int64_t group = 0; group < o.groups; ++group) {
-    FloatVector scales[Columns];
+    FloatVector scales[Columns] = {};
 #pragma GCC unroll 4
-    for (int j = 0; j < Columns; ++j) {
+    for (int j = 0; j < Columns && !IsDecoded; ++j) {
       scales[j] = FloatVector{} + cpu::to_f32(o.scales[j * o.groups + group]);
     }
 #pragma GCC unroll 1
@@ -77,7 +81,11 @@ void int8_tile(const TileOperands& o, float* sums) {
         FloatVector weights[Columns];
 #pragma GCC unroll 4
         for (int j = 0; j < Columns; ++j) {
-          weights[j] = scales[j] * int8_to_f32(o.values + j * stride + at);
+          if constexpr (IsDecoded) {
+            weights[j] = *reinterpret_cast<const StoredFloats*>(o.decoded + j * stride + at);
+          } else {
+            weights[j] = scales[j] * int8_to_f32(o.values + j * stride + at);
+          }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < Rows; ++i) {
@@ -105,27 +113,54 @@ void int8_tile(const TileOperands& o, float* sums) {
 }
 
 using Int8Tile = void (*)(const TileOperands&, float*);
-template <int Rows, int... Column>
+template <bool IsDecoded, int Rows, int... Column>
 constexpr std::array<Int8Tile, kInt8TileColumns> int8_tiles_of(
     std::integer_sequence<int, Column...>) {
-  return {int8_tile<Rows, Column + 1>...};
+  return {int8_tile<Rows, Column + 1, IsDecoded>...};
 }
-template <int... Row>
+template <bool IsDecoded, int... Row>
 constexpr std::array<std::array<Int8Tile, kInt8TileColumns>, kInt8TileRows> all_int8_tiles(
     std::integer_sequence<int, Row...>) {
-  return {int8_tiles_of<Row + 1>(std::make_integer_sequence<int, kInt8TileColumns>{})...};
+  return {
+      int8_tiles_of<IsDecoded, Row + 1>(std::make_integer_sequence<int, kInt8TileColumns>{})...};
 }
-/// kInt8Tiles[rows - 1][columns - 1].
-constexpr auto kInt8Tiles = all_int8_tiles(std::make_integer_sequence<int, kInt8TileRows>{});
+/// kInt8Tiles[is decoded][rows - 1][columns - 1].
+constexpr std::array kInt8Tiles = {
+    all_int8_tiles<false>(std::make_integer_sequence<int, kInt8TileRows>{}),
+    all_int8_tiles<true>(std::make_integer_sequence<int, kInt8TileRows>{})};
 
-/// Rows of x in f32, with zeros up to `columns`.
-Memory padded_rows(const Tensor& x, int64_t columns) {
-  Memory padded(size_t(x.dim(0) * columns) * sizeof(float));
+/// Values x scales of `columns` rows of a weight.
+void decode_columns(const TileOperands& o, int64_t columns, float* decoded) {
+  for (int64_t group = 0; group < columns * o.groups; ++group) {
+    const FloatVector scale = FloatVector{} + cpu::to_f32(o.scales[group]);
+    for (int64_t k = group * kInt8Group; k < (group + 1) * kInt8Group; k += kInt8Lanes) {
+      *reinterpret_cast<StoredFloats*>(decoded + k) = scale * int8_to_f32(o.values + k);
+    }
+  }
+}
+
+/// Memory of a thread for `count` floats, valid until its next call for the same `Use`.
+template <typename Use>
+float* thread_floats(int64_t count) {
+  thread_local Memory memory;
+  const size_t bytes = size_t(count) * sizeof(float);
+  if (memory.bytes() < bytes) memory = Memory(bytes);
+  return reinterpret_cast<float*>(memory.data());
+}
+struct PaddedRows;
+struct DecodedColumns;
+
+/// Rows of x in f32, dense, with zeros up to `columns`: x itself if it is that.
+const float* padded_rows(const Tensor& x, int64_t columns) {
+  const bool is_dense = x.dim(1) == columns && (x.dim(0) == 1 || x.stride(0) == columns);
+  if (x.dtype() == DType::f32 && is_dense) return x.as<float>();
+  float* const padded = thread_floats<PaddedRows>(x.dim(0) * columns);
   cpu::with_type(x.dtype(), "int8 product", [&]<typename T>(T) {
     for (int64_t row = 0; row < x.dim(0); ++row) {
       const T* from = x.as<T>() + row * x.stride(0);
-      float* to = reinterpret_cast<float*>(padded.data()) + row * columns;
+      float* to = padded + row * columns;
       for (int64_t i = 0; i < x.dim(1); ++i) to[i] = cpu::to_f32(from[i]);
+      std::fill(to + x.dim(1), to + columns, 0.0f);
     }
   });
   return padded;
@@ -171,30 +206,38 @@ void Int8Weight::read(const Tensor& to) const {
   }
 }
 
-void Int8Weight::multiply(const Tensor& x, const Tensor& out) const {
+void Int8Weight::multiply(const Tensor& x, const Tensor& out, int64_t first_row) const {
   if (x.dims() != 2 || x.dim(1) != columns_) {
     throw InvalidArgument(
         fmt::format("int8 product: x is {}: expected {} columns", x.describe(), columns_));
   }
-  if (out.dims() != 2 || out.dim(0) != x.dim(0) || out.dim(1) != rows_) {
+  const bool fits = out.dims() == 2 && out.dim(0) == x.dim(0) && first_row >= 0 &&
+                    out.dim(1) <= rows_ - first_row;
+  if (!fits) {
     throw InvalidArgument(
-        fmt::format("int8 product: out is {}: expected [{}, {}]", out.describe(), x.dim(0), rows_));
+        fmt::format("int8 product: out is {}: expected {} rows and at most {} columns",
+                    out.describe(), x.dim(0), rows_ - first_row));
   }
   const ScopedSpan span(SpanKind::compute, "int8 gemm");
   const int64_t stride = groups_ * kInt8Group;
-  const Memory padded = padded_rows(x, stride);
-  const auto* const rows = reinterpret_cast<const float*>(padded.data());
-  const auto* const values = reinterpret_cast<const int8_t*>(values_.data());
-  const auto* const scales = reinterpret_cast<const BFloat16*>(scales_.data());
+  const float* const rows = padded_rows(x, stride);
+  const auto* const values = reinterpret_cast<const int8_t*>(values_.data()) + first_row * stride;
+  const auto* const scales =
+      reinterpret_cast<const BFloat16*>(scales_.data()) + first_row * groups_;
+  const bool is_decoded = x.dim(0) >= kMinDecodedRows;
   const auto write = [&]<typename T>(T, int64_t begin, int64_t end) {
+    float* const decoded =
+        is_decoded ? thread_floats<DecodedColumns>(kInt8TileColumns * stride) : nullptr;
     for (int64_t column = begin; column < end; column += kInt8TileColumns) {
       const int64_t columns = std::min<int64_t>(kInt8TileColumns, end - column);
+      TileOperands operands{rows, values + column * stride, scales + column * groups_, groups_,
+                            decoded};
+      if (is_decoded) decode_columns(operands, columns, decoded);
       for (int64_t row = 0; row < x.dim(0); row += kInt8TileRows) {
         const int64_t count = std::min<int64_t>(kInt8TileRows, x.dim(0) - row);
         std::array<float, kInt8TileRows * kInt8TileColumns> sums;
-        kInt8Tiles[size_t(count - 1)][size_t(columns - 1)](
-            {rows + row * stride, values + column * stride, scales + column * groups_, groups_},
-            sums.data());
+        operands.x = rows + row * stride;
+        kInt8Tiles[is_decoded][size_t(count - 1)][size_t(columns - 1)](operands, sums.data());
         for (int64_t i = 0; i < count; ++i) {
           T* const to = out.as<T>() + (row + i) * out.stride(0) + column;
           for (int64_t j = 0; j < columns; ++j) {
@@ -205,7 +248,7 @@ void Int8Weight::multiply(const Tensor& x, const Tensor& out) const {
     }
   };
   cpu::with_type(out.dtype(), "int8 product", [&]<typename T>(T type) {
-    cpu::parallel_ranges(rows_, cpu::kMinRows,
+    cpu::parallel_ranges(out.dim(1), cpu::kMinRows,
                          [&](int64_t begin, int64_t end) { write(type, begin, end); });
   });
 }
