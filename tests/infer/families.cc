@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kFnvOffset = 0xCBF29CE484222325, kFnvPrime = 0x100000001B3;
 
-/// Element of a tensor, a multiple of a power of two with 7 bits: the same in f32, bf16 and f16.
+}  // namespace
+
 float weight(const std::string& name, uint64_t index) {
   uint64_t x = kFnvOffset;
   for (const char c : name) x = (x ^ uint8_t(c)) * kFnvPrime;
@@ -32,6 +33,8 @@ float weight(const std::string& name, uint64_t index) {
   }
   return float(k) / 256;
 }
+
+namespace {
 
 template <typename T>
 std::vector<std::byte> to_bytes(const std::vector<float>& values) {

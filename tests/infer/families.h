@@ -15,6 +15,9 @@ struct FamilyCase {
 };
 std::vector<FamilyCase> family_cases();
 
+/// Element of a tensor, a multiple of a power of two with 7 bits: the same in f32, bf16 and f16.
+float weight(const std::string& name, uint64_t index);
+
 /// Writes config.json and the weights: `files` files with an index, or model.safetensors.
 void write_folder(const std::string& folder, const nlohmann::ordered_json& config, DType dtype,
                   size_t files);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "engine/model/transformer.h"
 #include "gemm/gemm.h"
 #include "tests/infer/families.h"
+#include "tests/model/harness.h"
 
 namespace tandem {
 namespace {
@@ -97,6 +99,79 @@ TEST(Families, LogitsTokensAndLossesAreThoseOfTransformers) {
       });
     }
   }
+  std::filesystem::remove_all(folder);
+}
+
+/// Gradients of the mean loss on `ranks` ranks.
+Tensors gradients_on(int ranks, const StoredModel& stored, std::vector<int32_t> tokens) {
+  ModelConfig config = stored.config;
+  config.aux_loss_coeff = 0;
+  const auto count = int64_t(tokens.size());
+  Tensors whole;
+  std::mutex mutex;
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, [&](Communicator& tp) {
+    set_kernel_threads(1);
+    Transformer model(tp, config, {.batch = 1, .seq = count, .overlap = {Strategy::serial, 0}});
+    load_parameters(stored.weights, model.parameter_list(), model.exec(), model.parameters());
+    model.parameters_changed();
+    std::vector<int32_t> targets(tokens.begin() + 1, tokens.end());
+    targets.push_back(-1);
+    model.forward(tokens, targets);
+    model.backward(1.0f / float(count - 1));
+    Tensors local;
+    collect(model.parameter_list(), HostCopy(model.exec(), model.gradients()).values(), local);
+    const std::lock_guard lock(mutex);
+    for (const auto& [name, values] : local) {
+      whole[name].resize(values.size());
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (values[i] != 0) whole[name][i] = values[i];  // other ranks' elements are 0 here
+      }
+    }
+  });
+  return whole;
+}
+
+/// Each gradient by its norm and its product with other pseudo-random numbers, to 1e-4.
+void expect_gradients(const Tensors& found, const Json& expected, const std::string& where) {
+  EXPECT_EQ(found.size(), expected.size()) << where;
+  for (const auto& [name, values] : expected.items()) {
+    ASSERT_TRUE(found.contains(name)) << where << name;
+    double squares = 0, product = 0, probe_squares = 0;
+    uint64_t index = 0;
+    for (const float x : found.at(name)) {
+      const double probe = weight(name + ".probe", index++);
+      squares += double(x) * double(x);
+      product += double(x) * probe;
+      probe_squares += probe * probe;
+    }
+    const auto norm = values[0].get<double>();
+    EXPECT_NEAR(std::sqrt(squares), norm, 1e-4 * norm) << where << name;
+    const double spread = norm * std::sqrt(probe_squares / double(index));
+    EXPECT_NEAR(product, values[1].get<double>(), 1e-4 * spread) << where << name;
+  }
+}
+
+TEST(Families, GradientsAreThoseOfTransformers) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const Json all = Json::parse(read_file(TANDEM_TEST_FAMILIES "/gradients.json"));
+  const std::string folder = make_scratch_folder("gradients");
+  size_t compared = 0;
+  for (const FamilyCase& test : family_cases()) {
+    if (!all.contains(test.name)) continue;
+    ++compared;
+    std::filesystem::remove_all(folder);
+    write_folder(folder, test.expected["config"], DType::f32, 1);
+    const StoredModel stored = open_folder(folder);
+    std::vector<int32_t> tokens = kPrompt;
+    for (const auto& token : test.expected["tokens"]) tokens.push_back(token.get<int32_t>());
+    for (const int ranks : {1, 2}) {
+      const std::string where = fmt::format("{}, tp {}: ", test.name, ranks);
+      expect_gradients(gradients_on(ranks, stored, tokens), all[test.name], where);
+    }
+  }
+  EXPECT_EQ(compared, all.size());
   std::filesystem::remove_all(folder);
 }
 

@@ -3,6 +3,8 @@
 
 make.py models FILE: small models of all families whose weights are a function of their names and
 positions (see `weights`), so that only configurations, tokens, logits and losses are stored.
+make.py gradients FILE: gradients of some of those models, by tensor: their norm, and the product with `weights` of
+the tensor's name + ".probe". Of transformers 4.44, whose windows are given as a mask.
 make.py folder DIR: a Llama as save_pretrained leaves it: bf16, in several files, with a tokenizer.
 
 Needs torch and transformers; the committed fixtures are of 5.24 (and, in form "4", of 4.44).
@@ -130,6 +132,39 @@ def make_models(path):
                                       for n, m in sorted(found.items())) + "\n}\n")
 
 
+GRADIENTS = {"llama3, form 4": "llama3", "mistral, form 5": "mistral", "mixtral, form 4": "mixtral",
+             "qwen2, form 4": "qwen2", "qwen2_moe, form 4": "qwen2_moe"}
+
+
+def window_mask(count, window):
+    distance = torch.arange(count)[:, None] - torch.arange(count)[None]
+    hidden = (distance < 0) | (distance >= (window or count))
+    return torch.zeros(1, 1, count, count, dtype=torch.float64).masked_fill(hidden, -1e30)
+
+
+def make_gradients(path):
+    folder = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(folder, "models.json")) as file:
+        cases = json.load(file)
+    found = {}
+    for name, model_name in GRADIENTS.items():
+        kind, options = MODELS[model_name]
+        model, _, names = load(make_model(kind, options), kind)
+        tokens = PROMPT + cases[name]["tokens"]
+        mask = window_mask(len(tokens), options.get("sliding_window"))
+        logits = model(torch.tensor([tokens]), attention_mask=mask).logits[0].double()
+        loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]))
+        assert abs(loss.item() - cases[name]["nll"]) < 1e-5 * loss.item(), (name, loss, cases[name]["nll"])
+        loss.backward()
+        parameters = dict(model.named_parameters())
+        found[name] = {tensor: [float(f"{x:.8g}") for x in (
+            parameters[tensor].grad.norm(), (parameters[tensor].grad * weights(tensor + ".probe", shape)).sum())]
+            for tensor, shape in names.items()}
+    with open(path, "w") as file:
+        file.write("{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(m, sort_keys=True)}"
+                                      for n, m in sorted(found.items())) + "\n}\n")
+
+
 def make_folder(path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     os.makedirs(path, exist_ok=True)
@@ -176,4 +211,4 @@ def make_folder(path):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    {"models": make_models, "folder": make_folder}[sys.argv[1]](sys.argv[2])
+    {"models": make_models, "gradients": make_gradients, "folder": make_folder}[sys.argv[1]](sys.argv[2])
