@@ -144,6 +144,7 @@ TEST_P(Int8Kind, EngineWritesTheTextsOfTheWeightsThatItHolds) {
   const ModelConfig config = int8_model(GetParam());
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const int ranks : {1, 2, 4}) {
+      if (dtype == DType::bf16 && ranks != 2) continue;
       on_int8_ranks(ranks, [&](Communicator& tp) {
         const auto texts = [&](EngineOptions options, Stored stored) {
           options.int8_weights = stored == Stored::int8;
@@ -152,15 +153,16 @@ TEST_P(Int8Kind, EngineWritesTheTextsOfTheWeightsThatItHolds) {
           return write_texts(engine);
         };
         const auto expected = texts({.sequences = 4}, Stored::dequantized);
-        const auto unquantized = texts({.sequences = 4}, Stored::unquantized);
         const auto int8 = texts({.dtype = dtype, .sequences = 4}, Stored::int8);
         const auto separately = texts({.dtype = dtype, .sequences = 1, .rows = 1}, Stored::int8);
         EXPECT_TRUE(int8 == separately) << "texts depend on others";
         const double error = farthest_log_prob(int8, expected);
         EXPECT_LT(error, dtype == DType::f32 ? 2e-4 : 0.3);
         if (dtype != DType::f32) return;
-        EXPECT_GT(farthest_log_prob(unquantized, expected), 10 * error) << "weights are not int8";
         for (size_t i = 0; i < int8.size(); ++i) EXPECT_EQ(int8[i].tokens, expected[i].tokens);
+        if (ranks > 1) return;
+        const auto unquantized = texts({.sequences = 4}, Stored::unquantized);
+        EXPECT_GT(farthest_log_prob(unquantized, expected), 10 * error) << "weights are not int8";
       });
     }
   }
@@ -201,17 +203,18 @@ TEST_P(Int8Kind, GeneratorHasTheLogitsOfTheWeightsThatItHolds) {
         return prompt_logits(tp, config, dtype, prefill, stored);
       };
       const auto expected = logits(DType::f32, Strategy::serial, Stored::dequantized);
-      const auto unquantized = logits(DType::f32, Strategy::serial, Stored::unquantized);
       const auto int8 = logits(DType::f32, Strategy::serial, Stored::int8);
       const double error = farthest_logit(int8, expected);
       EXPECT_LT(error, 1e-3);
-      EXPECT_GT(farthest_logit(unquantized, expected), 10 * error) << "weights are not int8";
-      EXPECT_LT(farthest_logit(logits(DType::bf16, Strategy::serial, Stored::int8), expected), .5);
       if (ranks > 1) {
         EXPECT_EQ(logits(DType::f32, Strategy::overlapped, Stored::int8), int8) << "two chunks";
         EXPECT_LT(farthest_logit(int8, of_one_rank), 1e-3) << ranks << " ranks";
       } else {
         of_one_rank = int8;
+        const auto unquantized = logits(DType::f32, Strategy::serial, Stored::unquantized);
+        EXPECT_GT(farthest_logit(unquantized, expected), 10 * error) << "weights are not int8";
+        const auto rounded = logits(DType::bf16, Strategy::serial, Stored::int8);
+        EXPECT_LT(farthest_logit(rounded, expected), .5);
       }
     });
   }

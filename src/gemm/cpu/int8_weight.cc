@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "core/cpu/parallel.h"
@@ -50,12 +51,39 @@ FloatVector int8_to_f32(const int8_t* values) {
 /// Min rows for which the weights of a tile's columns are decoded once: fewer read the bytes.
 constexpr int64_t kMinDecodedRows = 3 * kInt8TileRows;
 
+/// Keeps a vector in a register: GCC would read it again for each product.
+void keep_in_register(FloatVector& vector) {
+#if defined(__x86_64__)
+  asm("" : "+v"(vector));
+#else
+  (void)vector;
+#endif
+}
+
+/// Sum of kSums values: first of those 8 apart, then 4, 2 and 1.
+float sum_lanes(const float* lanes) {
+  using Eight = float __attribute__((vector_size(32), aligned(4), may_alias));
+  using Four = float __attribute__((vector_size(16), aligned(4), may_alias));
+  const Eight eight =
+      *reinterpret_cast<const Eight*>(lanes) + *reinterpret_cast<const Eight*>(lanes + 8);
+  const auto* const rest = reinterpret_cast<const float*>(&eight);
+  const Four four = *reinterpret_cast<const Four*>(rest) + *reinterpret_cast<const Four*>(rest + 4);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/// Values of x that are read for each few columns of the weight: half of a core's second cache.
+constexpr int64_t kBlockFloats = int64_t(1) << 17;
+
+struct RowBlock {
+  int64_t begin, end;
+};
+
 struct TileOperands {
   const float* x;  // [rows, groups x kInt8Group]
   const int8_t* values;
   const BFloat16* scales;
   int64_t groups;
-  const float* decoded = nullptr;  // values x scales, [columns, groups x kInt8Group]
+  const float* decoded = nullptr;  // values x scales, [vectors of a column, columns, kInt8Lanes]
 };
 
 float bf16_at_least(float value) {
@@ -82,14 +110,17 @@ void int8_tile(const TileOperands& o, float* sums) {
 #pragma GCC unroll 4
         for (int j = 0; j < Columns; ++j) {
           if constexpr (IsDecoded) {
-            weights[j] = *reinterpret_cast<const StoredFloats*>(o.decoded + j * stride + at);
+            weights[j] =
+                *reinterpret_cast<const StoredFloats*>(o.decoded + at * Columns + j * kInt8Lanes);
           } else {
             weights[j] = scales[j] * int8_to_f32(o.values + j * stride + at);
           }
+          keep_in_register(weights[j]);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < Rows; ++i) {
-          const FloatVector x = *reinterpret_cast<const StoredFloats*>(o.x + i * stride + at);
+          FloatVector x = *reinterpret_cast<const StoredFloats*>(o.x + i * stride + at);
+          keep_in_register(x);
 #pragma GCC unroll 4
           for (int j = 0; j < Columns; ++j) {
             total[i][j][v] = cpu::multiply_add<FloatVector>(weights[j], x, total[i][j][v]);
@@ -101,13 +132,8 @@ void int8_tile(const TileOperands& o, float* sums) {
   for (int i = 0; i < Rows; ++i) {
     for (int j = 0; j < Columns; ++j) {
       std::array<float, kSums> lanes;
-      for (int lane = 0; lane < kSums; ++lane) {
-        lanes[size_t(lane)] = total[i][j][lane / kInt8Lanes][lane % kInt8Lanes];
-      }
-      for (size_t half = kSums / 2; half > 0; half /= 2) {
-        for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-      }
-      sums[i * Columns + j] = lanes[0];
+      std::memcpy(lanes.data(), total[i][j], sizeof lanes);
+      sums[i * Columns + j] = sum_lanes(lanes.data());
     }
   }
 }
@@ -131,10 +157,12 @@ constexpr std::array kInt8Tiles = {
 
 /// Values x scales of `columns` rows of a weight.
 void decode_columns(const TileOperands& o, int64_t columns, float* decoded) {
-  for (int64_t group = 0; group < columns * o.groups; ++group) {
-    const FloatVector scale = FloatVector{} + cpu::to_f32(o.scales[group]);
-    for (int64_t k = group * kInt8Group; k < (group + 1) * kInt8Group; k += kInt8Lanes) {
-      *reinterpret_cast<StoredFloats*>(decoded + k) = scale * int8_to_f32(o.values + k);
+  const int64_t stride = o.groups * kInt8Group;
+  for (int64_t column = 0; column < columns; ++column) {
+    for (int64_t k = 0; k < stride; k += kInt8Lanes) {
+      const BFloat16 scale = o.scales[column * o.groups + k / kInt8Group];
+      *reinterpret_cast<StoredFloats*>(decoded + k * columns + column * kInt8Lanes) =
+          (FloatVector{} + cpu::to_f32(scale)) * int8_to_f32(o.values + column * stride + k);
     }
   }
 }
@@ -224,8 +252,9 @@ void Int8Weight::multiply(const Tensor& x, const Tensor& out, int64_t first_row)
   const auto* const values = reinterpret_cast<const int8_t*>(values_.data()) + first_row * stride;
   const auto* const scales =
       reinterpret_cast<const BFloat16*>(scales_.data()) + first_row * groups_;
+  const int64_t block_rows = std::max<int64_t>(kMinDecodedRows, kBlockFloats / stride);
   const bool is_decoded = x.dim(0) >= kMinDecodedRows;
-  const auto write = [&]<typename T>(T, int64_t begin, int64_t end) {
+  const auto write = [&]<typename T>(T, RowBlock block, int64_t begin, int64_t end) {
     float* const decoded =
         is_decoded ? thread_floats<DecodedColumns>(kInt8TileColumns * stride) : nullptr;
     for (int64_t column = begin; column < end; column += kInt8TileColumns) {
@@ -233,8 +262,8 @@ void Int8Weight::multiply(const Tensor& x, const Tensor& out, int64_t first_row)
       TileOperands operands{rows, values + column * stride, scales + column * groups_, groups_,
                             decoded};
       if (is_decoded) decode_columns(operands, columns, decoded);
-      for (int64_t row = 0; row < x.dim(0); row += kInt8TileRows) {
-        const int64_t count = std::min<int64_t>(kInt8TileRows, x.dim(0) - row);
+      for (int64_t row = block.begin; row < block.end; row += kInt8TileRows) {
+        const int64_t count = std::min<int64_t>(kInt8TileRows, block.end - row);
         std::array<float, kInt8TileRows * kInt8TileColumns> sums;
         operands.x = rows + row * stride;
         kInt8Tiles[is_decoded][size_t(count - 1)][size_t(columns - 1)](operands, sums.data());
@@ -248,8 +277,11 @@ void Int8Weight::multiply(const Tensor& x, const Tensor& out, int64_t first_row)
     }
   };
   cpu::with_type(out.dtype(), "int8 product", [&]<typename T>(T type) {
-    cpu::parallel_ranges(out.dim(1), cpu::kMinRows,
-                         [&](int64_t begin, int64_t end) { write(type, begin, end); });
+    cpu::parallel_ranges(out.dim(1), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = 0; row < x.dim(0); row += block_rows) {
+        write(type, {row, std::min(row + block_rows, x.dim(0))}, begin, end);
+      }
+    });
   });
 }
 
