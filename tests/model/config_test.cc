@@ -53,6 +53,9 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
       "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe or tandem";
+  EXPECT_EQ(with("kv_lora_rank", 512),
+            "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
+            "not supported");
   EXPECT_EQ(with("model_type", "gemma"), "dir/config.json: model_type = \"gemma\": " + families);
   missing = root;
   missing.erase("model_type");

@@ -73,6 +73,10 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
 }
 
 const ModelFamily& require_family(const Json& root, const std::string& file) {
+  if (root.contains("kv_lora_rank") && !root["kv_lora_rank"].is_null()) {  // DeepSeek-V2
+    reject_value(file, "kv_lora_rank", root["kv_lora_rank"],
+                 "none, as multi-head latent attention is not supported");
+  }
   if (!root.contains("model_type")) {
     throw ConfigError(
         fmt::format("{}: key model_type is missing: expected {}", file, family_names()));
