@@ -17,9 +17,11 @@ import threading
 import time
 
 TANDEM, MODEL = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-TEMPLATE = """{%- for message in messages %}
+TEMPLATE = """{%- for tool in tools or [] %}{{ tool.function.name }}{% endfor %}
+{%- for message in messages %}
     {%- if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
-    {{- '[' + message.role + '] ' + message.content | trim + '\\n' }}
+    {%- for call in message.tool_calls or [] %}{{ call.function.name + '=' + call.function.arguments.a | string }}{% endfor %}
+    {{- '[' + message.role + '] ' + (message.content or '') | trim + '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}
 """
@@ -178,6 +180,35 @@ def test_chats(folder, server, model):
     for messages in ([], [{"role": "tool", "content": "x"}], [{"content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]):
         status, text = server.request("POST", path, {"messages": messages})
         expect(status == 400 and json.loads(text)["error"]["param"] == "messages", (status, text))
+
+
+def test_tools(folder, server, model):
+    """Functions reach the template, as those of a file of `generate --chat`; calls of earlier messages, too."""
+    path = "/v1/chat/completions"
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "function", "content": "3", "tool_call_id": "a"}]
+    body = {"messages": messages, "tools": tools, "max_tokens": 9, "temperature": 0}
+    objects = json.loads(json.dumps(messages))
+    objects[1]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
+    with open(folder + "/tools.json", "w") as file:
+        json.dump({"messages": objects, "tools": tools}, file)
+    ran = subprocess.run([TANDEM, "generate", model, "--chat", folder + "/tools.json", "--max-tokens", "9", "--temperature", "0",
+                          "--json", "-"], capture_output=True, text=True, check=True)
+    want = json.loads(ran.stdout)
+    answer = server.ask(body, path)
+    expect(answer["usage"]["prompt_tokens"] == want["prompt_tokens"], (answer, want))
+    expect(answer["choices"][0]["message"]["content"] == want["text"], (answer, want))
+    without = server.ask(body | {"tools": []}, path)["usage"]["prompt_tokens"]
+    hidden = server.ask(body | {"tool_choice": "none"}, path)["usage"]["prompt_tokens"]
+    expect(hidden == without < want["prompt_tokens"], (hidden, without, want))
+    expect(server.ask(body | {"tool_choice": "auto"}, path)["usage"] == answer["usage"], "tool_choice auto")
+    wrong_call = messages[1] | {"tool_calls": [{"function": {"name": "add", "arguments": "["}}]}
+    for field, value in [("tool_choice", "required"), ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+                         ("tools", [{"type": "function"}]), ("tools", {}), ("parallel_tool_calls", False), ("messages", [wrong_call])]:
+        status, text = server.request("POST", path, body | {field: value})
+        expect(status == 400 and json.loads(text)["error"]["param"] == field, (field, value, status, text))
 
 
 def reference_token(step, before, rules):
@@ -413,6 +444,7 @@ def main():
         test_texts_are_those_of_generate(folder, server)
         test_rules_choose_as_the_reference(folder, server)
         test_chats(folder, server, model)
+        test_tools(folder, server, model)
         test_bad_requests_are_refused(server)
         server.stop()
         test_models_of_bytes(folder)

@@ -1,6 +1,9 @@
 #include "engine/serve/completion_answer.h"
 
+#include <fmt/format.h>
+
 #include <ctime>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -30,7 +33,11 @@ CompletionAnswer::CompletionAnswer(const ServedModel& model, const CompletionReq
       prompt_tokens_(request.prompt_tokens),
       id_((request.is_chat ? "chatcmpl-" : "cmpl-") + std::move(id)),
       created_(std::time(nullptr)),
-      choices_(request.choices.size()) {}
+      choices_(request.choices.size()) {
+  for (Choice& choice : choices_) {
+    if (!request.tools.empty()) choice.tools.emplace(request.tools);
+  }
+}
 
 Json CompletionAnswer::head(const char* object) const {
   return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name}};
@@ -40,6 +47,18 @@ Json CompletionAnswer::usage() const {
   return {{"prompt_tokens", prompt_tokens_},
           {"completion_tokens", tokens_},
           {"total_tokens", prompt_tokens_ + tokens_}};
+}
+
+Json CompletionAnswer::call_json(size_t choice, size_t index) const {
+  // Templates of Mistral want 9 letters or digits.
+  constexpr std::string_view kDigits = "0123456789abcdefghijklmnopqrstuvwxyz";
+  uint64_t number = std::hash<std::string>()(fmt::format("{} {} {}", id_, choice, index));
+  std::string id;
+  for (int i = 0; i < 9; ++i, number /= kDigits.size()) id += kDigits[number % kDigits.size()];
+  const ToolCall& call = choices_[choice].calls[index];
+  return {{"id", id},
+          {"type", "function"},
+          {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
 
 std::string CompletionAnswer::text_of(int32_t token) const {
@@ -113,18 +132,31 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   ++tokens_;
   std::string text = choice.characters.add(token.text);
   if (token.finish) text += choice.characters.rest();
+  const size_t num_calls = choice.calls.size();
+  if (choice.tools) {
+    text = choice.tools->add(text);
+    if (token.finish) text += choice.tools->rest();
+    for (ToolCall& call : choice.tools->take()) choice.calls.push_back(std::move(call));
+  }
   choice.text += text;
   const bool is_text = token.finish != Finish::end_token;
   const LogProb log_prob{token.token, token.log_prob, token.alternatives};
   if (is_text && wants_log_probs_) choice.log_probs.push_back(log_prob);
   if (token.finish) {
     choice.finish = finish_reason(*token.finish);
+    if (!choice.calls.empty() && token.finish != Finish::max_tokens) choice.finish = "tool_calls";
     ++num_finished_;
   }
-  if (!streams_ || (text.empty() && !token.finish && !wants_log_probs_)) return "";
+  const bool is_empty = text.empty() && choice.calls.size() == num_calls;
+  if (!streams_ || (is_empty && !token.finish && !wants_log_probs_)) return "";
   Json json{{"index", index}};
   if (is_chat_) {
     json["delta"] = text.empty() ? Json::object() : Json{{"content", text}};
+    for (size_t i = num_calls; i < choice.calls.size(); ++i) {
+      Json call{{"index", i}};
+      call.update(call_json(index, i));
+      json["delta"]["tool_calls"].push_back(std::move(call));
+    }
   } else {
     json["text"] = text;
   }
@@ -152,6 +184,10 @@ std::string CompletionAnswer::whole() const {
     Json each{{"index", i}};
     if (is_chat_) {
       each["message"] = {{"role", "assistant"}, {"content", choice.text}};
+      for (size_t call = 0; call < choice.calls.size(); ++call) {
+        each["message"]["tool_calls"].push_back(call_json(i, call));
+      }
+      if (choice.text.empty() && !choice.calls.empty()) each["message"]["content"] = nullptr;
     } else {
       each["text"] = choice.text;
     }

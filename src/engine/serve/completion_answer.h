@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/infer/engine.h"
 #include "engine/serve/completion_request.h"
+#include "engine/serve/tool_calls.h"
 #include "engine/tokenizer/text_decoder.h"
 
 namespace tandem {
@@ -39,11 +41,15 @@ class CompletionAnswer {
   struct Choice {
     Utf8Stream characters;  ///< a model of bytes writes parts of them
     std::string text;
+    std::optional<ToolCallReader> tools;  ///< if the request has functions
+    std::vector<ToolCall> calls;
     std::vector<LogProb> log_probs;
     const char* finish = nullptr;
   };
   nlohmann::ordered_json head(const char* object) const;
   nlohmann::ordered_json usage() const;
+  /// Call `index` of a choice.
+  nlohmann::ordered_json call_json(size_t choice, size_t index) const;
   nlohmann::ordered_json log_probs_json(std::span<const LogProb> log_probs) const;
   /// A token of a chat with its log-probability.
   nlohmann::ordered_json token_json(int32_t token, float log_prob) const;

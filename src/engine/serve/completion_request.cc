@@ -46,6 +46,9 @@ constexpr std::string_view kFields[] = {"model",
                                         "repetition_penalty",
                                         "logit_bias"};
 
+constexpr std::string_view kChatFields[] = {"messages", "max_completion_tokens", "top_logprobs",
+                                            "tools", "tool_choice"};
+
 /// Field that is understood with one value, that which changes nothing.
 struct NeutralField {
   std::string_view name, value;  ///< value: as JSON
@@ -56,8 +59,6 @@ constexpr NeutralField kNeutral[] = {{"min_tokens", "0"},
                                      {"store", "false"}};
 constexpr NeutralField kNeutralText[] = {{"best_of", "1"}, {"echo", "false"}, {"suffix", "null"}};
 constexpr NeutralField kNeutralChat[] = {{"response_format", R"({"type":"text"})"},
-                                         {"tools", "[]"},
-                                         {"tool_choice", R"("none")"},
                                          {"parallel_tool_calls", "true"}};
 
 [[noreturn]] void reject(std::string_view name, const Json& value, std::string_view expected) {
@@ -93,7 +94,7 @@ void check_fields(const Json& root, bool is_chat) {
   for (const auto& [name, value] : root.items()) {
     if (std::ranges::find(kFields, name) != std::end(kFields)) continue;
     if (is_neutral(kNeutral, name, value)) continue;
-    if (is_chat ? name == "messages" || name == "max_completion_tokens" || name == "top_logprobs"
+    if (is_chat ? std::ranges::find(kChatFields, name) != std::end(kChatFields)
                 : name == "prompt") {
       continue;
     }
@@ -188,15 +189,60 @@ Json flatten(const Json& message) {
   return flat;
 }
 
-Prompt parse_messages(const ServedModel& model, const Json& root) {
+/// Arguments of calls in earlier messages, JSON in a text, as the objects that templates expect.
+void parse_arguments(Json& message) {
+  if (!has(message, "tool_calls")) return;
+  if (!message["tool_calls"].is_array()) reject("messages", message, "a list of tool_calls");
+  for (Json& call : message["tool_calls"]) {
+    if (!call.is_object() || !has(call, "function") || !call["function"].is_object()) {
+      reject("messages", call, "tool_calls with a function");
+    }
+    Json& function = call["function"];
+    if (!has(function, "arguments") || !function["arguments"].is_string()) continue;
+    Json arguments = parse_json<Json>(function["arguments"].get<std::string>());
+    if (!arguments.is_object()) reject("messages", call, "arguments that are a JSON object");
+    function["arguments"] = std::move(arguments);
+  }
+}
+
+/// The functions that a chat may call, and their names in `names`; null if there are none, or none
+/// may be called.
+Json take_tools(const Json& root, std::vector<std::string>& names) {
+  std::string choice = "auto";
+  if (has(root, "tool_choice")) {
+    const Json& value = root["tool_choice"];
+    if (value != "auto" && value != "none") {
+      reject("tool_choice", value, R"("auto" or "none" (nothing else is supported))");
+    }
+    choice = value.get<std::string>();
+  }
+  if (!has(root, "tools")) return nullptr;
+  const Json& tools = root["tools"];
+  if (!tools.is_array()) reject("tools", tools, "a list of functions");
+  for (const Json& tool : tools) {
+    const bool is_function = tool.is_object() && has(tool, "type") && tool["type"] == "function" &&
+                             has(tool, "function") && tool["function"].is_object() &&
+                             has(tool["function"], "name") && tool["function"]["name"].is_string();
+    if (!is_function) reject("tools", tool, "type function, and a function with a name");
+    if (choice == "auto") names.push_back(tool["function"]["name"].get<std::string>());
+  }
+  return names.empty() ? Json(nullptr) : tools;
+}
+
+Prompt parse_messages(const ServedModel& model, const Json& root, const Json& tools) {
   if (!model.chat) throw ApiError(400, model.chat_problem, "messages");
   if (!has(root, "messages") || !root["messages"].is_array() || root["messages"].empty()) {
     throw ApiError(400, "messages: expected a list of messages", "messages");
   }
   Json messages = Json::array();
-  for (const Json& message : root["messages"]) messages.push_back(flatten(message));
+  for (const Json& message : root["messages"]) {
+    messages.push_back(flatten(message));
+    parse_arguments(messages.back());
+  }
+  Json chat{{"messages", std::move(messages)}};
+  if (!tools.is_null()) chat["tools"] = tools;
   try {
-    return {make_chat_prompt(*model.stored, model.chat->render(messages)), true};
+    return {make_chat_prompt(*model.stored, model.chat->render(chat)), true};
   } catch (const ConfigError& error) {
     throw ApiError(400, error.what(), "messages");
   }
@@ -304,7 +350,8 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
   common.alternatives = take_log_probs(root, completion);
   std::vector<Prompt> prompts;
   if (is_chat) {
-    prompts.push_back(parse_messages(model, root));
+    const Json tools = take_tools(root, completion.tools);
+    prompts.push_back(parse_messages(model, root, tools));
   } else {
     prompts = parse_prompts(model, root);
   }

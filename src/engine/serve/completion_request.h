@@ -42,8 +42,9 @@ struct CompletionRequest {
   bool streams = false;
   bool includes_usage = false;  ///< in a stream
   bool wants_log_probs = false;
-  int64_t prompt_tokens = 0;     ///< of all prompts
-  std::vector<Request> choices;  ///< the `n` texts of the first prompt, then of the next
+  int64_t prompt_tokens = 0;       ///< of all prompts
+  std::vector<std::string> tools;  ///< names of functions whose calls are looked for
+  std::vector<Request> choices;    ///< the `n` texts of the first prompt, then of the next
 };
 
 /// Choice i of a prompt has the seed `seed` + i; without a seed a random one. Throws ApiError: 400
