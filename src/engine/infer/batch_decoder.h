@@ -71,7 +71,7 @@ class BatchDecoder {
   std::optional<RowSums> sums_;  ///< CPU ranks
   std::optional<DecoderExperts> experts_;
   std::optional<RowExperts> row_experts_;  ///< of int8 weights
-  std::optional<SplitRows> split_;  ///< several GPU ranks, for steps of max rows
+  std::optional<SplitRows> split_;         ///< several GPU ranks, for steps of max rows
   int64_t max_chosen_;
   Activation inputs_;  ///< u8: options, chosen rows and tokens of a step
   Upload upload_;

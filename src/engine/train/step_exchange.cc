@@ -71,9 +71,9 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     passes ? passes->passes_s : 0,
                     record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
-                     passes ? passes->sent_bytes : 0,
-                     record.tp_bytes,
-                     record.expert_bytes};
+                    passes ? passes->sent_bytes : 0,
+                    record.tp_bytes,
+                    record.expert_bytes};
   const auto combine = [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double data_wait = std::max(total.data_wait, other.data_wait);
