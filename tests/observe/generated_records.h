@@ -1,11 +1,11 @@
 // Records of runs that were not made: ranks with the noise of recorded ones, and perhaps a slow
 // one.
 //
-// Calibrated on runs of configs/tiny.toml with 2 and 4 ranks on two processors, idle and shared
-// with compilers. Recorded there, of a rank's work over that of its peers: a spread of 1.3 to 3.5 %
-// of a frame idle, 10 to 40 % shared; correlation with the frame before 0 to .3; 1 % of the frames
-// beyond six spreads. Of the ranks together: the same up to .9 correlated, with a drift over
-// hundreds of steps.
+// Set by hand after runs of configs/tiny.toml on two processors that other programs used in part.
+// Recorded there, of a rank's work over that of its peers: a spread of 1.3 to 3.5 % of a frame with
+// 2 ranks of TP, 3 to 11 % with TP and DP, 8 to 43 % with DP only; correlation with the frame
+// before mostly 0 to .3. Scenarios have the spread of the first; bursts, hosts' wander and offsets
+// of ranks are assumptions.
 #pragma once
 
 #include <cstdint>

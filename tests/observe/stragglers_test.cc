@@ -43,7 +43,7 @@ double sign_correlation(const std::vector<double>& a, const std::vector<double>&
   return std::sin(M_PI / 2 * sum / double(a.size() - lag));
 }
 
-TEST(GeneratedRecords, HaveTheNoiseOfRecordedRuns) {
+TEST(GeneratedRecords, HaveTheNoiseOfRecordedTpRuns) {
   const RecordScenario scenario{.seed = 7, .ranks = 4, .steps = 4000, .spread = .015};
   const auto ranks = generate_records(scenario);
   const auto a = times_of(ranks[0], Phase::backward), b = times_of(ranks[1], Phase::backward);
