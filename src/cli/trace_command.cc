@@ -150,8 +150,8 @@ void add_trace(CLI::App& app) {
       "  tandem trace out/shown/trace.json                         writes out/shown/trace.svg\n"
       "  tandem bench gemm_rs --ranks 4 --m 1024 --link 400MB/s,30us --timeline rs.json\n"
       "  tandem trace rs.json --title \"GEMM+RS\"                    writes rs.svg\n"
-      "  tandem train configs/tiny.toml --tp 2 --out out/shown --set trace.stream_mib=64\n"
-      "  tandem trace out/shown --merge all.json --steps 20:40");
+      "  tandem train configs/tiny.toml --tp 2 --out out/streamed --set trace.stream_mib=64\n"
+      "  tandem trace out/streamed --merge all.json --steps 20:40");
   command->callback([options] { options->merged.empty() ? draw(*options) : merge(*options); });
 }
 
