@@ -59,6 +59,22 @@ def percent(mean, worst):
     return "" if mean is None else f"{mean:.1f} ({worst:.1f})"
 
 
+def own_runs(file):
+    """Runs of Tandem itself on CPU ranks, as the self-check, the search and the doctor judged them."""
+    runs = json.loads((ROOT / file).read_text())
+    errors = sorted(100 * abs(row["predicted_ms"] / row["measured_ms"] - 1) for row in runs["predicted"]["layouts"])
+    pick, slow = runs["pick"], runs["slow_ranks"]
+    mean, median = sum(errors) / len(errors), (errors[len(errors) // 2 - 1] + errors[len(errors) // 2]) / 2
+    return markdown(["what", "result", "command"], [
+        [f"predicted step times of {len(errors)} generated layouts on 2 ranks",
+         f"mean error {mean:.1f} %, median {median:.1f} %, worst {errors[-1]:.1f} %", f'`{runs["predicted"]["command"]}`'],
+        [f'the picked layout beside all {len(pick["layouts"])} of a grid, 2 ranks',
+         f'{pick["loss_percent"]:.1f} % longer than the best', f'`{pick["command"]}`'],
+        [f'{slow["trials"]} runs of 2 ranks, {slow["slow"]} with one slowed by {slow["percent"]} %',
+         f'{slow["named"]} named with the phase, {slow["alarms"]} of {slow["even"]} others with a false alarm',
+         f'`{slow["command"]}`']])
+
+
 def table(file):
     splits = json.loads((ROOT / file).read_text())["splits"]
     rows = [[s["split"], str(s["rows"]), f'**{percent(s["mape"], s["worst"])}**',

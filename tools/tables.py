@@ -42,6 +42,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu_two": gpu_training_table.two_gpus, "gpu_pipelines": gpu_training_table.pipelines, "gpu_windows": gpu_training_table.windows, "gpu_snapshots": gpu_training_table.snapshots, "gpu_recompute": gpu_training_table.recompute, "gpu_layers": gpu_training_table.layers, "gpu_layers_tp": gpu_training_table.layers_tp,
          "pipelines": pipelines_table.table,
          "planner": planner_table.table, "planner_memory": planner_table.memory,
+         "own_runs": planner_table.own_runs,
          "recovery_campaign": recovery_table.campaign, "recovery": recovery_table.recoveries,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
