@@ -87,7 +87,7 @@ void BatchDecoder::sum(int64_t rows, const Wire& wire, const Compute& compute) {
 struct BatchDecoder::Steps {
   BatchDecoder& decoder;
   size_t branch;
-  Tensor x;
+  Residuals& residuals;
 
   const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
   void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) const {
@@ -101,20 +101,20 @@ struct BatchDecoder::Steps {
     if (decoder.adds_in_gemm()) {
       GemmOptions options = kWeightIsOld;
       options.accumulate = true;
-      return gemm(c.exec, inner, weight.values.transposed(), x, options);
+      return gemm(c.exec, inner, weight.values.transposed(), residuals.x, options);
     }
-    decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
+    decoder.sum(residuals.x.dim(0), branch_wire(c.codec, layout()),
                 [&](const Tensor& partial) { multiply(c, inner, weight, partial); });
-    // Else the next branch's norm adds it.
-    decoder.is_added_ = !c.exec.on_gpu() || layout().moe;
-    if (decoder.is_added_) add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
+    // On GPUs the next branch's norm adds it.
+    residuals.add_sum(c, c.exec.on_gpu() && !layout().moe);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
-    if (decoder.experts_) return decoder.experts_->run_shared(layout(), x_norm, w_in, w_out, x);
-    decoder.sum(x.dim(0), decoder.context_.codec.experts, [&](const Tensor& partial) {
+    if (decoder.experts_)
+      return decoder.experts_->run_shared(layout(), x_norm, w_in, w_out, residuals.x);
+    decoder.sum(residuals.x.dim(0), decoder.context_.codec.experts, [&](const Tensor& partial) {
       decoder.row_experts_->run(layout(), x_norm, partial);
     });
-    add(decoder.context_.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
+    residuals.add_sum(decoder.context_, false);
   }
 };
 
@@ -205,28 +205,20 @@ void BatchDecoder::look_up(int64_t count) {
 
 void BatchDecoder::run_branches(int64_t count) {
   const DecoderContext& c = context_;
-  const Tensor x = x_->rows(0, count), residual = residual_->rows(0, count);
-  is_added_ = true;
+  Residuals residuals{x_->rows(0, count), residual_->rows(0, count)};
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     const BranchMemory memory =
         branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count);
-    if (is_added_) {
-      rms_norm_forward(c.exec, x, c.view().norm(b), c.config.norm_eps, memory.x_norm,
-                       memory.inverse_rms);
-    } else {
-      add_rms_norm_forward(c.exec, x, residual, c.view().norm(b), c.config.norm_eps, x,
-                           memory.x_norm, memory.inverse_rms);
-      is_added_ = true;
-    }
-    const Steps steps{*this, i, x};
+    residuals.norm(c, b, memory);
+    const Steps steps{*this, i, residuals};
     if (b.is_mlp() && gemm_swiglu(c.exec, memory.x_norm, c.weights.matrix(b.in), memory.inner)) {
       steps.out(memory.inner, c.view().weight(b.out));
     } else {
       forward_normalized(c.view(), b, memory, steps);
     }
   }
-  if (!is_added_) add(c.exec, x, residual, x);
+  residuals.finish(c);
 }
 
 void BatchDecoder::gather_chosen(int64_t count, int64_t chosen) {

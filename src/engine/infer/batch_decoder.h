@@ -81,7 +81,6 @@ class BatchDecoder {
   Activation sample_scratch_, sampled_;
   std::vector<Sampled> host_sampled_;
   Replay replay_;
-  bool is_added_ = true;    // residual_ to x_
   int64_t num_chosen_ = 0;  // of the last step
 };
 

@@ -92,10 +92,24 @@ void DecoderExperts::run_row(const Tensor& x_norm, const Tensor& w_in, const Ten
   all_reduce(c.tp, out, c.codec.experts);
 }
 
+BranchProducts make_products(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap) {
+  BranchProducts all;
+  for (const BranchLayout& b : c.layout.branches) {
+    auto& products = all[branch_kind(b)];
+    if (products || !b.has_products()) continue;
+    products = std::make_unique<RowProducts>(
+        AgGemm(c.tp, {rows, b.in.rows, c.config.hidden, c.dtype}, overlap),
+        GemmRs(c.tp, {rows, c.config.hidden, b.out.columns, c.dtype},
+               with_wire(overlap, branch_wire(c.codec, b))));
+  }
+  return all;
+}
+
 PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
     : context_(c),
       rows_(rows),
       local_rows_(shard_of(rows, c.tp.size(), c.tp.rank())),
+      products_(make_products(c, rows, overlap)),
       padded_(size_t(rows)),
       tokens_(c.exec, rows),
       looked_up_(c.activation(rows, c.config.hidden)),
@@ -106,21 +120,10 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
       hidden_(c.activation(rows, widest_in(c.layout))),
       inner_(c.activation(rows, widest_inner(c.layout))),
       residual_(c.activation(local_rows_.count, c.config.hidden)) {
-  for (const BranchLayout& b : c.layout.branches) {
-    if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
-    auto& products = products_[branch_kind(b)];
-    if (products || !b.has_products()) continue;
-    products =
-        std::make_unique<Products>(c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
-                                   GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype},
-                                   overlap, with_wire(overlap, branch_wire(c.codec, b)));
+  if (c.config.moe_layers() > 0) {
+    experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
   }
 }
-
-PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape,
-                                 const GemmRs::Shape& out_shape, const OverlapOptions& in_overlap,
-                                 const OverlapOptions& out_overlap)
-    : in(tp, in_shape, in_overlap), out(tp, out_shape, out_overlap) {}
 
 /// GEMMs gather and scatter the rows; keys and values are written to the caches.
 struct PrefillBlock::Steps {
@@ -129,7 +132,7 @@ struct PrefillBlock::Steps {
   int64_t count;
 
   const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
-  Products& products() const { return *block.products_[branch_kind(layout())]; }
+  RowProducts& products() const { return *block.products_[branch_kind(layout())]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     products().in.run(x_norm, weight, hidden);
   }

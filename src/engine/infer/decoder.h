@@ -93,6 +93,16 @@ class RowExperts {
   Activation input_, logits_, scores_, chosen_, weights_, x_, gate_up_, inner_, product_, out_;
 };
 
+/// Operators of branches whose rows the ranks divide, by kind.
+struct RowProducts {
+  AgGemm in;
+  GemmRs out;
+};
+using BranchProducts = std::array<std::unique_ptr<RowProducts>, kBranchKinds>;
+/// Collective: times the operators, unless `overlap` says which to use.
+BranchProducts make_products(const DecoderContext& context, int64_t rows,
+                             const OverlapOptions& overlap);
+
 /// Prefill with a row-sharded residual stream.
 class PrefillBlock {
  public:
@@ -103,16 +113,10 @@ class PrefillBlock {
 
  private:
   struct Steps;
-  struct Products {
-    Products(Communicator& tp, const AgGemm::Shape& in_shape, const GemmRs::Shape& out_shape,
-             const OverlapOptions& in_overlap, const OverlapOptions& out_overlap);
-    AgGemm in;
-    GemmRs out;
-  };
   DecoderContext context_;
   int64_t rows_;
   Shard local_rows_;
-  std::array<std::unique_ptr<Products>, kBranchKinds> products_;
+  BranchProducts products_;
   std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
   TokenRows tokens_;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
+#include "kernels/norm.h"
+
 namespace tandem {
 
 int64_t widest_in(const ModelLayout& layout) {
@@ -26,6 +29,25 @@ void multiply(const DecoderContext& c, const Tensor& x, const LayerWeight& weigh
               const Tensor& out) {
   if (c.int8) return c.int8->at(weight.matrix).multiply(x, out);
   gemm(c.exec, x, weight.values.transposed(), out, kWeightIsOld);
+}
+
+void Residuals::add_sum(const DecoderContext& c, bool later) {
+  is_added = !later;
+  if (is_added) add(c.exec, x, sum, x);
+}
+
+void Residuals::norm(const DecoderContext& c, const BranchLayout& b, const BranchMemory& memory) {
+  const Tensor weight = c.view().norm(b);
+  const double eps = c.config.norm_eps;
+  if (is_added) {
+    return rms_norm_forward(c.exec, x, weight, eps, memory.x_norm, memory.inverse_rms);
+  }
+  add_rms_norm_forward(c.exec, x, sum, weight, eps, x, memory.x_norm, memory.inverse_rms);
+  is_added = true;
+}
+
+void Residuals::finish(const DecoderContext& c) {
+  if (!is_added) add_sum(c, false);
 }
 
 }  // namespace tandem

@@ -35,4 +35,17 @@ inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& x_no
           reshaped(inner, rows, branch.out.columns)};
 }
 
+/// Residual stream of rows, and the last branch's sum, which the next branch's norm may add to it.
+struct Residuals {
+  Tensor x;    ///< f32
+  Tensor sum;  ///< in the context's dtype
+  bool is_added = true;
+
+  /// Adds `sum` to x, now or in the next call of `norm` or `finish`.
+  void add_sum(const DecoderContext& context, bool later);
+  /// The branch's norm of x.
+  void norm(const DecoderContext& context, const BranchLayout& branch, const BranchMemory& memory);
+  void finish(const DecoderContext& context);
+};
+
 }  // namespace tandem

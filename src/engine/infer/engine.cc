@@ -80,15 +80,18 @@ Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
       continuation(tokenizer, request.ends, request.stops, request.has_text_before),
       tokens(request.prompt) {}
 
-Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& given)
-    : model_(tp, config, given.dtype, cache_size(resolve(tp, config, given)), given.codec,
-             given.int8_weights),
-      tokenizer_(given.tokenizer),
-      max_sequences_(given.sequences),
-      max_rows_(resolve(tp, config, given).rows),
+Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options)
+    : Engine(tp, config, Resolved{resolve(tp, config, options)}) {}
+
+Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& resolved)
+    : model_(tp, config, resolved.options.dtype, cache_size(resolved.options),
+             resolved.options.codec, resolved.options.int8_weights),
+      tokenizer_(resolved.options.tokenizer),
+      max_sequences_(resolved.options.sequences),
+      max_rows_(resolved.options.rows),
       window_(max_window(tp, config)),
-      pool_(resolve(tp, config, given).pages),
-      decoder_(model_.context, max_rows_, max_sequences_, given.overlap) {}
+      pool_(resolved.options.pages),
+      decoder_(model_.context, max_rows_, max_sequences_, resolved.options.overlap) {}
 
 void Engine::initialize(uint64_t seed) {
   initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());

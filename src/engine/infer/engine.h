@@ -108,6 +108,12 @@ class Engine {
   const PagePool& pages() const { return pool_; }
 
  private:
+  /// Options with their defaults.
+  struct Resolved {
+    EngineOptions options;
+  };
+  Engine(Communicator& tp, const ModelConfig& config, const Resolved& resolved);
+
   struct Text {
     Text(int64_t id, Request given, const TextTokenizer* tokenizer);
 

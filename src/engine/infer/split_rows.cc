@@ -3,7 +3,6 @@
 #include "engine/infer/decoder_parts.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
-#include "kernels/norm.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -13,30 +12,23 @@ SplitRows::SplitRows(const DecoderContext& c, int64_t rows, const OverlapOptions
     : context_(c),
       rows_(rows),
       local_(shard_of(rows, c.tp.size(), c.tp.rank())),
+      products_(make_products(c, rows, overlap)),
       hidden_(hidden),
       inner_(inner),
       x_(c.f32(local_.count, c.config.hidden)),
       inverse_rms_(c.f32(1, local_.count)),
       x_norm_(c.activation(local_.count, c.config.hidden)),
-      residual_(c.activation(local_.count, c.config.hidden)) {
-  for (const BranchLayout& b : c.layout.branches) {
-    auto& products = products_[branch_kind(b)];
-    if (products || !b.has_products()) continue;
-    products = std::make_unique<Products>(
-        AgGemm(c.tp, {rows, b.in.rows, c.config.hidden, c.dtype}, overlap),
-        GemmRs(c.tp, {rows, c.config.hidden, b.out.columns, c.dtype},
-               with_wire(overlap, branch_wire(c.codec, b))));
-  }
-}
+      residual_(c.activation(local_.count, c.config.hidden)) {}
 
 /// GEMMs gather and scatter the rows.
 struct SplitRows::Steps {
   SplitRows& split;
   size_t branch;
+  Residuals& residuals;
   DecoderExperts* experts_of_layer;
 
   const BranchLayout& layout() const { return split.context_.layout.branches[branch]; }
-  Products& products() const { return *split.products_[branch_kind(layout())]; }
+  RowProducts& products() const { return *split.products_[branch_kind(layout())]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     products().in.run(x_norm, weight, hidden);
   }
@@ -45,8 +37,7 @@ struct SplitRows::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, split.residual_);
-    split.is_added_ = layout().moe;  // else the next branch's norm adds it
-    if (split.is_added_) add(split.context_.exec, split.x_, split.residual_, split.x_);
+    residuals.add_sum(split.context_, !layout().moe);  // the next branch's norm adds it
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     experts_of_layer->run(layout(), x_norm, w_in, w_out, split.x_);
@@ -57,20 +48,14 @@ void SplitRows::run(const Tensor& partial_embeddings, DecoderExperts* experts) {
   const DecoderContext& c = context_;
   reduce_scatter(c.tp, partial_embeddings, residual_, c.codec.embeddings);
   cast(c.exec, residual_, x_);
-  is_added_ = true;
+  Residuals residuals{x_, residual_};
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     const BranchMemory memory = branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_);
-    if (is_added_) {
-      rms_norm_forward(c.exec, x_, c.view().norm(b), c.config.norm_eps, x_norm_, inverse_rms_);
-    } else {
-      add_rms_norm_forward(c.exec, x_, residual_, c.view().norm(b), c.config.norm_eps, x_, x_norm_,
-                           inverse_rms_);
-      is_added_ = true;
-    }
-    forward_normalized(c.view(), b, memory, Steps{*this, i, experts});
+    residuals.norm(c, b, memory);
+    forward_normalized(c.view(), b, memory, Steps{*this, i, residuals, experts});
   }
-  if (!is_added_) add(c.exec, x_, residual_, x_);
+  residuals.finish(c);
 }
 
 void SplitRows::gather(const Tensor& chosen, const Tensor& out) {

@@ -2,9 +2,6 @@
 // rows, and the gathers and sums of the rows overlap the GEMMs (FLUX).
 #pragma once
 
-#include <array>
-#include <memory>
-
 #include "engine/infer/decoder.h"
 
 namespace tandem {
@@ -28,18 +25,13 @@ class SplitRows {
 
  private:
   struct Steps;
-  struct Products {
-    AgGemm in;
-    GemmRs out;
-  };
 
   DecoderContext context_;
   int64_t rows_;
   Shard local_;
-  std::array<std::unique_ptr<Products>, kBranchKinds> products_;
+  BranchProducts products_;
   Tensor hidden_, inner_;
   Activation x_, inverse_rms_, x_norm_, residual_;
-  bool is_added_ = true;  // residual_ to x_
 };
 
 }  // namespace tandem
