@@ -4,6 +4,8 @@
 
 #include "collectives/cuda/shard_exchange.h"
 #include "collectives/cuda/uncompressed_pairs.h"
+#include "comm/device/signal_kernels.h"
+#include "core/cuda/graph.h"
 
 namespace tandem::gpu {
 namespace {
@@ -30,6 +32,14 @@ ncclDataType_t nccl_type(const char* what, DType dtype) {
       fmt::format("{}: dtype {}: expected f32, bf16, f16 or i32", what, name_of(dtype)));
 }
 
+/// Signals of enter_nccl.
+struct NcclEntry {
+  explicit NcclEntry(GpuCommunicator& comm)
+      : signals(comm.allocate(0, comm.size())), epoch(sizeof(uint64_t)) {}
+  std::shared_ptr<SymmetricBuffer> signals;
+  DeviceMemory epoch;
+};
+
 // Rows of `whole` that `rank` holds.
 Tensor shard_in(const GpuCommunicator& comm, const Tensor& whole, int rank) {
   const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
@@ -40,6 +50,15 @@ Tensor shard_in(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 
 void prepare_nccl(GpuCommunicator& comm) {
   if (comm.shares_gpu() && comm.one_node()) shard_exchange(comm);
+}
+
+void enter_nccl(GpuCommunicator& comm, OpId op) {
+  if (!has_nccl(comm) || !comm.one_node() || comm.size() == 1) return;
+  if (is_captured(comm.stream()) && !comm.has_attached<NcclEntry>()) return;
+  auto& entry = comm.attached<NcclEntry>([&] { return new NcclEntry(comm); });
+  launch_enter(static_cast<GpuBuffer&>(*entry.signals).table(), 0,
+               {.epoch = reinterpret_cast<uint64_t*>(entry.epoch.data())}, comm.device_deadline(),
+               op, comm.stream());
 }
 
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
@@ -65,11 +84,19 @@ void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
                                comm.stream()),
                  "ncclAllGather");
   }
+  // In place: NCCL decides rank by rank whether memory is registered, and a root whose source is
+  // not, unlike the receivers' windows, would send by another path than they read.
+  const Tensor local = shard_in(comm, out, comm.rank());
+  if (shard.data() != local.data()) {
+    check(cudaMemcpyAsync(local.data(), shard.data(), shard.bytes(), cudaMemcpyDeviceToDevice,
+                          comm.stream()),
+          "copy a shard");
+  }
   grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor rows = shard_in(comm, out, r);
-      check(ncclBroadcast(r == comm.rank() ? shard.data() : rows.data(), rows.data(), rows.bytes(),
-                          ncclInt8, r, nccl_of(comm), comm.stream()),
+      check(ncclBroadcast(rows.data(), rows.data(), rows.bytes(), ncclInt8, r, nccl_of(comm),
+                          comm.stream()),
             "ncclBroadcast");
     }
   });

@@ -74,8 +74,9 @@ TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
-      for (const Sizes& size : {Sizes{513, 136, 72}, Sizes{192, 24, 64}, Sizes{33, 24, 40},
-                                Sizes{7, 8, 8}, Sizes{2, 16, 8}, Sizes{0, 8, 16}}) {
+      for (const Sizes& size :
+           {Sizes{513, 136, 72}, Sizes{192, 24, 64}, Sizes{33, 24, 40}, Sizes{7, 8, 8},
+            Sizes{2, 16, 8}, Sizes{0, 8, 16}, Sizes{2049, 136, 8192}}) {
         for (const bool kn : {false, true}) {
           const OpDesc shape{size.m, size.n, size.k, dtype, kn};
           gpu::AgWgrad op(comm, lt, shape, Algorithm::chunked);

@@ -32,8 +32,10 @@ struct Shape3 {
   int64_t m, n, k;  // n, k: this rank's
 };
 
-constexpr Shape3 kShapes[] = {{128, 64, 64}, {33, 24, 40},   {7, 8, 8},        {2, 16, 8},
-                              {0, 8, 16},    {513, 136, 72}, {1024, 256, 128}, {3072, 200, 72}};
+// The last is large enough for every protocol of NCCL, with shards of unequal length.
+constexpr Shape3 kShapes[] = {{128, 64, 64},    {33, 24, 40},    {7, 8, 8},
+                              {2, 16, 8},       {0, 8, 16},      {513, 136, 72},
+                              {1024, 256, 128}, {3072, 200, 72}, {2049, 264, 8192}};
 
 // 16 bytes is the only alignment required; cuBLASLt must be told.
 TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
