@@ -29,8 +29,11 @@ void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
     std::memcpy(to.data(), from.data(), from.bytes());
     return;
   }
+  // A copy of pageable memory waits for the stream, and without a deadline: ours comes first.
+  const bool is_to_or_from_host = from.device() != to.device();
+  if (is_to_or_from_host) wait_for_stream(exec);
   copy_bytes(exec, from.data(), to.data(), from.bytes());
-  if (from.device() != to.device()) wait_for_stream(exec);
+  if (is_to_or_from_host) wait_for_stream(exec);
 }
 
 Fence::Fence(const Exec& exec) : event_(exec.on_gpu() ? make_stream_event() : nullptr) {}

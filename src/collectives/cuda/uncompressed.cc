@@ -103,6 +103,7 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
   comm.check_device();
   if (comm.size() == 1 || data.elements() == 0) return;
   if (!is_our_sum(comm, data.dtype(), op) || !is_our_reduction(comm, data)) {
+    enter_nccl(comm, OpId::all_reduce);
     return nccl_all_reduce(comm, data, data, op);
   }
   if (int64_t(data.bytes()) > kStagedBytes) return shard_exchange(comm).all_reduce(data, data);
@@ -147,6 +148,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
       return exchange.reduce_scatter(data, shard, algorithm);
     }
   }
+  enter_nccl(comm, OpId::reduce_scatter);
   nccl_reduce_scatter(comm, data, shard, op);
 }
 
@@ -159,6 +161,7 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
   if (auto* one_gpu = as_one_gpu(comm)) {
     return pairs_all_to_all(*one_gpu, send, send_counts, recv, recv_counts);
   }
+  enter_nccl(comm, OpId::all_to_all);
   grouped(comm, [&] {
     const auto exchange = [&](int r, const Tensor& to, const Tensor& from) {
       check(ncclSend(to.data(), to.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()), "ncclSend");
@@ -175,6 +178,7 @@ void broadcast(Communicator& any, const Tensor& data, int root) {
   check_peer(comm, "broadcast", root);
   comm.check_device();
   if (auto* one_gpu = as_one_gpu(comm)) return pairs_broadcast(*one_gpu, data, root);
+  enter_nccl(comm, OpId::broadcast);
   check(ncclBroadcast(data.data(), data.data(), data.bytes(), ncclInt8, root, nccl_of(comm),
                       comm.stream()),
         "ncclBroadcast");

@@ -34,6 +34,9 @@ void grouped(const GpuCommunicator& comm, Body body) {
 /// Collective: creates the replacement for NCCL if ranks share a GPU. It allocates, which is not
 /// allowed in a captured call: operators with such a candidate call it when they are constructed.
 void prepare_nccl(GpuCommunicator& comm);
+/// Waits on the device until all ranks have come to this call, with a deadline, which NCCL's
+/// kernels do not have. Collective; the first one allocates, and is left out of a captured graph.
+void enter_nccl(GpuCommunicator& comm, OpId op);
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out);
 /// Runs on `stream`, which takes the communicator's position in its order.

@@ -22,6 +22,7 @@ namespace {
 
 // Host limits in deadlines. A call's device-side waits end within 2.25 deadlines (extend_deadline).
 constexpr double kPatience = 3;
+constexpr double kReported_s = 1;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
 
@@ -65,7 +66,9 @@ GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<WorldSta
       world_(std::move(world)),
       aborts_(control.allocate(0, 1)),
       share_(this_share()),
-      stream_(initial_stream_.get()) {}
+      stream_(initial_stream_.get()) {
+  watch_.emplace(stream_, static_cast<const StreamChecks&>(*this));
+}
 
 GpuCommunicator::~GpuCommunicator() {
   set_stream(initial_stream_.get());
@@ -116,6 +119,7 @@ void GpuCommunicator::set_stream(cudaStream_t stream) {
   if (stream != initial_stream_.get()) share_->adopt_stream(stream);
   if (stream_ != initial_stream_.get()) share_->release_stream(stream_);
   stream_ = stream;
+  watch_.emplace(stream_, static_cast<const StreamChecks&>(*this));
 }
 
 void GpuCommunicator::give_up() const {
@@ -285,28 +289,39 @@ void GpuCommunicator::synchronize() const {
   synchronize(stream_, "synchronize");
 }
 
-void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) const {
-  // NCCL's kernels have no deadline, so the host enforces one, long enough for every device-side
-  // wait of the stream to report first.
-  const auto begin = Clock::now();
-  for (int spin = 0;; ++spin) {
-    const cudaError_t state = cudaStreamQuery(stream);
-    if (state == cudaSuccess) break;
-    if (state != cudaErrorNotReady) check(state, "synchronize");
-    const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-    note_late(waited);
-    if (waited > kPatience * deadline_s_) {
-      check_device();
-      give_up();
-      throw Timeout(Timeout({what}, rank_, 0, 0, waited), where_);
-    }
-    if (spin > 10000) {
-      look_for_abort();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
+void GpuCommunicator::synchronize(cudaStream_t stream, const char* what) const {
+  poll(
+      what, [&] { return cudaStreamQuery(stream); },
+      [&](double waited_s) { check_so_far(what, waited_s); });
   look_for_abort();
   check_device();
+}
+
+// An error is reported once to those who wait without a call of this communicator.
+void GpuCommunicator::check_wait(const char* what, double waited_s) const {
+  if (!failed_) check_so_far(what, waited_s);
+}
+
+void GpuCommunicator::check_end() const {
+  if (failed_) return;
+  look_for_abort();
+  check_device();
+}
+
+// NCCL's kernels have no deadline, so the host enforces one, long enough for every device-side wait
+// of the stream to report first. After such a report only NCCL's kernels hold the stream.
+void GpuCommunicator::check_so_far(const char* what, double waited_s) const {
+  note_late(waited_s);
+  const int state = state_of(*record_.get());
+  const bool reported = state != ErrorRecord::kNone && state != ErrorRecord::kWriting;
+  if (!reported) unreported_s_ = waited_s;
+  if (reported && waited_s > unreported_s_ + kReported_s) check_device();
+  if (waited_s > kPatience * deadline_s_) {
+    check_device();
+    give_up();
+    throw Timeout(Timeout({what}, rank_, 0, 0, waited_s), where_);
+  }
+  look_for_abort();
 }
 
 std::vector<double> GpuCommunicator::slowest(std::span<const double> local) {

@@ -8,9 +8,9 @@
 // (signal_kernels.h), as `enqueue_wait` does. Device-side waits that time out are reported by
 // `check_device` and `synchronize`.
 //
-// Aborts arrive through the control communicator. The host checks for one while it waits, and then
-// ends the device's waits too; a host that waits for CUDA by other calls sees them ended by the
-// deadline.
+// Aborts arrive through the control communicator. The host checks for one while it waits, also for
+// copies (core/cuda/stream_watch.h), and then ends the device's waits too; a host that waits for
+// CUDA by other calls sees them ended by the deadline.
 //
 // Ranks that do not reach each other's memory (several nodes, or teams of at most kMaxGpus): `peer`
 // is nullptr, `put` throws Unsupported if copies do not reach either, and operators let NCCL move
@@ -39,6 +39,7 @@
 #include "comm/world_state.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
+#include "core/cuda/stream_watch.h"
 #include "tandem/communicator.h"
 
 namespace tandem::gpu {
@@ -82,7 +83,7 @@ class GpuBuffer final : public SymmetricBuffer {
   PeerTable table_;
 };
 
-class GpuCommunicator : public Communicator {
+class GpuCommunicator : public Communicator, private StreamChecks {
  public:
   ~GpuCommunicator() override;
 
@@ -144,6 +145,10 @@ class GpuCommunicator : public Communicator {
   /// Collective: elementwise maximum over the ranks.
   std::vector<double> slowest(std::span<const double> local);
 
+  template <typename T>
+  bool has_attached() const {
+    return attached_.contains(std::type_index(typeid(T)));
+  }
   /// Returns the one T of this communicator; `make` creates it (a new T) on first use.
   template <typename T, typename Make>
   T& attached(Make make) {
@@ -193,7 +198,10 @@ class GpuCommunicator : public Communicator {
   bool one_node_ = true, peer_atomics_ = true;
 
  private:
-  void synchronize(cudaStream_t stream, std::string_view what) const;
+  void synchronize(cudaStream_t stream, const char* what) const;
+  void check_wait(const char* what, double waited_s) const override;
+  void check_end() const override;
+  void check_so_far(const char* what, double waited_s) const;
   void end_alone();
   void free_retired();
   void end_device_waits() const;
@@ -209,7 +217,8 @@ class GpuCommunicator : public Communicator {
       aborts_;  // buffer of `control_`; waiting for epoch 0 reports an abort
   std::shared_ptr<GpuShare> share_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
-  mutable std::string where_;  // positions of the ranks' threads, recorded once one was late
+  mutable double unreported_s_ = 0;  // of a host's wait until a device-side wait reported an error
+  mutable std::string where_;        // positions of the ranks' threads, recorded once one was late
   Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;
@@ -221,6 +230,7 @@ class GpuCommunicator : public Communicator {
   const OwnedLinkPacer* link_pacer_ = nullptr;
   std::optional<PacedCopies> paced_puts_;
   std::map<std::type_index, std::shared_ptr<void>> attached_;
+  std::optional<StreamWatch> watch_;  // of stream_
 
   friend class GpuBuffer;
   friend class Enqueueing;

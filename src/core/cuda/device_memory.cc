@@ -7,6 +7,7 @@
 #include "core/cuda/current_device.h"
 #include "core/cuda/graph.h"
 #include "core/cuda/handles.h"
+#include "core/cuda/stream_watch.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -45,7 +46,7 @@ class PinnedBytes final : public StagedBytes {
       throw InvalidArgument(
           fmt::format("upload of {} bytes: expected at most {}", bytes, max_bytes_));
     }
-    gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy");
+    gpu::await_event(copied_.get(), exec.stream, "wait for a copy");
     std::memcpy(memory_, from, bytes);
     copy_bytes(exec, memory_, to, bytes);
     copied_.record(exec.stream);
@@ -138,7 +139,7 @@ std::unique_ptr<PinnedRange> pin_host_memory(const Exec& exec, void* memory, siz
 }
 
 void wait_for_stream(const Exec& exec) {
-  gpu::check(cudaStreamSynchronize(exec.stream), "wait for the stream");
+  gpu::await_stream(exec.stream, "wait for the stream");
 }
 
 size_t used_memory(const Exec&) {
