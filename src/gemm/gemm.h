@@ -2,6 +2,9 @@
 // (cuBLASLt).
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "core/exec.h"
 
 namespace tandem {
@@ -22,9 +25,18 @@ struct GemmOptions {
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 /// The same on exec's device. On a GPU each operand is contiguous, or the transpose of a contiguous
 /// matrix, with rows that are multiples of 16 bytes, there is no bias, and the first call with a
-/// shape times cuBLASLt's algorithms: the same bits on every later run of the process.
+/// shape, up to timed_gemm_rows, times cuBLASLt's algorithms: the same bits on every later run of
+/// the process.
 void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options = {});
+
+/// On a GPU, GEMMs of `rows` rows run the algorithm that is fastest with this many: at most 1/8
+/// more, but at least 16, and from 17 on a multiple of 64.
+constexpr int64_t timed_gemm_rows(int64_t rows) {
+  if (rows <= 16) return 16;
+  const int64_t unit = std::max<int64_t>(64, int64_t(std::bit_floor(uint64_t(rows - 1))) / 8);
+  return (rows + unit - 1) / unit * unit;
+}
 
 /// out[M, F] = silu(a x gate^T) * (a x up^T) for weight = [gate | up], [2 F, K], in one kernel,
 /// with the bits of gemm in out's dtype and swiglu_forward (kernels/swiglu.h). A GPU may read the

@@ -1,12 +1,15 @@
 #include "engine/infer/batch_decoder.h"
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 #include "engine/infer/decoder_parts.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "tandem/collectives.h"
+#include "tune/gemm_choices.h"
 
 namespace tandem {
 namespace {
@@ -30,6 +33,7 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
                            const OverlapOptions& overlap)
     : context_(c),
       progress_(c.tp, "decode"),
+      max_rows_(rows),
       max_chosen_(chosen),
       inputs_(bytes(c, 1, chosen * kChosenBytes + rows * kTokenBytes)),
       upload_(c.exec, inputs_->bytes()),
@@ -54,16 +58,47 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
   if (c.exec.on_gpu() && c.tp.size() > 1 && rows >= kMinSplitRows) {
     split_.emplace(c, rows, overlap, hidden_, inner_);
   }
-  if (c.config.moe_layers() == 0) return;
-  if (c.int8) {
+  if (c.config.moe_layers() > 0 && c.int8) {
     row_experts_.emplace(c, rows);
-  } else {
+  } else if (c.config.moe_layers() > 0) {
     experts_.emplace(c, rows, true, overlap);
   }
+  if (c.exec.on_gpu()) run_all_sizes();
+}
+
+/// Rows of a step of any tokens: in f32, and up to `chosen`, each by itself, else in chunks of a
+/// page.
+BatchRows BatchDecoder::dummy_rows(int64_t count) const {
+  const int64_t capacity = context_.cache.max_tokens();
+  const int64_t of_chunk = std::min(kPageTokens, capacity);
+  BatchRows rows;
+  rows.tokens.assign(size_t(count), 0);
+  rows.sequences.assign(size_t(count), 0);
+  rows.pages.assign(size_t(pages_of(capacity)), 0);
+  for (int64_t i = 0; i < count; ++i) rows.positions.push_back(int32_t(i % of_chunk));
+  for (int64_t i = 0; count > max_chosen_ && i < count; i += of_chunk) {
+    rows.chunks.push_back({i, std::min(of_chunk, count - i)});
+  }
+  rows.chosen.resize(size_t(std::min(count, max_chosen_)));
+  std::iota(rows.chosen.begin(), rows.chosen.end(), 0);
+  rows.options.resize(rows.chosen.size());
+  return rows;
+}
+
+void BatchDecoder::run_all_sizes() {
+  share_gemm_choices(context_.tp);
+  std::set<int64_t> sizes;
+  for (int64_t rows = 1; rows < max_rows_; rows = timed_gemm_rows(rows) + 1) {
+    sizes.insert(std::min(max_rows_, timed_gemm_rows(rows)));
+    if (rows <= max_chosen_) sizes.insert(std::min(max_chosen_, timed_gemm_rows(rows)));
+  }
+  sizes.insert(max_rows_);
+  for (const int64_t rows : sizes) run(dummy_rows(rows));
+  agree_on_gemm_choices(context_.tp);
 }
 
 bool BatchDecoder::is_split(int64_t count) const {
-  return split_ && split_->rows() == count;
+  return split_ && split_->takes(count);
 }
 
 bool BatchDecoder::adds_in_gemm() const {
@@ -178,11 +213,11 @@ std::vector<float> BatchDecoder::read_logits(size_t chosen) const {
 
 void BatchDecoder::run_rows(int64_t count, int64_t chosen) {
   const DecoderContext& c = context_;
-  const Tensor embeddings = residual_->rows(0, count);
   if (is_split(count)) {
-    embedding_forward(c.exec, tokens(count), c.weights.matrix(c.layout.embedding),
+    const Tensor embeddings = residual_->rows(0, split_->rows());
+    embedding_forward(c.exec, tokens(split_->rows()), c.weights.matrix(c.layout.embedding),
                       c.layout.vocab_begin, embeddings);
-    split_->run(embeddings, experts_ ? &*experts_ : nullptr);
+    split_->run(embeddings, count, experts_ ? &*experts_ : nullptr);
   } else {
     look_up(count);
     run_branches(count);

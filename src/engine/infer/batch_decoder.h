@@ -32,7 +32,8 @@ struct BatchRows {
 class BatchDecoder {
  public:
   /// Up to `rows` rows in a step, `chosen` of them chosen. `overlap`: of the experts, and on GPUs
-  /// of the GEMMs of full steps. Collective.
+  /// of the GEMMs of full steps. On a GPU steps of all sizes run on tokens that nobody asked for,
+  /// in the cache's first page: no algorithm is timed later. Collective.
   BatchDecoder(const DecoderContext& context, int64_t rows, int64_t chosen,
                const OverlapOptions& overlap);
   /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
@@ -43,6 +44,8 @@ class BatchDecoder {
 
  private:
   struct Steps;
+  void run_all_sizes();
+  BatchRows dummy_rows(int64_t count) const;
   /// Whether the ranks divide a step of `count` rows.
   bool is_split(int64_t count) const;
   /// Whether GEMMs add to the residual stream.
@@ -71,8 +74,8 @@ class BatchDecoder {
   std::optional<RowSums> sums_;  ///< CPU ranks
   std::optional<DecoderExperts> experts_;
   std::optional<RowExperts> row_experts_;  ///< of int8 weights
-  std::optional<SplitRows> split_;         ///< several GPU ranks, for steps of max rows
-  int64_t max_chosen_;
+  std::optional<SplitRows> split_;         ///< several GPU ranks, for steps of about max rows
+  int64_t max_rows_, max_chosen_;
   Activation inputs_;  ///< u8: options, chosen rows and tokens of a step
   Upload upload_;
   std::vector<std::byte> host_inputs_;

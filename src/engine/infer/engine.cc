@@ -40,13 +40,13 @@ EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineO
   if (options.int8_weights && tp.on_gpu()) {
     throw Unsupported("weights in int8 on GPUs: expected CPU ranks");
   }
+  if (options.mixed_rows == 0) options.mixed_rows = options.rows;
+  if (options.mixed_rows < 1 || options.mixed_rows > options.rows) {
+    throw InvalidArgument(fmt::format("mixed_rows {}: expected 1 to the {} rows, or 0 for all",
+                                      options.mixed_rows, options.rows));
+  }
   if (options.pages < 0) {
     throw InvalidArgument(fmt::format("pages {}: expected 0 (for all) or more", options.pages));
-  }
-  // Full steps are divided into equal shards of whole tiles (SplitRows).
-  const int64_t unit = int64_t{64} * tp.size();
-  if (tp.on_gpu() && tp.size() > 1 && options.rows >= kMinSplitRows + unit) {
-    options.rows = std::max(options.sequences, options.rows / unit * unit);
   }
   if (options.pages > 0) return options;
   const int64_t window = max_window(tp, config);
@@ -89,6 +89,7 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       tokenizer_(resolved.options.tokenizer),
       max_sequences_(resolved.options.sequences),
       max_rows_(resolved.options.rows),
+      mixed_rows_(resolved.options.mixed_rows),
       window_(max_window(tp, config)),
       pool_(resolved.options.pages),
       decoder_(model_.context, max_rows_, max_sequences_, resolved.options.overlap) {}
@@ -147,6 +148,8 @@ std::vector<TokenEvent> Engine::step() {
   num_planned_ = 0;
   return_pages_before_windows();
   plan_tokens();
+  const auto written = int64_t(rows_.tokens.size());
+  step_rows_ = written == 0 ? max_rows_ : std::min(max_rows_, std::max(mixed_rows_, written + 1));
   plan_chunks();
   admit();
   if (rows_.tokens.empty()) return {};
@@ -207,7 +210,7 @@ void Engine::plan_chunks() {
 bool Engine::plan_chunk(Text& text) {
   const int64_t room = (int64_t(text.pages.size()) + pool_.free()) * kPageTokens - text.cached;
   if (room <= 0) return false;
-  const int64_t rows = max_rows_ - int64_t(rows_.tokens.size());
+  const int64_t rows = step_rows_ - int64_t(rows_.tokens.size());
   const int64_t count = std::min({text.left(), rows, room});
   take_pages(text, text.cached + count);
   add_rows(text, count, true);
@@ -216,14 +219,14 @@ bool Engine::plan_chunk(Text& text) {
 
 void Engine::admit() {
   while (!waiting_.empty() && int64_t(running_.size()) < max_sequences_ &&
-         int64_t(rows_.tokens.size()) < max_rows_) {
+         int64_t(rows_.tokens.size()) < step_rows_) {
     Text& text = *waiting_.front();
     // Unless there are pages for all, a running text may soon need one.
     int64_t promised = max_pages(text);
     for (const auto& each : running_) promised += max_pages(*each);
     // With a window, a prompt may need more pages than there are at once.
     int64_t end = int64_t(text.tokens.size());
-    if (window_ > 0) end = std::min(end, max_rows_ - int64_t(rows_.tokens.size()));
+    if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
     if (promised > pool_.size() && pages_of(end) >= pool_.free() && !running_.empty()) return;
     take_pages(text, end);
     running_.push_back(std::move(waiting_.front()));
@@ -259,7 +262,7 @@ void Engine::release(Text& text) {
 /// Plans the next `count` tokens of a text, or as many as there are rows left.
 void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
   const auto first = int64_t(rows_.tokens.size());
-  count = std::min(count, max_rows_ - first);
+  count = std::min(count, (is_chunk ? step_rows_ : max_rows_) - first);
   if (count == 0) return;
   if (is_chunk) rows_.chunks.push_back({first, count});
   for (int64_t i = text.cached; i < text.cached + count; ++i) {

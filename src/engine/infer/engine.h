@@ -29,10 +29,11 @@ struct EngineOptions {
   DType dtype = DType::f32;
   int64_t capacity = 0;    ///< max tokens of a prompt and its text; 0: config.max_seq
   int64_t sequences = 16;  ///< max texts that are written at once
-  int64_t rows = 64;  ///< max rows of a step, at least `sequences`; several GPU ranks round 512
-                      ///< and more down to a multiple of 64 each
-  int64_t pages = 0;  ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens,
-                      ///< or their windows
+  int64_t rows = 64;       ///< max rows of a step, at least `sequences`
+  int64_t mixed_rows = 0;  ///< of a step in which texts are written: fewer delay their tokens less,
+                           ///< but it has one at least for each text; 0: `rows`
+  int64_t pages = 0;       ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens,
+                           ///< or their windows
   OverlapOptions overlap = {};  ///< of the experts, and on GPUs of steps of `rows` rows
   CodecPolicy codec = {};
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
@@ -149,7 +150,8 @@ class Engine {
 
   RankModel model_;
   const TextTokenizer* tokenizer_;
-  int64_t max_sequences_, max_rows_;
+  int64_t max_sequences_, max_rows_, mixed_rows_;
+  int64_t step_rows_ = 0;  // max of the step that is being planned
   int64_t window_;  // tokens whose pages a text needs to continue; 0: all
   PagePool pool_;
   BatchDecoder decoder_;

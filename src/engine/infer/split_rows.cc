@@ -25,6 +25,7 @@ struct SplitRows::Steps {
   SplitRows& split;
   size_t branch;
   Residuals& residuals;
+  int64_t count;
   DecoderExperts* experts_of_layer;
 
   const BranchLayout& layout() const { return split.context_.layout.branches[branch]; }
@@ -33,7 +34,8 @@ struct SplitRows::Steps {
     products().in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    split.context_.cache.attend(branch, 0, q, k, v, out);
+    const auto first = [&](const Tensor& all) { return all.narrow(0, 0, count); };
+    split.context_.cache.attend(branch, 0, first(q), first(k), first(v), first(out));
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, split.residual_);
@@ -44,7 +46,7 @@ struct SplitRows::Steps {
   }
 };
 
-void SplitRows::run(const Tensor& partial_embeddings, DecoderExperts* experts) {
+void SplitRows::run(const Tensor& partial_embeddings, int64_t count, DecoderExperts* experts) {
   const DecoderContext& c = context_;
   reduce_scatter(c.tp, partial_embeddings, residual_, c.codec.embeddings);
   cast(c.exec, residual_, x_);
@@ -53,7 +55,7 @@ void SplitRows::run(const Tensor& partial_embeddings, DecoderExperts* experts) {
     const BranchLayout& b = c.layout.branches[i];
     const BranchMemory memory = branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_);
     residuals.norm(c, b, memory);
-    forward_normalized(c.view(), b, memory, Steps{*this, i, residuals, experts});
+    forward_normalized(c.view(), b, memory, Steps{*this, i, residuals, count, experts});
   }
   residuals.finish(c);
 }

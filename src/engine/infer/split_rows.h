@@ -1,5 +1,6 @@
 // Decoder layers of one full step on rows that GPU ranks divide: the residual stream is sharded by
-// rows, and the gathers and sums of the rows overlap the GEMMs (FLUX).
+// rows, and the gathers and sums of the rows overlap the GEMMs (FLUX). Steps of a few rows less are
+// padded.
 #pragma once
 
 #include "engine/infer/decoder.h"
@@ -17,9 +18,11 @@ class SplitRows {
             const Tensor& hidden, const Tensor& inner);
 
   int64_t rows() const { return rows_; }
-  /// From this rank's partial embeddings [rows, hidden] to the last layer's residuals. Keys and
-  /// values are those of the cache's rows. Collective.
-  void run(const Tensor& partial_embeddings, DecoderExperts* experts);
+  /// Whether a step of `count` rows is faster padded to `rows` than without a division.
+  bool takes(int64_t count) const { return count <= rows_ && count >= rows_ - rows_ / 8; }
+  /// From this rank's partial embeddings [rows, hidden] to the last layer's residuals. The first
+  /// `count` rows are the cache's; the others' values are any. Collective.
+  void run(const Tensor& partial_embeddings, int64_t count, DecoderExperts* experts);
   /// out = residuals of the rows `chosen`, f32 [chosen, hidden], on every rank. Collective.
   void gather(const Tensor& chosen, const Tensor& out);
 

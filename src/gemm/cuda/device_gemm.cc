@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "core/cuda/stream_watch.h"
 #include "gemm/cuda/gemm_lt.h"
 #include "gemm/cuda/rows_gemm.h"
 #include "tandem/error.h"
@@ -67,9 +68,11 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);
   if (at == gemms.by_shape.end()) {
+    // Sums over the rows have the same number in each call, or are in the bits of the result.
+    const int64_t timed_m = shape.x_is_km ? shape.m : timed_gemm_rows(shape.m);
     // Timing waits for the device: no kernel of this stream may wait for a peer then.
-    check(cudaStreamSynchronize(stream), "gemm");
-    at = gemms.by_shape.emplace(shape, LtGemm(gemms.lt, shape)).first;
+    LtGemm created(gemms.lt, shape, timed_m, [&] { await_stream(stream, "gemm"); });
+    at = gemms.by_shape.emplace(shape, std::move(created)).first;
   }
   at->second.run(a.data(), b.data(), out.data(), nullptr, stream);
 }

@@ -145,10 +145,16 @@ std::string key_of(const GemmKey& gemm_key) {
 // Choice for a shape, and the places (device and share) that it has run on. cuBLASLt loads a kernel
 // at its first launch in a place, which may wait for the device while holding a process-wide lock:
 // if the running kernel of that device waits for a peer whose thread needs the lock, both deadlock.
+using Place = std::pair<int, const void*>;
 struct Known {
   std::shared_ptr<Selected> selected;
-  std::set<std::pair<int, const void*>> devices;
+  std::set<Place> places;
+  std::set<Place> outdated;  // that have run the choice before this one
 };
+Place this_place() {
+  const auto share = this_share();
+  return {share->device(), share->context()};
+}
 std::mutex known_mutex;
 std::map<GemmKey, Known> known;
 std::vector<GemmKey> timed;   // keys in `known` that were timed here
@@ -194,6 +200,8 @@ struct LtGemm::State {
   cublasLtMatmulDesc_t op = nullptr;
   Layout weight, x, out;
   std::shared_ptr<const Selected> selected;
+  bool is_exact = true;             // `selected` was chosen for this number of rows
+  std::optional<Chosen> suggested;  // runs instead of a choice that does not take these rows
 
   State(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
     // No tf32 for f32: it would lose precision that the caller asked for.
@@ -394,9 +402,39 @@ struct LtGemm::State {
     if (!simple_gemm_takes(shape)) refuse();
     return simple();
   }
+
+  /// The process's choice, with its kernel loaded here. known_mutex is held.
+  std::shared_ptr<const Selected> find_or_choose(const GemmKey& key) {
+    if (const auto found = known.find(key); found != known.end()) {
+      load(found->second.selected->get());
+      found->second.places.insert(this_place());
+      return found->second.selected;
+    }
+    std::optional<Chosen> chosen = take_idle();
+    const bool is_timed = !chosen;
+    if (is_timed) chosen = choose();
+    if (is_timed && !is_simple(*chosen)) timed.push_back(key);
+    return known.emplace(key, Known{std::make_shared<Selected>(*chosen), {this_place()}, {}})
+        .first->second.selected;
+  }
+
+  /// Runs the library's first suggestion for these rows, if the choice for others does not.
+  cublasStatus_t launch_suggested(const void* px, const void* pw, void* po, const void* bias,
+                                  cudaStream_t stream) {
+    if (!suggested) {
+      const auto found = suggestions();
+      if (found.empty() && !simple_gemm_takes(shape)) refuse();
+      suggested = found.empty() ? simple() : Chosen{found[0].algo, found[0].workspaceSize, 0};
+    }
+    return launch(*suggested, px, pw, po, bias, stream);
+  }
 };
 
-LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
+LtGemm::LtGemm(const LtContext& context, const GemmShape& shape)
+    : LtGemm(context, shape, shape.m, [] {}) {}
+
+LtGemm::LtGemm(const LtContext& context, const GemmShape& shape, int64_t timed_m,
+               const std::function<void()>& before) {
   const int64_t step = 16 / int64_t(size_of(shape.in));
   const int64_t x_row = shape.x_is_km ? shape.m : shape.k;
   const int64_t weight_row = shape.weight_is_kn ? shape.n : shape.k;
@@ -422,23 +460,25 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   state_ = std::make_unique<State>(context, shape);
   state_->set_scale_modes();
   if (nothing_to_do(shape)) return;
-  const auto share = this_share();
-  const std::pair device_context(share->device(), share->context());
+  state_->is_exact = timed_m == shape.m;
+  GemmShape timed_shape = shape;
+  timed_shape.m = timed_m;
   // Ranks of one process share the choice, so all of them run the same algorithm.
   const std::lock_guard lock(known_mutex);
-  const GemmKey key(share->sms(), shape);
-  auto found = known.find(key);
-  if (found == known.end()) {
-    std::optional<Chosen> chosen = state_->take_idle();
-    const bool is_timed = !chosen;
-    if (is_timed) chosen = state_->choose();
-    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {device_context}}).first;
-    if (is_timed && !is_simple(*chosen)) timed.push_back(key);
-  } else if (!found->second.devices.contains(device_context)) {
-    state_->load(found->second.selected->get());
-    found->second.devices.insert(device_context);
+  const GemmKey key(this_share()->sms(), timed_shape);
+  if (const auto found = known.find(key);
+      found != known.end() && found->second.places.contains(this_place())) {
+    state_->selected = found->second.selected;
+    return;
   }
-  state_->selected = found->second.selected;
+  before();
+  if (state_->is_exact) {
+    state_->selected = state_->find_or_choose(key);
+    return;
+  }
+  State with_timed_rows(context, timed_shape);
+  with_timed_rows.set_scale_modes();
+  state_->selected = with_timed_rows.find_or_choose(key);
 }
 
 LtGemm::~LtGemm() = default;
@@ -449,7 +489,13 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
   if (nothing_to_do(state_->shape)) return;
   if (state_->shape.bias) state_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (state_->shape.scaling) state_->set_scales(scales);
-  check(state_->launch(state_->selected->get(), x, weight, out, bias, stream), "cublasLtMatmul");
+  const Chosen chosen = state_->selected->get();
+  cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!state_->suggested) status = state_->launch(chosen, x, weight, out, bias, stream);
+  if (status != CUBLAS_STATUS_SUCCESS && !state_->is_exact) {
+    status = state_->launch_suggested(x, weight, out, bias, stream);
+  }
+  check(status, "cublasLtMatmul");
 }
 
 std::string gemm_choice_prefix() {
@@ -477,14 +523,22 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
   for (auto& [key, of_shape] : known) {
     if (key.first != share->sms() || is_simple(of_shape.selected->get())) continue;
     const auto agreed = choices.find(key_of(key));
-    if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
+    if (agreed == choices.end()) continue;
+    const bool is_new = agreed->second != choice_of(of_shape.selected->get());
+    // A rank of this process that came before has adopted it: only the kernel is missing here.
+    if (!is_new && !of_shape.outdated.contains(this_place())) continue;
     LtGemm::State state(context, key.second);
     state.set_scale_modes();
     const std::optional<Chosen> chosen = state.as_chosen(agreed->second);
     if (!chosen) continue;
     state.load(*chosen);
-    of_shape.devices = {{share->device(), share->context()}};
-    of_shape.selected->set(*chosen);
+    if (is_new) {
+      of_shape.outdated.merge(of_shape.places);
+      of_shape.places.clear();
+      of_shape.selected->set(*chosen);
+    }
+    of_shape.places.insert(this_place());
+    of_shape.outdated.erase(this_place());
   }
 }
 

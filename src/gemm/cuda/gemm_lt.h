@@ -1,10 +1,13 @@
 // GEMM on one GPU through cuBLASLt. The algorithm is chosen by timing the library's suggestions
-// once per shape and process, unless an earlier choice is given.
+// once per shape and process, unless an earlier choice is given. GEMMs whose number of rows is
+// different from call to call run the algorithm of a similar number (timed_gemm_rows in
+// gemm/gemm.h).
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -52,6 +55,10 @@ class LtGemm {
   /// InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported if
   /// cuBLASLt has no algorithm for e4m3. Other dtypes then run a fallback kernel of our own.
   LtGemm(const LtContext& context, const GemmShape& shape);
+  /// Runs the algorithm that is fastest with `timed_m` rows, at least shape.m. `before`: called
+  /// before anything is launched to time or load it.
+  LtGemm(const LtContext& context, const GemmShape& shape, int64_t timed_m,
+         const std::function<void()>& before);
   ~LtGemm();
   LtGemm(LtGemm&&) noexcept;
 
