@@ -34,7 +34,12 @@ class TimedEngine {
   /// Request `index` of a seeded sequence, which arrived at `seconds`.
   void submit(int64_t index, double seconds) {
     Request request;
-    for (int64_t i = 0; i < q_.prompt; ++i) {
+    int64_t length = q_.prompt;
+    if (q_.min_prompt > 0) {
+      const uint64_t lengths = uint64_t(q_.prompt - q_.min_prompt + 1);
+      length -= int64_t(philox(3, uint64_t(index), 0)[0] % lengths);
+    }
+    for (int64_t i = 0; i < length; ++i) {
       request.prompt.push_back(
           int32_t(philox(1, uint64_t(index), uint64_t(i))[0] % uint64_t(config_.vocab)));
     }
@@ -219,6 +224,10 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
                     "none",
                     q.rate, q.requests));
   }
+  if (q.min_prompt > q.prompt) {
+    throw InvalidArgument(fmt::format(
+        "bench generate: --min-prompt {}: expected at most --prompt {}", q.min_prompt, q.prompt));
+  }
   const auto parameters = double(config.parameters());
   double bytes = parameters * (q.dtype == "f32" ? 4 : 6);  // of bf16 next to f32
   if (!q.weights.empty()) bytes = parameters * (4 + kInt8WeightBytes);
@@ -238,6 +247,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.dtype = parse_dtype(q.dtype);
   options.sequences = q.batch;
   options.rows = q.batch + q.prompt_rows;
+  options.mixed_rows = std::min(q.mixed_rows, options.rows);
   if (!tp.on_gpu()) options.overlap.strategy = Strategy::serial;
   options.int8_weights = !q.weights.empty();
   Engine engine(tp, config, options);

@@ -21,6 +21,8 @@ struct GenerateBench {
   int64_t prompt = 128;      ///< tokens
   int64_t max_tokens = 32;   ///< tokens of each text
   int64_t prompt_rows = 64;  ///< rows of a step for chunks of prompts
+  int64_t mixed_rows = 0;    ///< as in EngineOptions
+  int64_t min_prompt = 0;    ///< prompts have random lengths from this to `prompt`; 0: all `prompt`
   double rate = 0;           ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;      ///< requests, with `rate`
   std::string dtype = "bf16";

@@ -48,7 +48,9 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                  {"batch", q.batch},
                                  {"prompt", q.prompt},
                                  {"new", q.max_tokens},
+                                 {"min_prompt", q.min_prompt > 0 ? q.min_prompt : q.prompt},
                                  {"prompt_rows", q.prompt_rows},
+                                 {"mixed_rows", q.mixed_rows},
                                  {"tp", q.tp},
                                  {"transport", comm.transport()},
                                  {"dtype", q.dtype},
@@ -158,6 +160,14 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--prompt-rows", request.prompt_rows, "Rows of a step for new prompts")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 16));
+  command
+      ->add_option("--mixed-rows", request.mixed_rows,
+                   "Max rows of a step in which texts are written, too (default: all)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      ->add_option("--min-prompt", request.min_prompt,
+                   "Prompts have random lengths from this to --prompt (default: one length)")
+      ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--rate", request.rate,
                    "Requests arrive at random times, on average so many in a second (a Poisson "
