@@ -160,6 +160,14 @@ std::map<GemmKey, Known> known;
 std::vector<GemmKey> timed;   // keys in `known` that were timed here
 GemmChoices earlier_choices;  // choices of earlier runs
 
+/// The process's choice if its kernel is loaded here; nullptr if not.
+std::shared_ptr<const Selected> selected_here(const GemmKey& key) {
+  const std::lock_guard lock(known_mutex);
+  const auto found = known.find(key);
+  if (found == known.end() || !found->second.places.contains(this_place())) return nullptr;
+  return found->second.selected;
+}
+
 }  // namespace
 
 bool GemmShape::operator<(const GemmShape& other) const {
@@ -464,14 +472,11 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape, int64_t timed_m
   GemmShape timed_shape = shape;
   timed_shape.m = timed_m;
   // Ranks of one process share the choice, so all of them run the same algorithm.
-  const std::lock_guard lock(known_mutex);
   const GemmKey key(this_share()->sms(), timed_shape);
-  if (const auto found = known.find(key);
-      found != known.end() && found->second.places.contains(this_place())) {
-    state_->selected = found->second.selected;
-    return;
-  }
-  before();
+  state_->selected = selected_here(key);
+  if (state_->selected) return;
+  before();  // may wait for a rank that needs the lock
+  const std::lock_guard lock(known_mutex);
   if (state_->is_exact) {
     state_->selected = state_->find_or_choose(key);
     return;
