@@ -171,9 +171,9 @@ TEST_P(EngineTest, TokensDoNotDependOnOtherRequests) {
   const ModelConfig config = engine_model(GetParam());
   const std::vector<Request> requests = random_requests(12, 2, 100, 90);
   struct Size {
-    int64_t sequences, rows, pages;
+    int64_t sequences, rows, pages, mixed_rows = 0;
   };
-  const Size sizes[] = {{2, 2, 4}, {3, 50, 6}, {7, 7, 7}, {64, 300, 0}};
+  const Size sizes[] = {{2, 2, 4}, {3, 50, 6}, {7, 7, 7}, {64, 300, 0}, {5, 80, 6, 9}};
   for (const int ranks : {1, 2, 4}) {
     if (config.kv_heads % ranks != 0) continue;
     on_ranks(ranks, [&](Communicator& tp) {
@@ -190,6 +190,7 @@ TEST_P(EngineTest, TokensDoNotDependOnOtherRequests) {
                       {.dtype = dtype,
                        .sequences = size.sequences,
                        .rows = size.rows,
+                       .mixed_rows = size.mixed_rows,
                        .pages = size.pages,
                        .codec = codec});
         fill_engine(engine, config, tp);
@@ -203,6 +204,29 @@ TEST_P(EngineTest, TokensDoNotDependOnOtherRequests) {
       EXPECT_GT(preempted, 0) << "no case runs out of pages";
     });
   }
+}
+
+TEST(Engine, StepsThatWriteTokensHaveAtMostMixedRows) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  on_ranks(1, [&](Communicator& tp) {
+    Engine engine(tp, config, {.sequences = 4, .rows = 60, .mixed_rows = 10});
+    fill_engine(engine, config, tp);
+    const auto rows_of_step = [&] {
+      const int64_t before = engine.stats().rows;
+      engine.step();
+      return engine.stats().rows - before;
+    };
+    const auto submit = [&](size_t tokens) {
+      engine.submit({.prompt = std::vector<int32_t>(tokens, 1), .max_tokens = 50, .ends = {-1}});
+    };
+    submit(100);
+    EXPECT_EQ(rows_of_step(), 60) << "no text is written yet";
+    EXPECT_EQ(rows_of_step(), 40);
+    submit(30);
+    for (const int64_t rows : {10, 10, 10, 4}) EXPECT_EQ(rows_of_step(), rows);
+    EXPECT_EQ(rows_of_step(), 2) << "both are written";
+  });
 }
 
 TEST(Engine, RulesChangeOnlyTheirRequest) {
@@ -352,6 +376,8 @@ TEST(Engine, InvalidRequestsAreRefused) {
     EXPECT_TRUE(engine.is_idle());
     EXPECT_THROW(Engine(tp, config, {.sequences = 0}), InvalidArgument);
     EXPECT_THROW(Engine(tp, config, {.sequences = 8, .rows = 7}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.sequences = 8, .rows = 9, .mixed_rows = 10}),
+                 InvalidArgument);
     EXPECT_THROW(Engine(tp, config, {.pages = -1}), InvalidArgument);
     EXPECT_THROW(Engine(tp, config, {.capacity = 201}), InvalidArgument);
   });
