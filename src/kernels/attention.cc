@@ -3,13 +3,18 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/simple_attention.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-bool has_documents(const AttentionMask& mask) {
-  return mask.document_starts.dims() > 0;
+/// Whether cuDNN, if it is there, runs this call.
+bool fits_cudnn(const std::unique_ptr<gpu::FusedAttention>& fused, const AttentionMask& mask) {
+  if (!fused) return false;
+  if (mask.document_starts.dims() == 0) return true;
+  note_simple_attention(kDocumentsReason);
+  return false;
 }
 
 }  // namespace
@@ -28,7 +33,7 @@ Attention::~Attention() = default;
 void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
-  if (fused_ && !has_documents(mask)) {
+  if (fits_cudnn(fused_, mask)) {
     return fused_->forward(exec, q, k, v, out, log_sums, mask.window);
   }
   gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask);
@@ -38,7 +43,7 @@ void Attention::forward_again(const Exec& exec, const Tensor& q, const Tensor& k
                               const Tensor& out, const Tensor& log_sums,
                               const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
-  if (fused_ && !has_documents(mask)) {
+  if (fits_cudnn(fused_, mask)) {
     return fused_->forward_again(exec, q, k, v, out, log_sums, mask.window);
   }
   gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask);
@@ -50,7 +55,7 @@ void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, con
                          const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv, mask);
   const gpu::AttentionGradients tensors{q, k, v, out, log_sums, dout, dq, dk, dv};
-  if (fused_ && !has_documents(mask)) return fused_->backward(exec, tensors, mask.window);
+  if (fits_cudnn(fused_, mask)) return fused_->backward(exec, tensors, mask.window);
   gpu::attention_backward(exec.stream, shape_, rope_, tensors, mask);
 }
 

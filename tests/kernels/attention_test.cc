@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "gemm/gemm.h"
+#include "kernels/simple_attention.h"
 #include "tests/kernels/attention_reference.h"
 
 namespace tandem {
@@ -16,6 +19,31 @@ struct Case {
   bool differences;
   int64_t window = 0;
 };
+
+TEST(SimpleAttention, HasAReasonUnlessCudnnTakesTheTensors) {
+  const AttentionShape shape{1, 64, 8, 2, 128};
+  const AttentionRows rows{DType::bf16, 1536, 1024};
+  EXPECT_EQ(why_simple_attention(shape, rows, {}), "");
+  EXPECT_EQ(why_simple_attention(shape, {DType::f32, 1536, 1024}, {}), "f32: cuDNN takes bf16");
+  EXPECT_EQ(why_simple_attention(shape, rows, {.is_portable = true}), "TANDEM_GPU_PORTABLE is 1");
+  EXPECT_EQ(why_simple_attention(shape, rows, {.shares_gpu = true}), "ranks share the GPU");
+  EXPECT_EQ(why_simple_attention({1, 64, 8, 2, 256}, rows, {}),
+            "head_dim 256: cuDNN takes multiples of 8 up to 128");
+  EXPECT_EQ(why_simple_attention(shape, {DType::bf16, 1532, 1024}, {}),
+            "rows of 1532 and 1024 elements: cuDNN takes multiples of 8");
+}
+
+TEST(SimpleAttention, ReasonIsSaidOnce) {
+  ::testing::internal::CaptureStderr();
+  for (const char* reason : {kDocumentsReason, "this build has no cuDNN", kDocumentsReason}) {
+    note_simple_attention(reason);
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(said, '\n'), 2) << said;
+  EXPECT_NE(said.find("attention on GPUs: simple kernels: documents (data.document_mask): "),
+            std::string::npos)
+      << said;
+}
 
 class AttentionTest : public ::testing::TestWithParam<std::tuple<DType, int>> {};
 INSTANTIATE_TEST_SUITE_P(DTypesThreads, AttentionTest,

@@ -5,22 +5,17 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
-#include <set>
 
 #include "core/cuda/share.h"
 #include "core/env.h"
-#include "core/log.h"
 #include "kernels/cuda/cudnn/groups.h"
 #include "kernels/cuda/cudnn/plugin_loader.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/simple_attention.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
-
-constexpr int64_t kVector = 8;  // bf16 elements of 16 bytes
-constexpr int64_t kMaxHead = 128;
 
 using Handle = std::unique_ptr<TandemCudnnHandle, void (*)(TandemCudnnHandle*)>;
 using Plan = std::unique_ptr<TandemCudnnPlan, void (*)(TandemCudnnPlan*)>;
@@ -214,38 +209,16 @@ class CudnnAttention final : public FusedAttention {
   Memory workspace_;
 };
 
-/// Reason why cuDNN does not take tensors, or "".
-std::string unsuitable(const AttentionShape& shape, const AttentionRows& rows) {
-  if (shape.head_dim % kVector != 0 || shape.head_dim > kMaxHead) {
-    return fmt::format("head_dim {}: cuDNN takes multiples of {} up to {}", shape.head_dim, kVector,
-                       kMaxHead);
-  }
-  if (rows.qkv_stride % kVector != 0 || rows.out_stride % kVector != 0) {
-    return fmt::format("rows of {} and {} elements: cuDNN takes multiples of {}", rows.qkv_stride,
-                       rows.out_stride, kVector);
-  }
-  return cudnn_plugin().absent;
-}
-
-/// Once for each reason.
-void log_fallback(const std::string& reason) {
-  static std::mutex mutex;
-  static std::set<std::string> logged;
-  const std::lock_guard lock(mutex);
-  if (!logged.insert(reason).second) return;
-  log_message(LogLevel::warn, "attention on GPUs: simple kernels: " + reason);
-}
-
 }  // namespace
 
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec& exec, const AttentionShape& shape,
                                                      const RopeTable& rope,
                                                      const AttentionRows& rows,
                                                      int64_t max_workspace) {
-  // Ranks that share a GPU may not load code while others' kernels wait for them.
-  if (rows.dtype != DType::bf16 || env().gpu_portable || !this_share()->alone()) return nullptr;
   if (shape.batch * shape.seq * shape.heads == 0) return nullptr;
-  std::string reason = unsuitable(shape, rows);
+  std::string reason =
+      why_simple_attention(shape, rows, {env().gpu_portable, !this_share()->alone()});
+  if (reason.empty()) reason = cudnn_plugin().absent;
   if (reason.empty()) {
     try {
       return std::make_unique<CudnnAttention>(exec, shape, rope, rows, *cudnn_plugin().functions,
@@ -254,7 +227,7 @@ std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec& exec, const Att
       reason = error.what();
     }
   }
-  log_fallback(reason);
+  note_simple_attention(reason);
   return nullptr;
 }
 

@@ -25,8 +25,8 @@ class FusedAttention {
 constexpr int64_t kAttentionWorkspace = int64_t(8) << 30;
 
 /// Loads device code, which waits for all kernels of the device, and allocates the workspace.
-/// Nullptr where the simple kernels are to run, with a note in the log unless that was asked for:
-/// f32, several ranks on the GPU, TANDEM_GPU_PORTABLE, nothing to compute. Throws DeviceError.
+/// Nullptr where the simple kernels are to run, with a note of the reason in the log
+/// (kernels/simple_attention.h), or for nothing to compute. Throws DeviceError.
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec& exec, const AttentionShape& shape,
                                                      const RopeTable& rope,
                                                      const AttentionRows& rows,

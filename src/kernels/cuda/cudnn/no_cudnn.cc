@@ -4,7 +4,11 @@
 namespace tandem::gpu {
 
 const CudnnPlugin& cudnn_plugin() {
-  static const CudnnPlugin none{nullptr, "", "this build has no cuDNN"};
+  static const std::string missing = TANDEM_CUDNN_MISSING;
+  static const CudnnPlugin none{
+      nullptr, "",
+      "this build has no cuDNN" +
+          (missing.empty() ? "" : " (not found: " + missing + "; tools/setup_cuda.sh)")};
   return none;
 }
 
