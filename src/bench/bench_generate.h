@@ -14,17 +14,17 @@ namespace tandem {
 
 struct GenerateBench {
   std::string model = "llama-1b";
-  int64_t layers = 0;        ///< 0: all of the model
-  int64_t vocab = 0;         ///< 0: the model's
-  int tp = 1;                ///< ranks
-  int64_t batch = 1;         ///< requests that are written at once
-  int64_t prompt = 128;      ///< tokens
-  int64_t max_tokens = 32;   ///< tokens of each text
-  int64_t prompt_rows = 64;  ///< rows of a step for chunks of prompts
-  int64_t mixed_rows = 0;    ///< as in EngineOptions
-  int64_t min_prompt = 0;    ///< prompts have random lengths from this to `prompt`; 0: all `prompt`
-  double rate = 0;           ///< requests that arrive in a second, on average; 0: `batch` at once
-  int64_t requests = 0;      ///< requests, with `rate`
+  int64_t layers = 0;       ///< 0: all of the model
+  int64_t vocab = 0;        ///< 0: the model's
+  int tp = 1;               ///< ranks
+  int64_t batch = 1;        ///< requests that are written at once
+  int64_t prompt = 128;     ///< tokens
+  int64_t max_tokens = 32;  ///< tokens of each text
+  int64_t prompt_rows = 0;  ///< rows of a step for chunks of prompts
+  int64_t mixed_rows = 0;   ///< as in EngineOptions
+  int64_t min_prompt = 0;   ///< prompts have random lengths from this to `prompt`; 0: all `prompt`
+  double rate = 0;          ///< requests that arrive in a second, on average; 0: `batch` at once
+  int64_t requests = 0;     ///< requests, with `rate`
   std::string dtype = "bf16";
   std::string weights;  ///< "int8", or empty for `dtype`
   int repeats = 3;      ///< batches, without `rate`

@@ -8,6 +8,7 @@
 #include "cli/bench_options.h"
 #include "cli/bench_output.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
@@ -107,10 +108,12 @@ void add_bench(CLI::App& app) {
                                         command->get_option("op")->get_description()));
     }
     now_doing("bench " + options->request.op);
+    const std::string choice = choose_transport(*options);
     const BenchPlan plan = make_plan(*options);
     for (const std::string& file : {options->json, options->csv, options->timeline}) {
       if (speaks() && !file.empty() && file != "-") check_writable(file);
     }
+    print_choice(choice);
     run_on(options->transport, plan.world,
            [&](Communicator& comm) { bench_all(*options, plan, comm); });
   });

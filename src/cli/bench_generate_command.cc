@@ -121,13 +121,18 @@ void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
 void run(GenerateBenchArguments arguments) {
   GenerateBench& q = arguments.request;
   check_weights(q.weights, arguments.devices);
+  WorldOptions world;
+  world.ranks = q.tp;
+  const auto check_gpus = [&] {
+    const ModelConfig config = generate_bench_config(q, true);
+    return double(config.parameters()) * double(size_of(parse_dtype(q.dtype))) / q.tp;
+  };
+  set_devices(arguments.devices, world, {describe_cpu_weights(q.weights), check_gpus});
+  q.prompt_rows = prompt_rows(q.prompt_rows, arguments.devices);
   const ModelConfig config = generate_bench_config(q, arguments.devices.on_gpus());
   q.layers = config.layers;
   q.vocab = config.vocab;
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
-  WorldOptions world;
-  world.ranks = q.tp;
-  set_devices(arguments.devices, world);
   run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -157,9 +162,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--new", request.max_tokens, "Tokens of a text")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--prompt-rows", request.prompt_rows, "Rows of a step for new prompts")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 16));
+  add_prompt_rows_option(*command, request.prompt_rows);
   command
       ->add_option("--mixed-rows", request.mixed_rows,
                    "Max rows of a step in which texts are written, too (default: all)")

@@ -113,6 +113,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       .add_option(
           "--transport", options.transport,
           "nccl: ranks are GPUs (default: mpi under mpirun, processes under torchrun and srun, "
+          "else nccl if there is a GPU for each of at least two ranks and GPUs time the operator, "
           "else threads)")
       ->check(CLI::IsMember({"threads", "mpi", "processes", "nccl"}));
   command.add_option(

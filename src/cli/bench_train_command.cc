@@ -15,6 +15,7 @@
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
+#include "engine/plan/activations.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -132,11 +133,18 @@ void bench(const TrainBenchArguments& arguments, Communicator& comm) {
 
 void run(TrainBenchArguments arguments) {
   TrainBench& q = arguments.request;
-  const DeviceOptions& devices = arguments.devices;
+  DeviceOptions& devices = arguments.devices;
   WorldOptions world;
   world.ranks = q.tp * q.ep;
-  set_devices(devices, world);
-  q.layers = train_bench_config(q, devices.on_gpus(), devices.ranks_per_gpu > 1).model.layers;
+  const bool shares = devices.ranks_per_gpu > 1;
+  const auto check_gpus = [&] {
+    const TrainConfig config = train_bench_config(q, true, shares);
+    constexpr double kBytes = 6;  // of a weight in bf16 and its gradient
+    return kBytes * double(config.model.parameters()) / world.ranks +
+           rank_activation_bytes(config, 0, true);
+  };
+  set_devices(devices, world, {"", check_gpus});
+  q.layers = train_bench_config(q, devices.on_gpus(), shares).model.layers;
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   run_ranks(devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }

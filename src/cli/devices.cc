@@ -2,24 +2,76 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "comm/rendezvous/launch.h"
+#include "core/env.h"
+#include "core/machine.h"
+#include "core/printable.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
+namespace {
+
+/// Whether the kernel drives NVIDIA GPUs, also those that this build or process cannot use.
+bool has_gpu_driver() {
+  std::error_code unknown;
+  return std::filesystem::exists("/proc/driver/nvidia/version", unknown);
+}
+
+}  // namespace
 
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
       .add_option("--device", options.device,
-                  "Ranks are CPU threads or processes (cpu), or GPUs (gpu)")
+                  "Ranks are CPU threads or processes (cpu), or GPUs (gpu; default: GPUs if there "
+                  "is one for each rank and it takes the job)")
       ->check(CLI::IsMember({"cpu", "gpu"}));
   command
       .add_option("--ranks-per-gpu", options.ranks_per_gpu,
-                  "With --device gpu: ranks that share the first GPU, for tests")
+                  "On GPUs: ranks that share the first one, for tests")
       ->check(CLI::Range(1, 16));
 }
 
-void set_devices(const DeviceOptions& options, WorldOptions& world) {
+int count_ranks(const WorldOptions& world) {
+  if (const auto mpi = launched_by_some_mpi(); mpi && launched_by_mpi()) return mpi->size;
+  const auto launch = launched_by_environment();
+  return launch ? launch->size : world.ranks;
+}
+
+DeviceChoice default_device(const WorldOptions& world, const DeviceNeeds& needs,
+                            const std::string& cpu_option) {
+  if (env().device != "auto") return {env().device == "gpu", ""};
+  Gpus gpus = this_machines_gpus();
+  if (gpus.count == 0 && !has_gpu_driver()) gpus.missing.clear();
+  const int ranks = count_ranks(world), here = ranks_here(ranks);
+  DeviceRequest request{.ranks = here,
+                        .ranks_per_gpu = world.ranks_per_gpu,
+                        .one_host = here == ranks,
+                        .cpu_only = needs.cpu_only};
+  if (world.link && world.ranks_per_gpu == 1) request.cpu_only = "an emulated link";
+  const DeviceChoice choice = choose_device(gpus, request, cpu_option);
+  if (!choice.on_gpus || !needs.check_gpus) return choice;
+  try {
+    request.rank_bytes = needs.check_gpus();
+  } catch (const Error& refusal) {
+    request.cpu_only = refusal.what();
+  }
+  return choose_device(gpus, request, cpu_option);
+}
+
+void set_devices(DeviceOptions& options, WorldOptions& world, const DeviceNeeds& needs) {
   world.ranks_per_gpu = options.ranks_per_gpu;
+  if (options.device.empty()) {
+    DeviceChoice choice = default_device(world, needs);
+    options.device = choice.on_gpus ? "gpu" : "cpu";
+    options.note = std::move(choice.note);
+  }
   if (!options.on_gpus()) {
     if (options.ranks_per_gpu == 1) return;
     throw InvalidArgument(
@@ -37,8 +89,13 @@ void set_devices(const DeviceOptions& options, WorldOptions& world) {
                   world.ranks, gpus, world.ranks_per_gpu, world.ranks));
 }
 
+void print_choice(const std::string& note) {
+  if (!note.empty() && speaks()) complain(single_line(note));
+}
+
 void run_ranks(const DeviceOptions& options, const WorldOptions& world,
                const std::function<void(Communicator&)>& body) {
+  print_choice(options.note);
   options.on_gpus() ? run_gpus(world, body) : run_world(world, body);
 }
 

@@ -34,7 +34,8 @@ void add_doctor(CLI::App& app) {
   command->add_option("out", *out,
                       "Folder of a run (--out of `tandem train`); without: check hosts and links");
   command
-      ->add_option("-n,--ranks", options->ranks, "Ranks to start (4, or one on each of the hosts)")
+      ->add_option("-n,--ranks", options->ranks,
+                   "Ranks to start (one a GPU, 4 on CPUs, or one on each of the hosts)")
       ->check(CLI::Range(1, kMaxDoctorRanks));
   command->add_option("--hosts", options->hosts, "File of hosts, as of tandem launch");
   command
@@ -48,8 +49,8 @@ void add_doctor(CLI::App& app) {
       ->check(CLI::Range(1e-3, 1e9));
   command
       ->add_option("--device", options->devices.device,
-                   "Products and memory of CPUs (cpu) or GPUs (gpu), and the links between them")
-      ->capture_default_str()
+                   "Products and memory of CPUs (cpu) or GPUs (gpu), and the links between them "
+                   "(default: GPUs if there is one for each rank)")
       ->check(CLI::IsMember({"cpu", "gpu"}));
   command
       ->add_option("--factor", options->diagnosis.factor,

@@ -21,6 +21,7 @@
 #include "core/output.h"
 #include "core/printable.h"
 #include "gemm/gemm.h"
+#include "tandem/cuda.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -169,10 +170,12 @@ void report_diagnosis(const DoctorRequest& request, const DoctorJson& json) {
   throw Ended{1};
 }
 
-void check_world(const DoctorRequest& request) {
+void check_world(DoctorRequest request) {
+  WorldOptions world;
+  set_devices(request.devices, world);
   DoctorJson json;
   bool is_first = false;
-  run_ranks(request.devices, {}, [&](Communicator& comm) {
+  run_ranks(request.devices, world, [&](Communicator& comm) {
     DiagnosisRequest diagnosis = request.diagnosis;
     set_fault(request.inject, comm.size(), diagnosis);
     set_kernel_threads(threads_per_rank(comm.size()));
@@ -192,13 +195,32 @@ void check_world(const DoctorRequest& request) {
 
 int count_ranks(const DoctorRequest& request) {
   if (request.ranks > 0) return request.ranks;
-  if (request.hosts.empty()) return kDefaultRanks;
+  if (request.hosts.empty()) {
+    return request.devices.on_gpus() ? std::max(1, gpu_count()) : kDefaultRanks;
+  }
   const auto hosts = parse_hosts(read_small_file(request.hosts), request.hosts);
   return std::max(
       1, int(std::ranges::count_if(hosts, [](const LaunchHost& host) { return host.slots != 0; })));
 }
 
-void start_world(const DoctorRequest& request) {
+/// Sets the device, of ranks here or on hosts whose GPUs are not known.
+void set_doctor_devices(DoctorRequest& request) {
+  DeviceOptions& devices = request.devices;
+  if (!request.hosts.empty()) {
+    if (!devices.device.empty()) return;
+    const DeviceChoice choice = default_device({}, {"--hosts: --device gpu checks their GPUs", {}});
+    devices.device = choice.on_gpus ? "gpu" : "cpu";
+    devices.note = choice.note;
+    return;
+  }
+  WorldOptions world;
+  world.ranks = std::max(1, request.ranks);
+  set_devices(devices, world);
+}
+
+void start_world(DoctorRequest request) {
+  set_doctor_devices(request);
+  print_choice(request.devices.note);
   LaunchRequest launch;
   launch.ranks = count_ranks(request);
   launch.hosts = request.hosts;

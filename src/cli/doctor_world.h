@@ -10,7 +10,7 @@
 namespace tandem::cli {
 
 struct DoctorRequest {
-  int ranks = 0;      ///< to start; 0: 4, or one on each of the hosts
+  int ranks = 0;      ///< to start; 0: one a GPU, 4 on CPUs, or one on each of the hosts
   std::string hosts;  ///< file of hosts; empty: this machine
   std::string remote_shell = "ssh -o BatchMode=yes";
   double start_timeout_s = 60;

@@ -179,7 +179,10 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
 void run(EvalArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("evaluating " + arguments.evaluation.directory);
-  EvaluateOptions& options = arguments.evaluation.options;
+  EvaluationArguments& evaluation = arguments.evaluation;
+  evaluation.cpu_only =
+      arguments.sweep.empty() ? describe_cpu_weights(evaluation.weights) : "--codec-sweep";
+  EvaluateOptions& options = evaluation.options;
   options.codec = CodecPolicy::parse(arguments.codec);
   const std::string agreed = fmt::format(
       "--json {} --codec {} --codec-sweep {} --sweep-sites {}", !arguments.json.empty(),
@@ -198,6 +201,7 @@ void add_eval(CLI::App& app) {
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 1; under mpirun all)");
   add_weights_option(*command, arguments->evaluation.weights);
+  add_device_options(*command, arguments->evaluation.devices);
   command
       ->add_option("--codec", arguments->codec,
                    "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/output.h"
+#include "cli/text_model.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
@@ -13,6 +14,7 @@
 #include "engine/infer/int8_weights.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/memory.h"
+#include "engine/train/gpu_training.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -40,6 +42,28 @@ std::vector<std::string> files_of(const EvaluationArguments& arguments) {
   return found.files;
 }
 
+/// Sets the devices and their dtype where they were not given.
+void set_evaluation_devices(EvaluationArguments& arguments, const ModelConfig& config,
+                            WorldOptions& world) {
+  const int ranks = count_ranks(world);
+  const auto check_gpus = [&] {
+    if (config.experts > 0 && arguments.dtype == "f32") {
+      throw Unsupported("--dtype f32 with experts: expected bf16 on GPUs");
+    }
+    check_gpu_passes(config, ranks);
+    constexpr double kBytes = 10;  // of a weight, in f32 and bf16, and its gradient
+    return kBytes * double(config.parameters()) / ranks;
+  };
+  set_devices(arguments.devices, world, {arguments.cpu_only, check_gpus});
+  if (arguments.devices.on_gpus()) {
+    if (!arguments.cpu_only.empty()) {
+      throw Unsupported(arguments.cpu_only + " on GPUs: expected CPU ranks");
+    }
+    check_gpus();
+  }
+  arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
+}
+
 }  // namespace
 
 void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
@@ -62,9 +86,10 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
   command.add_option("--batch", options.batch, "Windows at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 65536));
-  command.add_option("--dtype", arguments.dtype, "Of matrix products")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  command
+      .add_option("--dtype", arguments.dtype,
+                  "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+      ->check(CLI::IsMember({"f32", "bf16"}));
 }
 
 void EvaluationInputs::load_into(Communicator& tp, Transformer& model) const {
@@ -80,19 +105,20 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   const ModelConfig& config = stored.config;
   const std::vector<std::string> files = files_of(arguments);
   EvaluateOptions& options = arguments.options;
-  options.dtype = parse_dtype(arguments.dtype);
   options.tokenizer = stored.tokenizer;
   if (arguments.tp > 0) config.check(arguments.tp);
+  WorldOptions world;
+  world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
+  set_evaluation_devices(arguments, config, world);
+  options.dtype = parse_dtype(arguments.dtype);
   const bool is_int8 = !arguments.weights.empty();
   if (is_int8 && options.dtype != DType::f32) {
     throw InvalidArgument(fmt::format("--weights {} with --dtype {}: expected f32",
                                       arguments.weights, arguments.dtype));
   }
   const std::string text = launched() ? "" : text_identity(files);
-  WorldOptions world;
-  world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
-  check_memory(config, options);
-  run_world(world, [&](Communicator& comm) {
+  if (!arguments.devices.on_gpus()) check_memory(config, options);
+  run_ranks(arguments.devices, world, [&](Communicator& comm) {
     if (arguments.tp > 0 && comm.size() != arguments.tp) {
       throw InvalidArgument(
           fmt::format("--tp {}: the launcher started {} ranks: expected {} or none given",

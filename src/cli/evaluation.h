@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/devices.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/config.h"
 #include "engine/model/weight_files.h"
@@ -14,10 +15,12 @@
 namespace tandem::cli {
 
 struct EvaluationArguments {
-  std::string directory, list, dtype = "f32";
+  std::string directory, list, dtype;
   std::string weights;  ///< "int8", or empty for `dtype`
   std::vector<std::string> data;
   int tp = 0;  ///< 0: not given
+  DeviceOptions devices;
+  std::string cpu_only;  ///< reason that only CPU ranks evaluate, or empty
   EvaluateOptions options;
 };
 

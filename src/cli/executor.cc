@@ -26,7 +26,7 @@ namespace tandem::cli {
 namespace {
 
 using control::Connection;
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr int kServeMs = 50;
 constexpr double kAddressSeconds = 2;

@@ -22,7 +22,8 @@ struct GenerateArguments {
   DeviceOptions devices;
   bool allow_uncompressed = false;
   int64_t max_tokens = 256;
-  int64_t batch = 16;  ///< texts at once, with `prompts`
+  int64_t batch = 16;       ///< texts at once, with `prompts`
+  int64_t prompt_rows = 0;  ///< rows of a step for chunks of `prompts`; 0: the devices' default
   SamplingOptions sampling;
   const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
   std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones

@@ -214,15 +214,13 @@ void run(GenerateArguments arguments) {
   check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
-  set_devices(arguments.devices, world);
-  arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
     throw InvalidArgument("--allow-uncompressed without a codec: expected --codec with it");
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
-  const StoredModel stored = open_text_model(arguments.directory, arguments.devices,
-                                             arguments.ranks, arguments.dtype, arguments.weights);
+  const StoredModel stored = open_text_model(arguments.directory, arguments.devices, world,
+                                             arguments.dtype, arguments.weights);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
   PromptFile file;
@@ -233,14 +231,15 @@ void run(GenerateArguments arguments) {
     const auto& sampling = arguments.sampling;
     tp.require_same(
         "options",
-        fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--weights {} --codec {}{} --prefill {} --stop {} eos_token_id {} --prompt {}",
-                    sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
-                    arguments.max_tokens, arguments.dtype, arguments.weights,
-                    arguments.policy.describe(),
-                    arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
-                    fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
-                    arguments.prompt));
+        fmt::format(
+            "--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
+            "--weights {} --codec {}{} --prefill {} --stop {} eos_token_id {} --prompt-rows {} "
+            "--prompt {}",
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
+            arguments.max_tokens, arguments.dtype, arguments.weights, arguments.policy.describe(),
+            arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
+            fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
+            arguments.prompt_rows, arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     if (arguments.prompts.empty()) return generate(tp, arguments, stored);
@@ -271,6 +270,7 @@ void add_generate(CLI::App& app) {
       ->excludes("--prompts");
   command->add_option("--batch", arguments->batch, "With --prompts: texts that are written at once")
       ->capture_default_str();
+  add_prompt_rows_option(*command, arguments->prompt_rows)->needs("--prompts");
   add_tp_option(*command, arguments->ranks);
   arguments->temperature = command
                                ->add_option("--temperature", arguments->sampling.temperature,

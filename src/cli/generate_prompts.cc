@@ -11,6 +11,7 @@
 
 #include "cli/generate.h"
 #include "cli/output.h"
+#include "cli/text_model.h"
 #include "comm/exec.h"
 #include "core/files.h"
 #include "core/json.h"
@@ -41,8 +42,6 @@ constexpr std::string_view kPromptKeys[] = {"prompt",
                                             "frequency_penalty",
                                             "repetition_penalty",
                                             "logit_bias"};
-/// Rows of a step for chunks of prompts, in addition to one for each text.
-constexpr int64_t kPromptRows = 64;
 
 std::vector<std::string> parse_stops(const Json& value, const std::string& where) {
   if (value.is_string()) return {value.get<std::string>()};
@@ -153,7 +152,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   options.dtype = parse_dtype(arguments.dtype);
   options.capacity = capacity;
   options.sequences = std::clamp<int64_t>(int64_t(lines.size()), 1, arguments.batch);
-  options.rows = options.sequences + kPromptRows;
+  options.rows = options.sequences + prompt_rows(arguments.prompt_rows, arguments.devices);
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.codec = arguments.policy;
   options.int8_weights = !arguments.weights.empty();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/device_choice.h"
 #include "comm/gpus.h"
 #include "core/env.h"
 #include "core/isa_level.h"
@@ -75,6 +76,9 @@ void print_info() {
                                             : fmt::format("{}", fmt::join(machine.features, " ")));
   line("memory", fmt::format("{:.1f} GiB", double(machine.memory_bytes) / double(1ull << 30)));
   if (gpus.count) print_gpus(gpus);
+  const bool on_gpus =
+      env().device == "auto" ? choose_device(gpus, {}).on_gpus : env().device == "gpu";
+  line("default device", on_gpus ? "gpu" : "cpu");
   fmt::print("\nEnvironment\n");
   variable("TANDEM_DEADLINE_S", fmt::format("{:g}", env().deadline_s),
            "seconds a wait lasts at most");
@@ -96,6 +100,7 @@ void print_info() {
   variable("TANDEM_SNAPSHOT_MEMORY",
            env().snapshot_memory < 0 ? "not set" : fmt::format("{}", env().snapshot_memory),
            "file descriptor of memory that outlives ranks: tandem launch sets it");
+  variable("TANDEM_DEVICE", env().device, "auto, cpu or gpu, for commands without --device");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",

@@ -71,13 +71,11 @@ ServedModel make_served_model(const ServeArguments& arguments, const StoredModel
 
 EngineOptions engine_options(const ServeArguments& arguments, const ServedModel& model,
                              const CodecPolicy& policy) {
-  int64_t prompt_rows = arguments.prompt_rows;
-  if (prompt_rows == 0) prompt_rows = arguments.devices.on_gpus() ? 2048 : 64;
   EngineOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.capacity = model.capacity;
   options.sequences = arguments.batch;
-  options.rows = arguments.batch + prompt_rows;
+  options.rows = arguments.batch + prompt_rows(arguments.prompt_rows, arguments.devices);
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.codec = policy;
   options.int8_weights = !arguments.weights.empty();
@@ -116,13 +114,11 @@ void serve(Communicator& tp, const ServedModel& model, const EngineOptions& opti
 }
 
 void run(ServeArguments arguments) {
-  arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
   const CodecPolicy policy = CodecPolicy::parse(arguments.codec);
   const ListenAddress address = parse_listen_address("--port", arguments.address);
   check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
-  set_devices(arguments.devices, world);
   now_doing("serving " + arguments.directory);
   const StopSignals signals(speaks() ? "ends with the texts that are being written; again: at once"
                                      : "");
@@ -131,8 +127,8 @@ void run(ServeArguments arguments) {
     const char* key = std::getenv(kKeyVariable);
     server = start_completion_server({address, key ? key : ""});
   }
-  const StoredModel stored = open_text_model(arguments.directory, arguments.devices,
-                                             arguments.ranks, arguments.dtype, arguments.weights);
+  const StoredModel stored = open_text_model(arguments.directory, arguments.devices, world,
+                                             arguments.dtype, arguments.weights);
   const ServedModel model = make_served_model(arguments, stored);
   ServeLoop loop(arguments.queue);
   // Also after an exception its thread ends before what it answers with.
@@ -172,10 +168,7 @@ void add_serve(CLI::App& app) {
                                "most {})",
                                kMaxContext))
       ->check(CLI::Range(int64_t(2), int64_t(1) << 24));
-  command
-      ->add_option("--prompt-rows", arguments->prompt_rows,
-                   "Rows of a step for new prompts (default: 64 on CPUs, 2048 on GPUs)")
-      ->check(CLI::Range(1, 1 << 16));
+  add_prompt_rows_option(*command, arguments->prompt_rows);
   command
       ->add_option("--queue", arguments->queue,
                    "Texts that are written or wait, at most; others get status 429")

@@ -11,6 +11,11 @@
 #include "tandem/world.h"
 
 namespace tandem::cli {
+namespace {
+
+constexpr int64_t kCpuPromptRows = 64, kGpuPromptRows = 2048;
+
+}  // namespace
 
 void add_model_option(CLI::App& command, std::string& directory) {
   command
@@ -55,16 +60,39 @@ std::string text_dtype(const std::string& dtype, const DeviceOptions& devices) {
   return devices.on_gpus() ? "bf16" : "f32";
 }
 
-StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
-                            const std::string& dtype, const std::string& weights) {
+std::string describe_cpu_weights(const std::string& weights) {
+  return weights.empty() ? "" : "--weights " + weights;
+}
+
+CLI::Option* add_prompt_rows_option(CLI::App& command, int64_t& rows) {
+  return command
+      .add_option("--prompt-rows", rows,
+                  fmt::format("Rows of a step for new prompts (default: {} on CPUs, {} on GPUs)",
+                              kCpuPromptRows, kGpuPromptRows))
+      ->check(CLI::Range(1, 1 << 16));
+}
+
+int64_t prompt_rows(int64_t rows, const DeviceOptions& devices) {
+  if (rows > 0) return rows;
+  return devices.on_gpus() ? kGpuPromptRows : kCpuPromptRows;
+}
+
+StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
+                            WorldOptions& world, std::string& dtype, const std::string& weights) {
   StoredModel stored = open_model(directory, note);
   if (!stored.tokenizer && stored.config.vocab <= kBos) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
                                   stored.directory, stored.config.vocab, kBos + 1));
   }
-  if (devices.on_gpus()) {
-    check_gpu_generation(stored.config, launched() ? 1 : ranks, parse_dtype(dtype));
-  }
+  const int ranks = count_ranks(world);
+  const DType gpu_dtype = parse_dtype(dtype.empty() ? "bf16" : dtype);
+  const auto check_gpus = [&] {
+    check_gpu_generation(stored.config, ranks, gpu_dtype);
+    return double(stored.config.parameters()) * double(size_of(gpu_dtype)) / ranks;
+  };
+  set_devices(devices, world, {describe_cpu_weights(weights), check_gpus});
+  dtype = text_dtype(dtype, devices);
+  if (devices.on_gpus()) check_gpus();
   if (!weights.empty()) check_int8_weights(stored.config, launched() ? 1 : ranks);
   if (!launched()) stored.config.check(ranks);
   return stored;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 
 #include "cli/devices.h"
@@ -21,14 +22,21 @@ void add_compute_options(CLI::App& command, std::string& dtype, std::string& wei
 void add_weights_option(CLI::App& command, std::string& weights);
 /// Throws Unsupported for --weights on GPUs.
 void check_weights(const std::string& weights, const DeviceOptions& devices);
+/// Reason that only CPU ranks take --weights, or empty.
+std::string describe_cpu_weights(const std::string& weights);
 /// `dtype`, or the devices' if it is empty.
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
+/// --prompt-rows: rows of a step for chunks of prompts, 0 if not given.
+CLI::Option* add_prompt_rows_option(CLI::App& command, int64_t& rows);
+/// `rows`, or the devices' default if it is 0.
+int64_t prompt_rows(int64_t rows, const DeviceOptions& devices);
 
-/// Opens the model of a folder and checks that it writes text on these ranks, threads unless a
-/// launcher has started this process. Throws as open_model does; ConfigError naming what is wrong
-/// with its sizes; Unsupported for one that GPUs do not take, or that has no weights in int8.
-StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
-                            const std::string& dtype, const std::string& weights);
+/// Opens the model of a folder, sets the devices and `dtype` where they were not given, and checks
+/// that the model writes text on `world`'s ranks, threads unless a launcher has started this
+/// process. Throws as open_model and set_devices do; ConfigError naming what is wrong with its
+/// sizes; Unsupported for one that GPUs do not take, or that has no weights in int8.
+StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
+                            WorldOptions& world, std::string& dtype, const std::string& weights);
 
 /// Throws ConfigError naming the folder's generation_config.json if `sampling`, its defaults, is
 /// out of range.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -84,7 +85,7 @@ void set_dp(TrainConfig& config, int dp) {
   check_memory(config, false);
 }
 
-void run(const TrainArguments& arguments) {
+void run(TrainArguments arguments) {
   TrainRequest request;  // with the time of the start
   auto* member = control::Member::of_environment();
   // Requests for checkpoints, which the launcher passes on, must not end a spare.
@@ -131,8 +132,7 @@ void run(const TrainArguments& arguments) {
         "check.action is replace: expected tandem launch --spares, --restarts or --min-dp, which "
         "replace a rank");
   }
-  const bool on_gpus = arguments.devices.on_gpus();
-  if (member && on_gpus) {
+  if (member && arguments.devices.on_gpus()) {
     throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
   }
   if (request.resume) {
@@ -140,15 +140,20 @@ void run(const TrainArguments& arguments) {
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
-  if (on_gpus) check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
-  check_memory(request.config, on_gpus);
   WorldOptions world;
   world.ranks = ParallelDims(request.config).ranks();
+  if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
+  const auto check_gpus = [&] {
+    check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
+    return gpu_bytes(request.config);
+  };
+  if (arguments.devices.on_gpus()) check_gpus();
+  set_devices(arguments.devices, world,
+              {member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
+  check_memory(request.config, arguments.devices.on_gpus());
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
-  if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
-  set_devices(arguments.devices, world);
   const LiveProcess live(speaks() ? arguments.live : "", request.out);
   std::unique_ptr<const TokenSource> source;
   const auto read_data = [&](Communicator* comm) {
@@ -160,6 +165,8 @@ void run(const TrainArguments& arguments) {
   request.stop = &signals.came();
   request.saves = &signals.saves();
   std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
+  print_choice(
+      std::exchange(arguments.devices.note, ""));  // once, however often ranks are replaced
   TrainEnd end;
   const auto train_ranks = [&] {
     run_ranks(arguments.devices, world, [&](Communicator& comm) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -12,8 +13,9 @@ struct Gpus {
   std::string missing;  ///< reason there is no GPU: what the build or the machine lacks
   std::string name;     ///< name of the first GPU
   double memory_gib = 0;
-  std::string architecture;             ///< "sm_90"
-  std::map<std::string, int> versions;  ///< cuda, driver, nccl, cublaslt
+  std::string architecture;                ///< "sm_90"
+  std::vector<std::string> architectures;  ///< of each GPU
+  std::map<std::string, int> versions;     ///< cuda, driver, nccl, cublaslt
   /// Description such as "4x NVIDIA H200".
   std::string describe(int ranks) const { return std::to_string(ranks) + "x " + name; }
 };

@@ -19,7 +19,8 @@ struct Env {
   int threads;                ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
   bool mpi_shm;               ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)
   std::string mpi_transport;  ///< TANDEM_MPI_TRANSPORT: between hosts, tcp, mpi or auto (auto)
-  bool gpu_portable;          ///< TANDEM_GPU_PORTABLE: no architecture-specific kernels (0)
+  std::string device;  ///< TANDEM_DEVICE: of commands without --device: auto, cpu or gpu (auto)
+  bool gpu_portable;   ///< TANDEM_GPU_PORTABLE: no architecture-specific kernels (0)
   bool graphs;         ///< TANDEM_GRAPHS: GPU operators replay calls or pushes as CUDA graphs (1)
   std::string secret;  ///< TANDEM_SECRET: shared secret of the ranks (none); never printed
   std::string secret_file;  ///< TANDEM_SECRET_FILE: file with the secret, mode 0600 (none)

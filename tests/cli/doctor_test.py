@@ -87,6 +87,8 @@ def bad_input(tandem):
         refused(tandem, 2, "expected RANK:KIND, a rank below 2 and gemm, memory or message", "-n", "2",
                 f"--inject={fault}")
     refused(tandem, 2, "--factor", "--factor", "1")
+    refused(tandem, 4, "--device gpu: this build has no CUDA, or this machine no GPU", "--device", "gpu",
+            before=["env", "CUDA_VISIBLE_DEVICES="])
     refused(tandem, 2, "this process is a rank of a launcher", "-n", "2",
             before=["env", "RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
                     "MASTER_PORT=29511", "TORCHELASTIC_RUN_ID=x"])

@@ -43,6 +43,9 @@ TANDEM_DEADLINE_S=inf expect 2 'TANDEM_DEADLINE_S=inf: expected a number from 0.
 TANDEM_DEADLINE_S=1e10 expect 2 'TANDEM_DEADLINE_S=1e10: expected a number from 0.001 to 1' info
 TANDEM_THREADS=2.7 expect 2 'TANDEM_THREADS=2.7: expected a whole number from 0 to 4096' info
 TANDEM_THREADS=1000000 expect 2 'TANDEM_THREADS=1000000: expected a whole number from 0' info
+TANDEM_DEVICE=tpu expect 2 'TANDEM_DEVICE=tpu: expected one of auto, cpu, gpu' info
+CUDA_VISIBLE_DEVICES='' TANDEM_DEVICE=gpu expect 4 'device gpu: this build has no CUDA, or this machine no GPU' \
+  bench train --layers 1 --seq 8
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help

@@ -10,6 +10,7 @@ for key in "$@"; do keys+=(--set "$key"); done
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 nvidia-smi -L >/dev/null 2>&1 || exit 77
+export TANDEM_DEVICE=cpu
 run() { # NAME ARGUMENTS...
   local name=$1
   shift
@@ -79,4 +80,19 @@ print(f"loss {exact[0]:.4f} to {exact[-1]:.4f}; largest difference to f32 on a C
 for name in runs:
     limit = 0.5 * bound + 0.002 if name.endswith("_f32") else 3 * bound + 0.01
     assert worst(name) <= limit, f"{name}: {worst(name)}, expected at most {limit}"
+EOF
+# Without a device, the GPU; and what the model scores there.
+TANDEM_DEVICE=auto run default --set train.steps=1
+grep -q '^device: gpu (1x .*); --device cpu uses the CPU$' "$out/default.log" || { cat "$out/default.log"; exit 1; }
+TANDEM_DEVICE=auto run link --set train.steps=1 --set parallel.link=1GB/s,20us
+grep -q '^device: cpu (.* not used: an emulated link)$' "$out/link.log" || { cat "$out/link.log"; exit 1; }
+for device in cpu gpu; do
+  "$tandem" eval "$out/gpu" --data "$(dirname "$config")/../include" --device $device --json "$out/$device.json" >"$out/eval.log" 2>&1 ||
+    { cat "$out/eval.log"; exit 1; }
+done
+python3 - "$out" <<'EOF'
+import json, sys
+cpu, gpu = (json.load(open(f"{sys.argv[1]}/{device}.json"))["bits_per_byte"] for device in ("cpu", "gpu"))
+print(f"bits per byte: {cpu:.5f} on a CPU in f32, {gpu:.5f} on a GPU in bf16")
+assert abs(gpu - cpu) < 0.02 * cpu
 EOF

@@ -18,7 +18,15 @@ Gpus this_machines_gpus() {
   gpu::check(cudaGetDeviceProperties(&properties, 0), "device properties");
   gpus.name = properties.name;
   gpus.memory_gib = double(properties.totalGlobalMem) / double(1ull << 30);
-  gpus.architecture = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor);
+  for (int device = 0; device < gpus.count; ++device) {
+    int major = 0, minor = 0;
+    gpu::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+               "compute capability");
+    gpu::check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+               "compute capability");
+    gpus.architectures.push_back("sm_" + std::to_string(major) + std::to_string(minor));
+  }
+  gpus.architecture = gpus.architectures.front();
   gpu::check(cudaRuntimeGetVersion(&gpus.versions["cuda"]), "CUDA version");
   gpu::check(cudaDriverGetVersion(&gpus.versions["driver"]), "driver version");
   gpu::check(ncclGetVersion(&gpus.versions["nccl"]), "NCCL version");

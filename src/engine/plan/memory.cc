@@ -113,6 +113,11 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
+double gpu_bytes(const TrainConfig& config) {
+  return training_bytes(config) / ParallelDims(config).ranks() + message_bytes(config, true) +
+         gradient_window_bytes(config, true) + rank_activation_bytes(config, 0, true);
+}
+
 double snapshot_bytes(const TrainConfig& config) {
   if (!CheckpointSchedule(config).is_periodic()) return 0;
   const auto of = [&](double parameters, int64_t replicas) {

@@ -27,6 +27,8 @@ double message_bytes(const TrainConfig& config, bool on_gpus);
 /// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
 /// host memory.
 double snapshot_bytes(const TrainConfig& config);
+/// Bytes of GPU memory that a rank needs: state, messages and activations.
+double gpu_bytes(const TrainConfig& config);
 /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
 std::string describe_memory(const TrainConfig& config, bool on_gpus);
 /// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:
