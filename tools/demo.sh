@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # demo.sh TANDEM OUT [CONFIG]: runs `make run` after tandem is built. Trains a Transformer on two
 # tensor-parallel ranks on the headers under /usr/include, compares it with compressors on held-out
-# files, samples from it, and times a step with communication exposed and hidden.
+# files, samples from it, and times a step with communication exposed and hidden. Where GPUs are the
+# default device, it trains on one.
 #
 # TANDEM_DEMO_SECONDS  seconds of training (default: CONFIG's)
 # TANDEM_DEMO_LINK     emulated link for the step times (below)
@@ -39,15 +40,19 @@ flock -n 9 || { echo "demo: another demo writes to $out now" >&2; exit 2; }
 trap 'identity >"$mark"' EXIT
 for name in "${written[@]}"; do rm -rf "${out:?}/$name"; done
 
-options=(--tp 2)
+options=(--tp 2) ranks="two ranks" title="Tensor-parallel training"
+if grep -q '^  default device  *gpu$' <<<"$("$tandem" info)"; then
+  options=(--device gpu --set model.vocab=264) # on GPUs, rows of matrices are multiples of 8
+  ranks="a GPU" title="Training on a GPU"
+fi
 [ -z "${TANDEM_DEMO_SECONDS:-}" ] || options+=(--set "train.seconds=$TANDEM_DEMO_SECONDS")
 command="tandem train $(basename "$(dirname "$config")")/$(basename "$config") ${options[*]} --out $out"
-say "Training on two ranks: $command"
+say "Training on $ranks: $command"
 "$tandem" train "$config" "${options[@]}" --set trace.enabled=true --out "$out"
 
 cat >"$out/run.json" <<END
 {
-  "title": "Tensor-parallel training on C++ headers",
+  "title": "$title on C++ headers",
   "command": "$command"
 }
 END
@@ -60,6 +65,8 @@ echo
 say "Result"
 cat "$out/report.txt"
 rm "$out/report.txt"
+[ "$ranks" != "a GPU" ] ||
+  printf '\nOne GPU has no communication to hide: TANDEM_DEVICE=cpu make run compares steps of CPU ranks.\n'
 printf '\nOpen in a browser:         %s/report.html\n' "$out"
 printf 'Open at ui.perfetto.dev:   %s/trace.json\n' "$out"
 printf 'Try the model:             %s serve %s\n' "${tandem#"$PWD/"}" "$out"

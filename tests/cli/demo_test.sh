@@ -9,6 +9,8 @@ fail() { echo "$*" >&2; exit 1; }
 cat >"$dir/tandem" <<'END'
 #!/usr/bin/env bash
 command=$1 out= folder=$2
+echo "$*" >>"${0%/*}/calls"
+[ "$command" != info ] || printf '  %-18s %s\n' "default device" "${DEVICE:-cpu}"
 while [ $# -gt 0 ]; do
   case $1 in --out) out=$2 ;; --json) echo '{"bits_per_byte": 2.5}' >"$2" ;; esac
   shift
@@ -46,3 +48,12 @@ run || fail "emptied folder: $(cat "$dir/log")"
 rm "$dir/out/metrics.jsonl"
 echo mine >"$dir/out/metrics.jsonl.new" && mv "$dir/out/metrics.jsonl.new" "$dir/out/metrics.jsonl"
 ! run || fail "a run of one's own in the demo's place was replaced"
+
+rm -rf "$dir/out" "$dir/calls"
+run || fail "on CPU ranks: $(cat "$dir/log")"
+grep -q '^train .* --tp 2 ' "$dir/calls" || fail "on CPU ranks: $(cat "$dir/calls")"
+! grep -q GPU "$dir/log" || fail "on CPU ranks: $(cat "$dir/log")"
+DEVICE=gpu run || fail "on a GPU: $(cat "$dir/log")"
+tail -n 2 "$dir/calls" | grep -q '^train .* --device gpu ' || fail "on a GPU: $(cat "$dir/calls")"
+grep -q 'Training on a GPU: ' "$dir/log" && grep -q 'One GPU has no communication to hide' "$dir/log" ||
+  fail "on a GPU: $(cat "$dir/log")"
