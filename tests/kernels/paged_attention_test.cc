@@ -8,6 +8,7 @@
 
 #include "gemm/gemm.h"
 #include "tests/kernels/attention_reference.h"
+#include "tests/kernels/paged_reference.h"
 
 namespace tandem {
 namespace {
@@ -216,6 +217,19 @@ TEST(PagedAttention, PagesInBf16AreWithinTheirRoundingAndKeepTheBits) {
                 3 * tolerance(DType::bf16));
       if (trial == 0) first.push_back(s.out.values());
       EXPECT_EQ(s.out.values(), first[i]);
+    }
+  }
+}
+
+TEST(PagedAttention, NoDecidingKeyIsMissingExtraShiftedOrOfAnotherPage) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const PagedCase& c : decisive_cases(dtype, 64)) {
+      const PagedReference right(c);
+      EXPECT_GT(right.nearest_mistake(), 2) << "one wrong key would pass";
+      for (const PagedRuns& runs : {kAtOnce, {37, true, false}, {50, false, false}}) {
+        EXPECT_LE(right.error_of(run_paged(Exec{}, c, runs)), 1)
+            << name_of(dtype) << " window " << c.window << ", " << c.shape.max_tokens << " tokens";
+      }
     }
   }
 }

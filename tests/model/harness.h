@@ -93,10 +93,11 @@ struct Step {
 };
 
 /// One forward and backward pass on `comm`; the gradients are this rank's shards. `starts`: of
-/// documents.
+/// documents. `targets`: instead of the batch's, if there are any.
 inline Step run_step(Communicator& comm, const ModelConfig& config,
                      const TransformerOptions& options, float init_scale = 5,
-                     const std::vector<int32_t>& starts = {}) {
+                     const std::vector<int32_t>& starts = {},
+                     const std::vector<int32_t>& targets = {}) {
   set_kernel_threads(1);
   Transformer model(comm, config, options);
   model.initialize(17);
@@ -105,7 +106,8 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   for (float& w : weights.values()) w = w == 1 ? w : w * init_scale;
   weights.store();
   model.parameters_changed();
-  const Batch batch = make_batch(config, options.batch * options.seq);
+  Batch batch = make_batch(config, options.batch * options.seq);
+  if (!targets.empty()) batch.targets = targets;
   if (!starts.empty()) model.set_documents(starts);
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
@@ -119,11 +121,12 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
 /// must report the same loss.
 using RunRanks = std::function<void(const std::function<void(Communicator&)>&)>;
 inline Step run_on(const RunRanks& run, const ModelConfig& config,
-                   const TransformerOptions& options, const std::vector<int32_t>& starts = {}) {
+                   const TransformerOptions& options, const std::vector<int32_t>& starts = {},
+                   const std::vector<int32_t>& targets = {}) {
   Step all;
   std::mutex mutex;
   run([&](Communicator& comm) {
-    Step local = run_step(comm, config, options, 5, starts);
+    Step local = run_step(comm, config, options, 5, starts, targets);
     const std::lock_guard lock(mutex);
     if (all.gradients.empty()) {
       all = local;
