@@ -47,7 +47,7 @@ TEST_P(PagedInference, NoDecidingKeyIsMissingExtraShiftedOrOfAnotherPage) {
     for (const DType dtype : kDTypes) {
       for (const int64_t head_dim : {64, 96, 128, 256}) {
         if (dtype == DType::f32 && head_dim > 128) continue;  // refused below
-        for (const PagedCase& c : decisive_cases(dtype, head_dim)) {
+        for (const PagedCase& c : decisive_cases(dtype, head_dim, 32768)) {
           expect_right(exec, c, {kAtOnce, kChunked, {37, true, true}, {50, false, true}});
         }
       }

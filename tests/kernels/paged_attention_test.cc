@@ -223,7 +223,7 @@ TEST(PagedAttention, PagesInBf16AreWithinTheirRoundingAndKeepTheBits) {
 
 TEST(PagedAttention, NoDecidingKeyIsMissingExtraShiftedOrOfAnotherPage) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const PagedCase& c : decisive_cases(dtype, 64)) {
+    for (const PagedCase& c : decisive_cases(dtype, 64, 5056)) {
       const PagedReference right(c);
       EXPECT_GT(right.nearest_mistake(), 2) << "one wrong key would pass";
       for (const PagedRuns& runs : {kAtOnce, {37, true, false}, {50, false, false}}) {

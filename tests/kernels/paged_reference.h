@@ -290,24 +290,29 @@ class PagedReference {
   std::vector<Result> results_;
 };
 
-/// Decisive cases of one size of heads: long and short sequences, windows, and groups of heads.
-inline std::vector<PagedCase> decisive_cases(DType dtype, int64_t head_dim) {
-  const auto shape = [&](int64_t kv_heads, int64_t group, int64_t max_tokens) {
-    return PagedShape{kv_heads * group, kv_heads, head_dim, 0, max_tokens};
+/// Decisive cases of one size of heads: sequences of up to `max_tokens`, windows, and groups of
+/// heads.
+inline std::vector<PagedCase> decisive_cases(DType dtype, int64_t head_dim, int64_t max_tokens) {
+  struct Sizes {
+    int64_t kv_heads, group, max_tokens, window;
+    std::vector<Lengths> lengths;
   };
-  std::vector<PagedCase> all;
   const std::vector<Lengths> small = {{65, 1}, {64, 64}, {129, 129}, {2, 2}, {1, 1}, {200, 70}};
   const std::vector<Lengths> middle = {{4096, 1}, {4097, 33}, {5000, 70}};
-  all.push_back(decisive_case(1, dtype, shape(2, 1, 300), 0, small));
-  for (const int64_t window : {1, 2, 63, 64, 65, 129}) {
-    all.push_back(decisive_case(uint64_t(window), dtype, shape(1, 3, 300), window, small));
+  std::vector<Sizes> all = {{2, 1, 300, 0, small},
+                            {2, 4, 5056, 0, middle},
+                            {1, 7, 5056, 1000, middle},
+                            {1, 2, 16500, 0, {{16384, 66}, {16385, 1}}},
+                            {1, 8, 32768, 0, {{32768, 1}, {32701, 9}}},
+                            {1, 2, 32768, 4096, {{32767, 130}}}};
+  for (const int64_t window : {1, 2, 63, 64, 65, 129}) all.push_back({1, 3, 300, window, small});
+  std::vector<PagedCase> cases;
+  for (const Sizes& s : all) {
+    if (s.max_tokens > max_tokens) continue;
+    const PagedShape shape{s.kv_heads * s.group, s.kv_heads, head_dim, 0, s.max_tokens};
+    cases.push_back(decisive_case(cases.size(), dtype, shape, s.window, s.lengths));
   }
-  all.push_back(decisive_case(2, dtype, shape(2, 4, 5056), 0, middle));
-  all.push_back(decisive_case(3, dtype, shape(1, 7, 5056), 1000, middle));
-  all.push_back(decisive_case(4, dtype, shape(1, 2, 16500), 0, {{16384, 66}, {16385, 1}}));
-  all.push_back(decisive_case(5, dtype, shape(1, 8, 32768), 0, {{32768, 1}, {32701, 9}}));
-  all.push_back(decisive_case(6, dtype, shape(1, 2, 32768), 4096, {{32767, 130}}));
-  return all;
+  return cases;
 }
 
 }  // namespace tandem::testing
