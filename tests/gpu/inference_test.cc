@@ -142,6 +142,30 @@ TEST_P(Inference, GemmsOfFewRowsMatchTheCpuAndDoNotDependOnEachOther) {
   });
 }
 
+TEST_P(Inference, GemmsRefuseMemoryWithoutWholeVectors) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    const int64_t k = 128, n = 24;
+    const Memory memory(size_t((n + 1) * k) * 2, exec.device);
+    const Values good(exec, DType::bf16, {n, k}), out(exec, DType::f32, {n, n});
+    const auto refuses = [&](const Tensor& a, const Tensor& weight, const std::string& words) {
+      EXPECT_FALSE(gpu::is_rows_gemm(a, weight, out.view.rows(0, a.dim(0))));
+      try {
+        gemm(exec, a, weight.transposed(), out.view.rows(0, a.dim(0)));
+        ADD_FAILURE() << words << ": accepted";
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+      }
+    };
+    for (const int64_t m : {int64_t{3}, n}) {  // our kernel's rows, and cuBLASLt's
+      const Tensor odd(memory.data() + 2, DType::bf16, {m, k}, exec.device);
+      const Tensor odd_weight(memory.data() + 2, DType::bf16, {n, k}, exec.device);
+      refuses(odd, good.view, "gemm: a bf16[" + std::to_string(m) + ", 128] at ");
+      refuses(good.view.rows(0, m), odd_weight, "expected a multiple of 16 bytes");
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpus, Inference, ::testing::Values(1), gpus_name);
 
 }  // namespace

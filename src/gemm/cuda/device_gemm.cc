@@ -27,9 +27,14 @@ Gemms& gemms_here() {
   return *one;
 }
 
-/// Whether `tensor` is the transpose of a contiguous matrix. Throws unless it is that or one. A
-/// column is the transpose of a row, whose bytes are aligned.
+/// Whether `tensor` is the transpose of a contiguous matrix. Throws unless it is that or one, at a
+/// multiple of 16 bytes, as both cuBLASLt's kernels and ours read vectors. A column is the
+/// transpose of a row, whose bytes are aligned.
 bool is_transposed(const char* name, const Tensor& tensor) {
+  if (reinterpret_cast<uintptr_t>(tensor.data()) % 16 != 0) {
+    throw InvalidArgument(fmt::format("gemm: {} {} at {}: expected a multiple of 16 bytes on a GPU",
+                                      name, tensor.describe(), fmt::ptr(tensor.data())));
+  }
   const bool is_matrix = tensor.dims() == 2,
              is_column = is_matrix && tensor.dim(0) > 1 && tensor.dim(1) == 1;
   if (is_matrix && tensor.contiguous() && !is_column) return false;

@@ -156,11 +156,15 @@ bool has_rows(const Tensor& tensor, int64_t unit) {
   return tensor.dims() == 2 && tensor.stride(1) == 1 && tensor.stride(0) % unit == 0;
 }
 
+bool has_vectors(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+}
+
 void check_operands(const Tensor& a, const Tensor& weight, const Tensor& out, int64_t columns) {
   if (is_rows_gemm(a, weight, out) && out.dim(0) == a.dim(0) && out.dim(1) == columns) return;
   throw InvalidArgument("rows_gemm: a " + a.describe() + ", weight " + weight.describe() +
                         ", out " + out.describe() +
-                        ": expected few rows of bf16 and k in multiples of 64");
+                        ": expected few rows of bf16 at multiples of 16 bytes, and k in multiples of 64");
 }
 
 RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out, bool accumulate) {
@@ -182,7 +186,7 @@ bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
          (out.dtype() == DType::bf16 || out.dtype() == DType::f32) && has_rows(a, 8) &&
          has_rows(out, 1) && weight.dims() == 2 && weight.contiguous() && a.dim(0) > 0 &&
          a.dim(0) <= kMaxGemmRows && a.dim(1) == weight.dim(1) && a.dim(1) % kStep == 0 &&
-         weight.dim(0) > 0;
+         weight.dim(0) > 0 && has_vectors(a) && has_vectors(weight);
 }
 
 void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,

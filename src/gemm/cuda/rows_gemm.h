@@ -11,8 +11,8 @@ namespace tandem::gpu {
 
 constexpr int64_t kMaxGemmRows = 16;
 
-/// Whether `rows_gemm` takes that product: bf16 a [m, k] and weight [n, k], contiguous, out [m, n]
-/// bf16 or f32; m at most kMaxGemmRows, k a multiple of 64.
+/// Whether `rows_gemm` takes that product: bf16 a [m, k] and weight [n, k], contiguous, both at
+/// multiples of 16 bytes, out [m, n] bf16 or f32; m at most kMaxGemmRows, k a multiple of 64.
 bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out);
 
 struct RowsGemmOptions {

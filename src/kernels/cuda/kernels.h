@@ -28,7 +28,6 @@ void swiglu_forward(CUstream_st* stream, const Tensor& gate, const Tensor& up, c
 void swiglu_backward(CUstream_st* stream, const Tensor& gate, const Tensor& up, const Tensor& dout,
                      const Tensor& dgate, const Tensor& dup);
 void add(CUstream_st* stream, const Tensor& x, const Tensor& y, const Tensor& out);
-/// At most 16 terms.
 void sum(CUstream_st* stream, std::span<const Tensor> terms, const Tensor& out);
 void cast(CUstream_st* stream, const Tensor& from, const Tensor& to);
 void embedding_forward(CUstream_st* stream, const Tensor& tokens, const Tensor& table,
