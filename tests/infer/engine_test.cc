@@ -5,110 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "engine/infer/generator.h"
-#include "engine/model/layout.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
-#include "tandem/random.h"
-#include "tests/flat.h"
-#include "tests/model/harness.h"
+#include "tests/infer/engine_cases.h"
 
 namespace tandem {
 namespace {
 using namespace tandem::testing;
-
-constexpr int64_t kCapacity = 200;
-
-struct Choice {
-  uint64_t seed, count = 0;
-  int64_t below(int64_t bound) { return int64_t(philox(seed, 7, count++)[0] % uint64_t(bound)); }
-};
-
-ModelConfig engine_model(const Variant& variant) {
-  ModelConfig config = small_model(variant);
-  config.vocab = 257;
-  config.max_seq = kCapacity;
-  if (std::string_view(variant.name) == "experts") {
-    config.experts = 6;
-    config.top_k = 2;
-    config.shared_ffn = 16;
-    config.moe_layer_freq = 2;
-  }
-  return config;
-}
-
-template <typename Model>
-void fill_engine(Model& model, const ModelConfig& config, Communicator& tp) {
-  initialize_parameters({}, ModelLayout(config, tp.size(), tp.rank()), config, 17,
-                        model.parameters());
-  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 6;
-  model.parameters_changed();
-}
-
-std::vector<Request> random_requests(int64_t count, uint64_t seed, int64_t max_prompt,
-                                     int64_t max_text) {
-  std::vector<Request> all;
-  Choice choice{seed};
-  for (int64_t i = 0; i < count; ++i) {
-    Request request;
-    for (int64_t j = 0, n = 1 + choice.below(max_prompt); j < n; ++j) {
-      request.prompt.push_back(int32_t(choice.below(256)));
-    }
-    request.max_tokens = 1 + choice.below(max_text);
-    request.sampling = {.temperature = choice.below(3) * 0.5,
-                        .top_k = choice.below(2) * 9,
-                        .top_p = choice.below(2) == 0 ? 1 : 0.9,
-                        .seed = uint64_t(choice.below(1000))};
-    if (choice.below(4) == 0) request.stops = {std::string(1, char(choice.below(256)))};
-    all.push_back(request);
-  }
-  return all;
-}
-
-struct Written {
-  std::vector<int32_t> tokens;
-  std::vector<double> log_probs;
-  std::string text;
-  std::optional<Finish> finish;
-  bool operator==(const Written&) const = default;
-};
-
-constexpr int kMaxIdleSteps = 10000;
-
-/// Texts of the requests, submitted a few at a time between the steps.
-std::vector<Written> run_all(Engine& engine, const std::vector<Request>& requests, Choice choice) {
-  std::vector<Written> all(requests.size());
-  size_t submitted = 0;
-  int64_t first = -1;
-  int idle_steps = 0;  // since the last token
-  while (submitted < requests.size() || !engine.is_idle()) {
-    if (++idle_steps > kMaxIdleSteps) {
-      ADD_FAILURE() << "no token in " << kMaxIdleSteps << " steps";
-      return all;
-    }
-    for (int64_t n = choice.below(4); n > 0 && submitted < requests.size(); --n) {
-      const int64_t id = engine.submit(requests[submitted]);
-      if (submitted++ == 0) first = id;
-    }
-    for (const TokenEvent& event : engine.step()) {
-      Written& written = all[size_t(event.request - first)];
-      idle_steps = 0;
-      EXPECT_FALSE(written.finish) << "an event after the last";
-      written.tokens.push_back(event.token);
-      written.log_probs.push_back(event.log_prob);
-      written.text += event.text;
-      written.finish = event.finish;
-    }
-  }
-  EXPECT_EQ(engine.pages().free(), engine.pages().size());
-  return all;
-}
 
 std::vector<Variant> engine_variants() {
   std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));
@@ -127,19 +35,6 @@ void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
     set_kernel_threads(1);
     body(tp);
   });
-}
-
-/// Each request with no other, on one row at a time.
-std::vector<Written> run_separately(Communicator& tp, const ModelConfig& config, DType dtype,
-                                    const CodecPolicy& codec,
-                                    const std::vector<Request>& requests) {
-  Engine engine(tp, config, {.dtype = dtype, .sequences = 1, .rows = 1, .codec = codec});
-  fill_engine(engine, config, tp);
-  std::vector<Written> all;
-  for (const Request& request : requests) {
-    all.push_back(run_all(engine, {request}, {1})[0]);
-  }
-  return all;
 }
 
 TEST_P(EngineTest, OneRequestHasTheTokensOfTheGenerator) {
