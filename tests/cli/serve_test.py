@@ -105,17 +105,17 @@ def random_requests(count):
     return requests
 
 
-def generate(folder, model, requests):
+def generate(folder, model, requests, *options):
     with open(folder + "/prompts", "w") as file:
         file.write("".join(json.dumps(request | {"log_probs": True}) + "\n" for request in requests))
-    lines = subprocess.run([TANDEM, "generate", model, "--prompts", folder + "/prompts"], capture_output=True, text=True,
-                           check=True).stdout
+    lines = subprocess.run([TANDEM, "generate", model, "--prompts", folder + "/prompts", *options],
+                           capture_output=True, text=True, check=True).stdout
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def test_texts_are_those_of_generate(folder, server):
+def test_texts_are_those_of_generate(folder, server, *options):
     requests = random_requests(24)
-    wanted = generate(folder, MODEL, requests)
+    wanted = generate(folder, MODEL, requests, *options)
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda request: server.ask(request | {"logprobs": 0}), requests))
         streams = list(pool.map(server.chunks, requests))
@@ -467,4 +467,5 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
