@@ -46,17 +46,18 @@ engine/(report|config)/|engine/model/config|engine/data/ledger_lines|engine/trai
 list(REMOVE_ITEM parsing_sources src/observe/recorder.cc)
 list(REMOVE_ITEM tandem_sources ${parsing_sources})
 
-# Fused multiply-adds in the kernels' loops: ISO mode turns them off.
+# Fused multiply-adds in the kernels' loops only (see tandem_flags).
 glob_sources(kernel_sources src/kernels/cpu/*.cc src/gemm/cpu/*.cc)
 set_source_files_properties(${kernel_sources} PROPERTIES COMPILE_OPTIONS -ffp-contract=fast)
-# Off for the wire formats, which are equal bit for bit on every processor. Their vectors are wider
-# than those of some processors and then passed in memory, which GCC warns about.
+# The vectors of wire formats are wider than those of some processors and then passed in memory,
+# which GCC warns about.
 glob_sources(codec_sources src/codec/*.cc)
 list(FILTER codec_sources EXCLUDE REGEX "/(cpu|cuda)/")
-set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
+set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS -Wno-psabi)
 # Without errno, square roots vectorize.
 set(optimizer_sources src/engine/optim/adamw.cc src/engine/optim/lamb.cc)
-set_source_files_properties(${optimizer_sources} PROPERTIES COMPILE_OPTIONS -fno-math-errno)
+set_source_files_properties(${optimizer_sources} PROPERTIES
+  COMPILE_OPTIONS "-ffp-contract=fast;-fno-math-errno")
 # Sources with their own options cannot share precompiled headers.
 set_source_files_properties(${kernel_sources} ${codec_sources} ${optimizer_sources} PROPERTIES
   SKIP_PRECOMPILE_HEADERS ON)

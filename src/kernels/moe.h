@@ -28,6 +28,9 @@ void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, boo
 void sum_partials(std::span<const std::byte* const> partials, DType dtype, int64_t columns,
                   DType out_dtype, std::byte* out);
 
+/// sums += weight x row, over `columns` elements.
+void add_weighted(const float* row, float weight, int64_t columns, float* sums);
+
 /// For each row i: d_gate_weight[i] = <d_act, inner>; scaled = weight x inner; d_act *= weight.
 void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
                      const Tensor& scaled, std::span<float> d_gate_weight);

@@ -295,5 +295,12 @@ TEST(ThreadStacks, NameTheFunctionAThreadIsIn) {
   close(pipe_ends[1]);
 }
 
+// A compiler that makes one instruction of a product and a sum rounds once, where it likes.
+TEST(Arithmetic, ProductsAreRoundedBeforeTheyAreAdded) {
+  volatile float given = 1 + 0x1p-12f;
+  const float x = given;
+  EXPECT_EQ(x * x - (1 + 0x1p-11f), 0);
+}
+
 }  // namespace
 }  // namespace tandem

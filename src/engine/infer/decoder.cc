@@ -7,6 +7,7 @@
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/swiglu.h"
 #include "tandem/collectives.h"
@@ -85,9 +86,7 @@ void DecoderExperts::run_row(const Tensor& x_norm, const Tensor& w_in, const Ten
     gemm(x_norm, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
     swiglu_forward(c.exec, h.narrow(1, 0, f), h.narrow(1, f, f), inner);
     gemm(inner, w_out.rows(expert * hidden, hidden).transposed(), product_);
-    for (int64_t j = 0; j < hidden; ++j) {
-      out.as<float>()[j] += weight * product_->as<float>()[j];
-    }
+    add_weighted(product_->as<float>(), weight, hidden, out.as<float>());
   }
   all_reduce(c.tp, out, c.codec.experts);
 }

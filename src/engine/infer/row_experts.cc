@@ -4,6 +4,7 @@
 #include "engine/infer/decoder_parts.h"
 #include "engine/model/router.h"
 #include "kernels/elementwise.h"
+#include "kernels/moe.h"
 #include "kernels/swiglu.h"
 
 namespace tandem {
@@ -53,9 +54,8 @@ void RowExperts::add_expert(const BranchLayout& branch, int64_t expert, const Te
   c.int8->at(branch.experts_out).multiply(inner, product, expert * hidden);
   for (int64_t i = 0; i < rows; ++i) {
     const auto [row, weight] = routed_[size_t(i)];
-    float* const to = out_->as<float>() + row * hidden;
-    const float* const from = product.as<float>() + i * hidden;
-    for (int64_t j = 0; j < hidden; ++j) to[j] += weight * from[j];
+    add_weighted(product.as<float>() + i * hidden, weight, hidden,
+                 out_->as<float>() + row * hidden);
   }
 }
 

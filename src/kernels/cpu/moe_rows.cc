@@ -74,6 +74,10 @@ void sum_partials(std::span<const std::byte* const> partials, DType dtype, int64
   });
 }
 
+void add_weighted(const float* row, float weight, int64_t columns, float* sums) {
+  for (int64_t j = 0; j < columns; ++j) sums[j] += weight * row[j];
+}
+
 void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
                      const Tensor& scaled, std::span<float> d_gate_weight) {
   const ScopedSpan span(SpanKind::compute, "moe_weights");
