@@ -1,5 +1,5 @@
-// GEMM of one rank: on its CPU threads (oneDNN, or our own for f32 without AVX-512) or its GPU
-// (cuBLASLt).
+// GEMM of one rank: on its CPU threads (oneDNN, or our own for f32 without AVX-512 and for bf16
+// with AMX) or its GPU (cuBLASLt).
 #pragma once
 
 #include <algorithm>

@@ -144,6 +144,32 @@ TEST(GemmRuns, RowsHaveTheSameBitsForAnySplit) {
   }
 }
 
+// A long K, which libraries cut so that blocks of its rows fit into a cache.
+TEST(GemmRuns, RowsHaveTheSameBitsForEveryNumberOfRows) {
+  if (!rows_keep_bits()) GTEST_SKIP() << "needs AVX-512";
+  constexpr int64_t kRows = 66, kColumns = 72, kDepth = 8192;
+  for (const int threads : {1, 2}) {
+    set_kernel_threads(threads);
+    for (int layout = 0; layout < 8; ++layout) {
+      const DType in = layout & 1 ? DType::bf16 : DType::f32;
+      const DType out_type = layout & 2 ? in : DType::f32;
+      if (in == DType::f32 && layout & 2) continue;
+      const Matrix a(in, kRows, kDepth, false, 0, 1), b(in, kDepth, kColumns, layout & 4, 0, 2);
+      const Matrix whole(out_type, kRows, kColumns, false, 0, 3);
+      gemm(a.tensor, b.tensor, whole.tensor);
+      for (int64_t rows = 1; rows < kRows; rows += threads == 1 ? 1 : 8) {
+        const Matrix few(out_type, rows, kColumns, false, 0, 4);
+        const int64_t first = kRows - rows;
+        gemm(a.tensor.rows(first, rows), b.tensor, few.tensor);
+        ASSERT_EQ(0, std::memcmp(few.tensor.data(), whole.tensor.rows(first, rows).data(),
+                                 few.memory.bytes()))
+            << rows << " rows of layout " << layout << ", " << threads << " threads";
+      }
+    }
+  }
+  set_kernel_threads(1);
+}
+
 TEST(GemmRuns, AreBitwiseEqualOnEveryThread) {
   const Matrix a(DType::bf16, 77, 130, false, 0, 1), b(DType::bf16, 130, 65, true, 0, 2);
   const Matrix first(DType::f32, 77, 65, false, 0, 3);

@@ -45,12 +45,6 @@ bool has_bf16_products() {
   return native;
 }
 
-bool has_tile_products() {
-  static const bool native =
-      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
-  return native;
-}
-
 void widened_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options,
                   F32Product multiply) {
   const Widened wide_a(a), wide_b(b);

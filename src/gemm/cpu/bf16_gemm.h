@@ -9,8 +9,6 @@
 namespace tandem::cpu {
 
 bool has_bf16_products();
-/// True with AMX, which accumulates bf16 products in another order than the vector units.
-bool has_tile_products();
 
 using F32Product = void (*)(const Tensor& a, const Tensor& b, const Tensor& out,
                             const GemmOptions& options);

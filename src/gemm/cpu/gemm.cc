@@ -15,6 +15,7 @@
 #include "gemm/cpu/dense.h"
 #include "gemm/cpu/onednn.h"
 #include "gemm/cpu/ordered_gemm.h"
+#include "gemm/cpu/tile_gemm.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -113,7 +114,6 @@ struct Product {
   dnnl::memory a, b, out, bias, scratchpad;
   std::unordered_map<int, dnnl::memory> arguments;
   size_t scratchpad_bytes = 0;
-  int64_t rows = 0;  ///< rows to multiply: more than requested if few rows would run another kernel
 };
 
 dnnl::matmul::primitive_desc plan_of(const Key& key) {
@@ -130,23 +130,6 @@ dnnl::matmul::primitive_desc plan_of(const Key& key) {
     attributes.set_post_ops(sum);
   }
   return cpu::matmul_plan(engine(), a, b, key.bias ? &bias : nullptr, out, attributes);
-}
-
-/// Number of rows for which oneDNN runs the same kernel as for many: version 3 blocks a long K
-/// differently for a single row, and with AMX small GEMMs run on the vector units, which add in
-/// another order.
-int64_t rows_as_with_many(const Key& key) {
-  constexpr int64_t kMany = 128, kMin = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
-  const auto code_for = [&](int64_t rows) {
-    Key other = key;
-    other.m = rows, other.a = {key.k, 1}, other.out = {key.n, 1};
-    return std::string(plan_of(other).impl_info_str());
-  };
-  int64_t rows = std::max(key.m, kMin);
-  if (rows >= kMany || DType(key.in_type) != DType::bf16 || !cpu::has_tile_products()) return rows;
-  const std::string many = code_for(kMany);
-  while (rows < kMany && code_for(rows) != many) rows = std::min(2 * rows, kMany);
-  return rows;
 }
 
 /// Throws instead of letting oneDNN end the process if there is no memory for its generated code.
@@ -172,8 +155,7 @@ Product make_product(const Key& key) {
                   dnnl::memory(plan.bias_desc(), engine(), nullptr),
                   dnnl::memory(plan.scratchpad_desc(), engine(), nullptr),
                   {},
-                  plan.scratchpad_desc().get_size(),
-                  rows_as_with_many(key)};
+                  plan.scratchpad_desc().get_size()};
   product.arguments = {{DNNL_ARG_SRC, product.a},
                        {DNNL_ARG_WEIGHTS, product.b},
                        {DNNL_ARG_DST, product.out},
@@ -250,6 +232,12 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   if (a.dtype() == DType::f32 && cpu::has_ordered_products()) {
     return cpu::ordered_gemm(a, b, out, options);
   }
+  if (a.dtype() == DType::bf16 && cpu::has_tile_products()) {
+    return cpu::tile_gemm(a, b, out, options);
+  }
+  // Version 3 blocks a long K differently for a single row.
+  constexpr int64_t kMinRows = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
+  if (a.dim(0) < kMinRows) return multiply_padded(state, a, b, out, options, kMinRows);
   const Key key{a.dim(0),
                 b.dim(1),
                 a.dim(1),
@@ -267,7 +255,6 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
     found = state.products.emplace(key, make_product(key)).first;
   }
   Product& product = found->second;
-  if (product.rows > a.dim(0)) return multiply_padded(state, a, b, out, options, product.rows);
   if (state.scratchpad.bytes() < product.scratchpad_bytes) {
     state.scratchpad = Memory(product.scratchpad_bytes);
   }
