@@ -46,8 +46,9 @@ void add_report(CLI::App& app) {
   command->add_flag("--complete", *complete,
                     "First measure what is missing: held-out text against gzip and xz, a sample, "
                     "and the time of a step, serial and overlapped");
-  command->add_option("--link", options->link, "With --complete: the link that step times emulate")
-      ->capture_default_str();
+  command->add_option("--link", options->link,
+                      "With --complete: the link that step times emulate (default: one whose "
+                      "transfers take as long as the run's matrix products)");
   auto live = std::make_shared<LiveOptions>();
   command->add_option("--live", live->address,
                       "Instead serve a page of the run while it trains, at [HOST:]PORT (0: a free "

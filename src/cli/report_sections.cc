@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -24,6 +26,9 @@
 #include "engine/data/corpus.h"
 #include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
+#include "engine/report/progress.h"
+#include "engine/report/sent_bytes.h"
+#include "engine/report/step_pairs.h"
 #include "engine/train/round_robin.h"
 #include "engine/train/trainer.h"
 #include "tandem/communicator.h"
@@ -36,7 +41,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kTextBytes = 200'000;  // approximate, of held-out text
-constexpr int64_t kTimedSteps = 24;
 
 /// Standard output of a command; throws Error if it fails.
 std::string output_of(const std::string& command) {
@@ -138,8 +142,9 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
                                 "--seed", "1", "--max-tokens", "600"})));
 }
 
-TrainConfig timed_config(TrainConfig config, const std::string& strategy, const std::string& link) {
-  config.train.steps = kTimedSteps;
+TrainConfig timed_config(TrainConfig config, int64_t steps, const std::string& strategy,
+                         const std::string& link) {
+  config.train.steps = steps;
   config.train.seconds = 0;
   config.train.tokens = config.train.early_stop = 0;
   config.train.max_seconds = 0;
@@ -154,14 +159,77 @@ TrainConfig timed_config(TrainConfig config, const std::string& strategy, const 
   return config;
 }
 
-/// Times serial and overlapped trainings, alternating step by step. Returns the share of the
-/// processors used by other programs meanwhile.
-double time_steps(const fs::path& dir, const TrainConfig& config, const std::string& link) {
+/// Trains as `request` says in `out`, with the log there.
+void train_in(const fs::path& out, TrainRequest request, const TokenSource& source) {
+  const std::string log_path = (out / "log.txt").string(), link = request.config.parallel.link;
+  const std::unique_ptr<FILE, int (*)(FILE*)> log(std::fopen(log_path.c_str(), "w"), &std::fclose);
+  if (!log) throw_errno(log_path, "cannot open");
+  request.out = out.string();
+  request.log = log.get();
+  WorldOptions world{.ranks = ParallelDims(request.config).ranks()};
+  if (!link.empty()) world.link = EmulatedLink::parse(link);
+  run_threads(world, [&](Communicator& comm) { train(comm, request, source); });
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+/// Load of a serial step without an emulated link; trains a few of them in `out`.
+report::StepLoad measure_load(const fs::path& out, const TrainConfig& config,
+                              const TokenSource& source) {
+  constexpr int64_t kSteps = 10, kWarmUp = 2;
+  make_directories(out.string());
+  TrainRequest request;
+  request.config = timed_config(config, kSteps, "serial", "");
+  train_in(out, request, source);
+  std::vector<double> gemm, step;
+  report::SentBytes sent;
+  std::istringstream lines(read_file((out / "metrics.jsonl").string()));
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = parse_json<Json>(line);
+    if (row.at("step").get<int64_t>() <= kWarmUp) continue;
+    gemm.push_back(row.value("gemm_ms", 0.0) / 1e3);
+    step.push_back(row.value("step_ms", 0.0) / 1e3);
+    sent.set(row);
+  }
+  double bytes = 0;
+  for (const Json& axis : sent.json(size_t(ParallelDims(config).ranks()))) {
+    if (axis.is_number()) bytes += axis.get<double>();
+  }
+  std::error_code ignored;
+  fs::remove_all(out, ignored);
+  return {median(gemm), median(step), bytes};
+}
+
+struct TimedSteps {
+  std::string link;
+  Json choice{};  ///< why this link; null if it was given
+  double others_share = 0;
+};
+
+/// Times serial and overlapped trainings, alternating step by step, on the link `given` or, if
+/// empty, on one chosen by the speed of GEMMs. Measures the share of the processors used by other
+/// programs meanwhile.
+TimedSteps time_steps(const fs::path& dir, const TrainConfig& config, const std::string& given) {
   constexpr std::array kStrategies{"serial", "overlapped"};
   const int ranks = ParallelDims(config).ranks();
-  complain(
-      fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
   const std::unique_ptr<const TokenSource> source = open_data(config);
+  const report::StepLoad load = measure_load(dir / "split/load", config, *source);
+  TimedSteps timed{.link = given};
+  if (given.empty()) {
+    const report::LinkChoice link = report::choose_link(load);
+    timed.link = fmt::format("{:.0f}B/s,{:.0f}us", link.bytes_per_s, link.latency_s * 1e6);
+    timed.choice =
+        fmt::format("link chosen so that the {} of a step take as long as its {:.1f} ms of GEMMs",
+                    format_bytes(load.sent_bytes), load.gemm_s * 1e3);
+  }
+  const int64_t pairs = report::choose_pairs(load);
+  complain(fmt::format("Step time, {} link: {} steps, serial and overlapped in turns",
+                       EmulatedLink::parse(timed.link).describe(), pairs));
   RoundRobin round_robin(int(kStrategies.size()), ranks);
   std::vector<std::future<void>> runs;
   const ProcessorTime begin = ProcessorTime::now();
@@ -172,28 +240,21 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
     runs.push_back(std::async(std::launch::async, [&, run, out] {
       const std::unique_ptr<RoundRobin, std::function<void(RoundRobin*)>> until_its_end(
           &round_robin, [run](RoundRobin* all) { all->leave(run); });
-      const std::string log_path = (out / "log.txt").string();
-      const std::unique_ptr<FILE, int (*)(FILE*)> log(std::fopen(log_path.c_str(), "w"),
-                                                      &std::fclose);
-      if (!log) throw_errno(log_path, "cannot open");
       TrainRequest request;
-      request.config = timed_config(config, kStrategies[size_t(run)], link);
-      request.out = out.string();
-      request.log = log.get();
+      request.config = timed_config(config, pairs, kStrategies[size_t(run)], timed.link);
       request.before_step = [&](int64_t step) { round_robin.before_step(run, step); };
-      run_threads({.ranks = ranks, .link = EmulatedLink::parse(link)},
-                  [&](Communicator& comm) { train(comm, request, *source); });
+      train_in(out, request, *source);
     }));
   }
   for (auto& run : runs) run.get();
-  const double others = external_share(begin, ProcessorTime::now());
+  timed.others_share = external_share(begin, ProcessorTime::now());
   std::error_code ignored;
   for (const char* strategy : kStrategies) {
     for (const char* folder : {"final", "checkpoints"}) {
       fs::remove_all(dir / "split" / strategy / folder, ignored);
     }
   }
-  return others;
+  return timed;
 }
 
 }  // namespace
@@ -220,8 +281,10 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
     run["prompt"] = options.prompt;
   }
   if (ParallelDims(config).ranks() > 1 && !path_exists((dir / "split").string())) {
-    run["others_share"] = time_steps(dir, config, options.link);
-    run["link"] = EmulatedLink::parse(options.link).describe();
+    const TimedSteps timed = time_steps(dir, config, options.link);
+    run["others_share"] = timed.others_share;
+    run["link"] = EmulatedLink::parse(timed.link).describe();
+    run["link_choice"] = timed.choice;
   }
   replace_file(facts, run.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }

@@ -8,8 +8,8 @@
 namespace tandem::cli {
 
 struct ReportSectionsOptions {
-  std::string link = "400MB/s,30us";  ///< emulated, for the step times
-  std::string prompt;                 ///< for the sample
+  std::string link;    ///< emulated, for the step times; empty: chosen (engine/report/step_pairs.h)
+  std::string prompt;  ///< for the sample
 };
 
 /// Measures the sections missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt

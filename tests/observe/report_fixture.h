@@ -124,6 +124,7 @@ inline void write_made_up_run(const std::filesystem::path& dir, const std::strin
   std::ofstream(dir / "run.json") << R"({
     "title": "Made-up run", "command": "tandem train configs/demo.toml --tp 2 --out out",
     "date": "2001-02-03", "hardware": "2x test CPU", "link": "emulated 1 GB/s 20 us",
+    "link_choice": "link chosen so that the 5.0 MB of a step take as long as its 64.0 ms of GEMMs",
     "prompt": "#include <", "tokens": 4300000,
     "heldout": {"files": 41, "bytes": 1000000, "model_bits_per_byte": 1.71,
       "compressors": [{"name": "gzip -9", "bytes": 290000}, {"name": "xz -9", "bytes": 262500}]}})";

@@ -16,6 +16,7 @@
 #include "engine/report/load_map.h"
 #include "engine/report/rank_map.h"
 #include "engine/report/rank_state.h"
+#include "engine/report/step_pairs.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -210,12 +211,28 @@ Json split_row(const std::string& strategy, const Metrics& metrics,
           {"rest_ms", finite(std::max(0.0, step - compute - exposed))}};
 }
 
+/// Sentence about what the numbers of pairs show.
+std::string verdict(Shown shown, double chance) {
+  const std::string often =
+      fmt::format("chance alone gives as many in {:.2g} % of measurements", 100 * chance);
+  switch (shown) {
+    case Shown::faster:
+      return often;
+    case Shown::slower:
+      return "slower today: " + often + " the other way";
+    case Shown::nothing:
+      break;
+  }
+  return fmt::format("not shown today: {} (shown: below {:g} %)", often, 100 * kChance);
+}
+
 /// Uses the half of the step pairs with the middle differences, so outliers do not decide.
-Json step_split(const Metrics& serial, const Metrics& overlapped, const std::string& link,
-                const Json& others) {
+Json step_split(const Metrics& serial, const Metrics& overlapped, const Json& run) {
+  const Json others = run.value("others_share", Json());
   const auto gain = [&](size_t i) { return serial.step_ms[i] - overlapped.step_ms[i]; };
   std::vector<size_t> pairs = paired_steps(serial, overlapped);
   const auto faster = std::ranges::count_if(pairs, [&](size_t i) { return gain(i) > 0; });
+  const auto slower = std::ranges::count_if(pairs, [&](size_t i) { return gain(i) < 0; });
   const size_t all = pairs.size(), outside = all / 4;
   std::ranges::stable_sort(pairs, [&](size_t a, size_t b) { return gain(a) < gain(b); });
   const std::vector<size_t> middle(pairs.begin() + ptrdiff_t(outside),
@@ -230,10 +247,16 @@ Json step_split(const Metrics& serial, const Metrics& overlapped, const std::str
   }
   for (Json& row : rows) row["ect_ms"] = row["step_ms"].get<double>() - busy;
   const double before = rows[0]["ect_ms"].get<double>(), after = rows[1]["ect_ms"].get<double>();
-  return {{"link", link},
+  const Shown shown = compare_pairs(faster, slower);
+  const double chance = chance_of_wins(std::max(faster, slower), faster + slower);
+  return {{"link", run.value("link", "")},
+          {"link_choice", run.value("link_choice", Json())},
           {"rows", std::move(rows)},
           {"pairs", all},
           {"pairs_overlapped_faster", faster},
+          {"chance", chance},
+          {"shown", shown != Shown::nothing},
+          {"verdict", verdict(shown, chance)},
           {"compute_floor_ms", busy},
           {"efficiency", finite(before > 0 ? 1 - after / before : std::nan(""))},
           {"others_share", others},
@@ -296,8 +319,7 @@ Json collect(const fs::path& dir, const GoalReader& read_goal) {
   summary["step_split"] = nullptr;
   if (path_exists(serial / "metrics.jsonl") && path_exists(overlapped / "metrics.jsonl")) {
     summary["step_split"] = step_split(read_metrics(serial / "metrics.jsonl"),
-                                       read_metrics(overlapped / "metrics.jsonl"), link,
-                                       run.value("others_share", Json()));
+                                       read_metrics(overlapped / "metrics.jsonl"), run);
     if (summary["step_split"].is_null()) {
       omitted.push_back("step-time split (split/*/metrics.jsonl lacks gemm_ms or exposed_comm_ms)");
     }

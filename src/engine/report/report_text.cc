@@ -32,6 +32,7 @@ std::string split_text(const Json& split) {
       "mean of the middle half of the pairs, of the rank that computes longest;\n"
       "GEMM, other, exposed and rest add up to the step\n",
       split["link"].get<std::string>());
+  if (split["link_choice"].is_string()) text += split["link_choice"].get<std::string>() + "\n";
   text += fmt::format("  {:<11} {:>8} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "strategy", "step", "GEMM",
                       "other", "exposed", "rest", "ECT");
   text += fmt::format("  {:<11} {:>8} {:>9} {:>9} {:>9}\n", "", "", "", "compute", "comm");
@@ -46,12 +47,14 @@ std::string split_text(const Json& split) {
                         100 * number(row["gemm_ms"]) / number(row["step_ms"]),
                         row["strategy"].get<std::string>());
   }
-  text += fmt::format("  overlapped was faster in {} of {} pairs of steps\n",
-                      fixed(split["pairs_overlapped_faster"], 0), fixed(split["pairs"], 0));
-  text += fmt::format("  E = 1 - ECT(overlapped) / ECT(serial) = {} %\n\n",
+  text += fmt::format("  overlapped was faster in {} of {} pairs of steps;\n  {}\n",
+                      fixed(split["pairs_overlapped_faster"], 0), fixed(split["pairs"], 0),
+                      split["verdict"].get<std::string>());
+  text += fmt::format("  E = 1 - ECT(overlapped) / ECT(serial) = {} %{}\n\n",
                       split["efficiency"].is_null()
                           ? "-"
-                          : fmt::format("{:.1f}", 100 * number(split["efficiency"])));
+                          : fmt::format("{:.1f}", 100 * number(split["efficiency"])),
+                      split["shown"].get<bool>() ? "" : ", not shown today");
   if (split["warning"].is_string()) text += split["warning"].get<std::string>() + "\n\n";
   return text;
 }

@@ -38,8 +38,9 @@
     figure(short(training.tokens_per_s), "tokens/s", "Training speed",
       `${grouped(training.steps)} steps` + (training.tokens ? `, ${short(training.tokens)} tokens` : ""));
     if (split && split.efficiency != null) {
-      figure(percent(split.efficiency), "", "Overlap efficiency E",
-        `communication hidden, ${split.link}` + (split.warning ? "; measured on a busy machine" : ""));
+      figure(split.shown ? percent(split.efficiency) : "not shown", "", "Overlap efficiency E",
+        (split.shown ? "communication hidden" : "faster no more often than by chance") + `, ${split.link}` +
+        (split.warning ? "; measured on a busy machine" : ""));
     }
     if (training.gemm_share != null) {
       figure(percent(training.gemm_share), "", "Of a step is matrix products",
@@ -82,6 +83,7 @@
     if (!split) return;
     show("split");
     $("link").textContent = split.link;
+    $("link").title = split.link_choice ?? "";
     $("split-lead").textContent = "The same model and batch, once with every collective run on its own and once with " +
       "collectives running under the matrix products, step by step in turns. Mean of the middle half of the pairs of " +
       "steps, of the rank that computes longest: matrix products, other compute, exposed communication and rest add up " +
@@ -93,7 +95,7 @@
       split.rows.map((row) => [row.strategy, ...[row.step_ms, row.gemm_ms, row.other_compute_ms,
         row.exposed_comm_ms, row.rest_ms, row.ect_ms].map((ms) => `${number(ms, 2)} ms`)]));
     $("split-note").textContent = `E = ${percent(split.efficiency, 1)}. ${split.formula}` +
-      ` Overlapped was faster in ${split.pairs_overlapped_faster} of ${split.pairs} pairs.`;
+      ` Overlapped was faster in ${split.pairs_overlapped_faster} of ${split.pairs} pairs; ${split.verdict}.`;
   }
 
   function sample() {
