@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -133,11 +135,7 @@ TEST_P(GpuEngine, CancelledRequestsEndAndOthersKeepTheirTexts) {
     for (int64_t step = 0; !engine.is_idle(); ++step) {
       for (const TokenEvent& event : engine.step()) {
         EXPECT_FALSE(cancelled.contains(event.request));
-        Written& text = texts[size_t(event.request)];
-        text.tokens.push_back(event.token);
-        text.log_probs.push_back(event.log_prob);
-        text.text += event.text;
-        text.finish = event.finish;
+        texts[size_t(event.request)].add(event);
       }
       if (step % 7 != 0 || step / 7 * 2 >= 12) continue;
       const int64_t id = step / 7 * 2;  // running, waiting or finished
@@ -198,11 +196,7 @@ TEST_P(GpuEngine, FullStepsOfAnyNumberOfRowsHaveTheTextsOfCpuRanks) {
         for (const Request& request : requests) engine.submit(request);
         while (!engine.is_idle()) {
           for (const TokenEvent& event : engine.step()) {
-            Written& text = texts[size_t(event.request)];
-            text.tokens.push_back(event.token);
-            text.log_probs.push_back(event.log_prob);
-            text.text += event.text;
-            text.finish = event.finish;
+            texts[size_t(event.request)].add(event);
           }
         }
         expect_texts(texts, expected,
@@ -212,12 +206,40 @@ TEST_P(GpuEngine, FullStepsOfAnyNumberOfRowsHaveTheTextsOfCpuRanks) {
   });
 }
 
-/// Logits after the last tokens of two prompts whose rows fill a step of `rows`, of which `second`
-/// are the second's.
-std::vector<float> logits_of_step(Communicator& tp, const ModelConfig& config, int64_t rows,
-                                  int64_t second, Strategy strategy) {
+TEST_P(GpuEngine, LateRankIsNamedByTheOthers) {
+  if (ranks() == 1) GTEST_SKIP() << "needs another rank";
+  ModelConfig config = gpu_engine_model(kVariants[0]);
+  config.max_seq = 800;
+  struct Step {
+    const char* name;
+    int64_t prompt, rows;
+    int steps;  ///< before the late one
+  };
+  const Step kinds[] = {
+      {"a prompt", 100, 64, 0}, {"a full step of prompts", 700, 640, 0}, {"a token", 20, 64, 9}};
+  for (const Step& kind : kinds) {
+    SCOPED_TRACE(kind.name);
+    const auto late = timeout_without_last([&](gpu::GpuCommunicator& tp) -> std::function<void()> {
+      auto engine =
+          std::make_shared<Engine>(tp, config, EngineOptions{.sequences = 4, .rows = kind.rows});
+      fill_engine(*engine, config, tp);
+      engine->submit({.prompt = std::vector<int32_t>(size_t(kind.prompt), 65),
+                      .max_tokens = 50,
+                      .ends = {-1}});
+      for (int i = 0; i < kind.steps; ++i) engine->step();
+      return [engine] { engine->step(); };
+    });
+    EXPECT_TRUE(late);
+  }
+}
+
+/// Logits after the last tokens of two prompts in a step of `rows` of at most `max_rows` rows, of
+/// which the last ones are the second's.
+std::vector<float> logits_of_step(Communicator& tp, const ModelConfig& config, int64_t max_rows,
+                                  int64_t rows, Strategy strategy) {
+  constexpr int64_t second = 65;
   const int64_t line = pages_of(config.max_seq);
-  RankModel model(tp, config, DType::f32, {2 * line, 2, rows, config.max_seq, 2}, {});
+  RankModel model(tp, config, DType::f32, {2 * line, 2, max_rows, config.max_seq, 2}, {});
   struct Parameters {
     RankModel& model;
     Tensor parameters() const { return model.weights.values(); }
@@ -225,7 +247,7 @@ std::vector<float> logits_of_step(Communicator& tp, const ModelConfig& config, i
   };
   const Parameters parameters{model};
   fill_engine(parameters, config, tp);
-  BatchDecoder decoder(model.context, rows, 2, {strategy, 0});
+  BatchDecoder decoder(model.context, max_rows, 2, {strategy, 0});
   std::vector<float> all;
   for (int step = 0; step < 2; ++step) {  // the second one overwrites the same tokens
     BatchRows batch;
@@ -252,25 +274,31 @@ TEST_P(GpuEngine, StepsOfRowsThatRanksDoNotDivideHaveTheLogitsOfCpuRanks) {
   for (const Variant& variant : {kVariants[0], kVariants[3]}) {
     ModelConfig config = gpu_engine_model(variant);
     config.max_seq = 2100;
-    for (const int64_t rows : {513, 1025, 2049}) {
+    struct Rows {
+      int64_t max, count;
+    };
+    for (const Rows& rows :
+         {Rows{513, 513}, {513, 490}, {1025, 1025}, {2049, 2049}, {2049, 1999}}) {
       std::vector<float> expected;
       run_threads({}, [&](Communicator& tp) {
         set_kernel_threads(1);
-        expected = logits_of_step(tp, config, rows, 65, Strategy::serial);
+        expected = logits_of_step(tp, config, rows.max, rows.count, Strategy::serial);
       });
       double largest = 0;
       for (const float logit : expected) largest = std::max(largest, double(std::abs(logit)));
       on_gpus([&](Communicator& tp) {
         for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
-          const std::vector<float> found = logits_of_step(tp, config, rows, 65, strategy);
+          const std::vector<float> found =
+              logits_of_step(tp, config, rows.max, rows.count, strategy);
           ASSERT_EQ(found.size(), expected.size());
           double worst = 0;
           for (size_t i = 0; i < found.size(); ++i) {
             const double error = std::abs(double(found[i]) - double(expected[i]));
             worst = std::isnan(error) ? INFINITY : std::max(worst, error);
           }
-          EXPECT_LE(worst, 2e-4 * largest) << variant.name << ", " << rows << " rows of "
-                                           << tp.size() << ", " << name_of(strategy);
+          EXPECT_LE(worst, 2e-4 * largest)
+              << variant.name << ", " << rows.count << " of " << rows.max << " rows, " << tp.size()
+              << " ranks, " << name_of(strategy);
         }
       });
     }

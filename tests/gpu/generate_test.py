@@ -38,9 +38,12 @@ def expect_same(found, wanted, what):
             expect(worst < 1e-3, (what, worst, one))
 
 
+ON_CPU = ("--device", "cpu", "--dtype", "f32")
+
+
 def one_text(path, *options):
-    subprocess.run([TANDEM, "generate", MODEL, "--prompt", "int main() {", "--max-tokens", "40", "--seed", "3", "--dtype",
-                    "f32", "--json", path, *options], capture_output=True, check=True)
+    subprocess.run([TANDEM, "generate", MODEL, "--prompt", "int main() {", "--max-tokens", "40", "--seed", "3",
+                    "--dtype", "f32", "--json", path, *options], capture_output=True, check=True)
     with open(path) as file:
         return json.load(file)
 
@@ -54,8 +57,8 @@ def main():
     os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
     try:
         requests = random_requests(24)
-        wanted = generate(folder, MODEL, requests, "--dtype", "f32", "--batch", "1")
-        single = one_text(folder + "/cpu.json")
+        wanted = generate(folder, MODEL, requests, *ON_CPU, "--batch", "1")
+        single = one_text(folder + "/cpu.json", "--device", "cpu")
         for layout in layouts(gpus):
             for batch in ("1", "5", "24"):
                 found = generate(folder, MODEL, requests, "--dtype", "f32", "--batch", batch, *layout)
@@ -64,7 +67,7 @@ def main():
             found = one_text(folder + "/gpu.json", *layout)
             expect(found["token_ids"] == single["token_ids"], (layout, found, single))
             server = Server(MODEL, "--dtype", "f32", "--batch", "6", *layout)
-            test_texts_are_those_of_generate(folder, server, "--dtype", "f32", "--batch", "1")
+            test_texts_are_those_of_generate(folder, server, *ON_CPU, "--batch", "1")
             server.stop()
             print(f"{' '.join(layout)}: the texts of a CPU rank", flush=True)
     finally:

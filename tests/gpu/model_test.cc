@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -282,6 +284,27 @@ void expect_same_bits(int ranks, const ModelConfig& config) {
 TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
   expect_same_bits(ranks(), gpu_model(kVariants[0]));
   for (const MoeVariant& variant : kMoeVariants) expect_same_bits(ranks(), gpu_moe_model(variant));
+}
+
+TEST_P(GpuTransformer, LateRankIsNamedByTheOthers) {
+  if (ranks() == 1) GTEST_SKIP() << "needs another rank";
+  const ModelConfig config = gpu_model(kVariants[0]);
+  const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16};
+  for (const int steps : {0, 3}) {
+    SCOPED_TRACE(steps);
+    const auto late =
+        timeout_without_last([&](gpu::GpuCommunicator& comm) -> std::function<void()> {
+          auto model = std::make_shared<Transformer>(comm, config, options);
+          model->initialize(5);
+          const auto step = [model, batch = make_batch(config, options.batch * options.seq)] {
+            model->forward(batch.tokens, batch.targets);
+            model->backward(1);
+          };
+          for (int i = 0; i < steps; ++i) step();
+          return step;
+        });
+    EXPECT_TRUE(late);
+  }
 }
 
 TEST(GpuTransformerErrors, ExpertsInF32AreRefused) {

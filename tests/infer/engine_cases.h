@@ -73,6 +73,14 @@ struct Written {
   std::vector<double> log_probs;
   std::string text;
   std::optional<Finish> finish;
+
+  void add(const TokenEvent& event) {
+    EXPECT_FALSE(finish) << "an event after the last";
+    tokens.push_back(event.token);
+    log_probs.push_back(event.log_prob);
+    text += event.text;
+    finish = event.finish;
+  }
   bool operator==(const Written&) const = default;
 };
 
@@ -95,13 +103,8 @@ inline std::vector<Written> run_all(Engine& engine, const std::vector<Request>& 
       if (submitted++ == 0) first = id;
     }
     for (const TokenEvent& event : engine.step()) {
-      Written& written = all[size_t(event.request - first)];
+      all[size_t(event.request - first)].add(event);
       idle_steps = 0;
-      EXPECT_FALSE(written.finish) << "an event after the last";
-      written.tokens.push_back(event.token);
-      written.log_probs.push_back(event.log_prob);
-      written.text += event.text;
-      written.finish = event.finish;
     }
   }
   EXPECT_EQ(engine.pages().free(), engine.pages().size());

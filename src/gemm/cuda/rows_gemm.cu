@@ -162,9 +162,9 @@ bool has_vectors(const Tensor& tensor) {
 
 void check_operands(const Tensor& a, const Tensor& weight, const Tensor& out, int64_t columns) {
   if (is_rows_gemm(a, weight, out) && out.dim(0) == a.dim(0) && out.dim(1) == columns) return;
-  throw InvalidArgument("rows_gemm: a " + a.describe() + ", weight " + weight.describe() +
-                        ", out " + out.describe() +
-                        ": expected few rows of bf16 at multiples of 16 bytes, and k in multiples of 64");
+  throw InvalidArgument(
+      "rows_gemm: a " + a.describe() + ", weight " + weight.describe() + ", out " + out.describe() +
+      ": expected few rows of bf16 at multiples of 16 bytes, and k in multiples of 64");
 }
 
 RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out, bool accumulate) {
