@@ -38,7 +38,6 @@ std::vector<Written> on_one_cpu_rank(const ModelConfig& config,
                                      const std::vector<Request>& requests) {
   std::vector<Written> texts;
   run_threads({}, [&](Communicator& tp) {
-    set_kernel_threads(1);
     Engine engine(tp, config, {.sequences = 1, .rows = 64});
     fill_engine(engine, config, tp);
     for (const Request& request : requests) texts.push_back(run_all(engine, {request}, {1})[0]);
@@ -281,7 +280,6 @@ TEST_P(GpuEngine, StepsOfRowsThatRanksDoNotDivideHaveTheLogitsOfCpuRanks) {
          {Rows{513, 513}, {513, 490}, {1025, 1025}, {2049, 2049}, {2049, 1999}}) {
       std::vector<float> expected;
       run_threads({}, [&](Communicator& tp) {
-        set_kernel_threads(1);
         expected = logits_of_step(tp, config, rows.max, rows.count, Strategy::serial);
       });
       double largest = 0;
