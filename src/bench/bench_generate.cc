@@ -246,9 +246,8 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   EngineOptions options;
   options.dtype = parse_dtype(q.dtype);
   options.sequences = q.batch;
-  options.rows = q.batch + q.prompt_rows;
-  options.mixed_rows = std::min(q.mixed_rows, options.rows);
-  if (!tp.on_gpu()) options.overlap.strategy = Strategy::serial;
+  options.mixed_rows = q.mixed_rows;
+  set_step_rows(options, q.prompt_rows, tp.on_gpu());
   options.int8_weights = !q.weights.empty();
   Engine engine(tp, config, options);
   tp.on_gpu() ? set_periodic_weights(tp, engine) : engine.initialize(1);

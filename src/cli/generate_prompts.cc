@@ -152,8 +152,8 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   options.dtype = parse_dtype(arguments.dtype);
   options.capacity = capacity;
   options.sequences = std::clamp<int64_t>(int64_t(lines.size()), 1, arguments.batch);
-  options.rows = options.sequences + prompt_rows(arguments.prompt_rows, arguments.devices);
-  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
+  set_step_rows(options, prompt_rows(arguments.prompt_rows, arguments.devices),
+                arguments.devices.on_gpus());
   options.codec = arguments.policy;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = stored.tokenizer.get();

@@ -30,13 +30,15 @@ namespace tandem::cli {
 namespace {
 
 constexpr int64_t kMaxContext = 4096;  // unless --context says more
+constexpr int64_t kGpuMixedRows =
+    256;  // a step of 8 B parameters then takes less than twice as long
 constexpr char kKeyVariable[] = "TANDEM_API_KEY";
 
 struct ServeArguments {
   std::string directory, address = "8000", name, dtype, weights, codec = "none";
   int ranks = 1;
   DeviceOptions devices;
-  int64_t batch = 16, context = 0, prompt_rows = 0, queue = 256;
+  int64_t batch = 16, context = 0, prompt_rows = 0, mixed_rows = 0, queue = 256;
 };
 
 /// Last folder of the model's path.
@@ -75,8 +77,10 @@ EngineOptions engine_options(const ServeArguments& arguments, const ServedModel&
   options.dtype = parse_dtype(arguments.dtype);
   options.capacity = model.capacity;
   options.sequences = arguments.batch;
-  options.rows = arguments.batch + prompt_rows(arguments.prompt_rows, arguments.devices);
-  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
+  options.mixed_rows = arguments.mixed_rows;
+  if (options.mixed_rows == 0 && arguments.devices.on_gpus()) options.mixed_rows = kGpuMixedRows;
+  set_step_rows(options, prompt_rows(arguments.prompt_rows, arguments.devices),
+                arguments.devices.on_gpus());
   options.codec = policy;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = model.stored->tokenizer.get();
@@ -135,10 +139,12 @@ void run(ServeArguments arguments) {
   const std::unique_ptr<CompletionServer> serving = std::move(server);
   run_ranks(arguments.devices, world, [&](Communicator& tp) {
     tp.require_same("the model", stored.identity);
-    tp.require_same("options", fmt::format("--context {} --batch {} --prompt-rows {} --dtype {} "
-                                           "--weights {} --codec {}",
-                                           model.capacity, arguments.batch, arguments.prompt_rows,
-                                           arguments.dtype, arguments.weights, policy.describe()));
+    tp.require_same(
+        "options",
+        fmt::format("--context {} --batch {} --prompt-rows {} --mixed-rows {} "
+                    "--dtype {} --weights {} --codec {}",
+                    model.capacity, arguments.batch, arguments.prompt_rows, arguments.mixed_rows,
+                    arguments.dtype, arguments.weights, policy.describe()));
     policy.require_used(stored.config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
@@ -169,6 +175,12 @@ void add_serve(CLI::App& app) {
                                kMaxContext))
       ->check(CLI::Range(int64_t(2), int64_t(1) << 24));
   add_prompt_rows_option(*command, arguments->prompt_rows);
+  command
+      ->add_option("--mixed-rows", arguments->mixed_rows,
+                   fmt::format("Max rows of a step in which texts are written, too: fewer delay "
+                               "their tokens less (default: all on CPUs, {} on GPUs)",
+                               kGpuMixedRows))
+      ->check(CLI::Range(1, 1 << 16));
   command
       ->add_option("--queue", arguments->queue,
                    "Texts that are written or wait, at most; others get status 429")

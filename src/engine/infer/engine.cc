@@ -74,6 +74,16 @@ const char* name_of(Finish finish) {
   return "";
 }
 
+void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus) {
+  if (on_gpus) {
+    options.rows = std::max(prompt_rows, 2 * options.sequences);
+  } else {
+    options.rows = options.sequences + prompt_rows;
+    options.overlap.strategy = Strategy::serial;
+  }
+  options.mixed_rows = std::min(options.mixed_rows, options.rows);
+}
+
 Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
     : id(id_),
       request(std::move(given)),
@@ -186,7 +196,7 @@ void Engine::return_pages_before_windows() {
 void Engine::plan_tokens() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Text& text = *running_[i];
-    if (text.left() != 1) continue;
+    if (!text.has_single_row()) continue;
     while (!take_pages(text, int64_t(text.tokens.size()))) {
       if (!preempt_after(text)) return;  // this one was the newest
     }
@@ -199,7 +209,7 @@ void Engine::plan_tokens() {
 void Engine::plan_chunks() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Text& text = *running_[i];
-    if (text.left() <= 1) continue;
+    if (text.has_single_row()) continue;
     while (!plan_chunk(text)) {
       if (!rows_.tokens.empty() || !preempt_after(text)) return;
     }

@@ -41,6 +41,11 @@ struct EngineOptions {
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
 };
 
+/// Sets the rows of steps for `prompt_rows` rows of prompts. On GPUs texts take some of these, so
+/// that full steps have whole tiles, and large steps overlap; CPU ranks have rows for all texts,
+/// too, too few to overlap.
+void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus);
+
 constexpr int64_t kMaxAlternatives = 20;
 
 struct Request {
@@ -127,6 +132,8 @@ class Engine {
     size_t returned = 0;          ///< first pages, which the window has left
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
+    /// The last token of a prompt is in a chunk, however the prompt is divided.
+    bool has_single_row() const { return left() == 1 && written() > 0; }
     /// The last token is not read.
     int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
@@ -152,7 +159,7 @@ class Engine {
   const TextTokenizer* tokenizer_;
   int64_t max_sequences_, max_rows_, mixed_rows_;
   int64_t step_rows_ = 0;  // max of the step that is being planned
-  int64_t window_;  // tokens whose pages a text needs to continue; 0: all
+  int64_t window_;         // tokens whose pages a text needs to continue; 0: all
   PagePool pool_;
   BatchDecoder decoder_;
   int64_t next_id_ = 0;
