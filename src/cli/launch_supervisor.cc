@@ -17,6 +17,7 @@
 
 #include "cli/local_processes.h"
 #include "cli/output.h"
+#include "core/file_limit.h"
 #include "cli/stop_signals.h"
 #include "tandem/error.h"
 
@@ -51,7 +52,7 @@ class Supervisor {
     std::fflush(nullptr);
     const pid_t parent = getpid();
     pid_ = fork();
-    if (pid_ < 0) throw Unsupported(fmt::format("fork: {}", strerror(errno)));
+    if (pid_ < 0) throw Unsupported(fmt::format("fork: {}", describe_errno(errno)));
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);

@@ -94,7 +94,8 @@ class Probe {
     const pid_t parent = getpid();
     for (int process = 0; process < processes_; ++process) {  // before any thread of this one
       const pid_t child = fork();
-      if (child < 0) throw Unsupported(fmt::format("{} ranks: fork: {}", ranks_, strerror(errno)));
+      if (child < 0)
+        throw Unsupported(fmt::format("{} ranks: fork: {}", ranks_, describe_errno(errno)));
       if (child == 0) {
         listener.close();
         prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -21,6 +21,7 @@
 #include "comm/rendezvous/board_mirror.h"
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/store_protocol.h"
+#include "core/file_limit.h"
 #include "comm/same_build.h"
 #include "core/files.h"
 #include "core/machine.h"
@@ -68,7 +69,7 @@ Connection file_of(const std::string& text) {
   }
   if (written < text.size() || lseek(file.fd(), 0, SEEK_SET) != 0) {
     throw IoError(
-        fmt::format("launch: memory for the executors' settings: {}", std::strerror(errno)));
+        fmt::format("launch: memory for the executors' settings: {}", describe_errno(errno)));
   }
   return file;
 }

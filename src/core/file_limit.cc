@@ -3,8 +3,17 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 namespace tandem {
+
+std::string describe_errno(int error) {
+  const std::string reason = std::strerror(error);
+  rlimit limit{};
+  if (error != EMFILE || getrlimit(RLIMIT_NOFILE, &limit) != 0) return reason;
+  return reason + " (this process may open " + std::to_string(limit.rlim_cur) + ": ulimit -n)";
+}
 
 int raise_file_limit() {
   rlimit limit{};

@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 
+#include "core/file_limit.h"
 #include "core/write_fault.h"
 #include "tandem/error.h"
 
@@ -61,7 +61,12 @@ std::string_view kind_of(mode_t mode) {
 }  // namespace
 
 void throw_errno(const std::string& path, std::string_view what) {
-  throw IoError(fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
+  throw IoError(fmt::format("{}: {}: {}", path, what, describe_errno(errno)));
+}
+
+std::string_view without_bom(std::string_view text) {
+  constexpr std::string_view kBom = "\xef\xbb\xbf";
+  return text.starts_with(kBom) ? text.substr(kBom.size()) : text;
 }
 
 FileDescriptor::FileDescriptor(const std::string& path, int flags, int mode)

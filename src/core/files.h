@@ -22,6 +22,8 @@ std::string read_file(const std::string& path, Source source = Source::regular);
 /// Reads a regular file of at most `max_bytes`, enough for every file Tandem writes under this
 /// name.
 std::string read_small_file(const std::string& path, size_t max_bytes = size_t{1} << 20);
+/// Text after the byte order mark with which some editors begin a file.
+std::string_view without_bom(std::string_view text);
 /// Creates or truncates, writes, and fsyncs. Throws for a symbolic link.
 void write_file(const std::string& path, std::string_view text);
 /// Writes under another name, then renames it to `path`, whatever that was: a reader finds the old

@@ -6,15 +6,15 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
 
 EventFd::EventFd() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (fd_ < 0) throw IoError(std::string("eventfd: ") + std::strerror(errno));
+  if (fd_ < 0) throw IoError(std::string("eventfd: ") + describe_errno(errno));
 }
 
 EventFd::~EventFd() {
@@ -29,7 +29,7 @@ void EventFd::add(int fd) {
   for (const int each : {fd_, fd}) {
     event.data.fd = each;
     if (epoll_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, each, &event) != 0) {
-      throw IoError(std::string("epoll: ") + std::strerror(errno));
+      throw IoError(std::string("epoll: ") + describe_errno(errno));
     }
   }
 }

@@ -6,10 +6,10 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/secret.h"
+#include "core/file_limit.h"
 
 namespace tandem::processes {
 namespace {
@@ -47,7 +47,7 @@ void PeerConnections::Call::begin() {
   pending_peer_.reset();
   connection_ = begin_to_connect(interfaces_[next_++ % interfaces_.size()], port_);
   until_ = control::after(kConnectSeconds);
-  if (!connection_.open()) pause(std::strerror(errno));
+  if (!connection_.open()) pause(describe_errno(errno));
 }
 
 PeerConnections::Call::State PeerConnections::Call::advance(const control::Credentials& credentials,
@@ -67,7 +67,7 @@ PeerConnections::Call::State PeerConnections::Call::advance(const control::Crede
     socklen_t length = sizeof error;
     getsockopt(connection_.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
-      pause(std::strerror(error));
+      pause(describe_errno(error));
       return State::calling;
     }
     pending_peer_.emplace(credentials, rank, size);

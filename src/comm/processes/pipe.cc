@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <string>
 
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
@@ -20,7 +20,7 @@ constexpr int kCapacity = 1 << 20;  // limit for an unprivileged process
 Pipe::Pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    throw IoError(std::string("pipe: ") + std::strerror(errno));
+    throw IoError(std::string("pipe: ") + describe_errno(errno));
   }
   out_ = Socket(ends[0]);
   in_ = Socket(ends[1]);

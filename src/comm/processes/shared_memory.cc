@@ -7,17 +7,17 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <string>
 
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
 namespace {
 
 [[noreturn]] void fail(const std::string& what) {
-  throw IoError(fmt::format("{}: {}", what, std::strerror(errno)));
+  throw IoError(fmt::format("{}: {}", what, describe_errno(errno)));
 }
 
 uint64_t inode_of(const char* path) {

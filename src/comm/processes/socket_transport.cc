@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "comm/message_fault.h"
 #include "core/env.h"
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
@@ -52,7 +52,7 @@ SocketTransport::SocketTransport(std::unique_ptr<PeerConnections> connections, A
       event_fd_(event_fd),
       connections_(std::move(connections)),
       address_of_(std::move(address_of)) {
-  if (!epoll_) throw IoError(std::string("epoll: ") + std::strerror(errno));
+  if (!epoll_) throw IoError(std::string("epoll: ") + describe_errno(errno));
   register_fd(event_fd_.descriptor(), EPOLLIN, kEventFd);
   if (connections_) register_fd(connections_->fd(), EPOLLIN, kConnections);
 }
@@ -62,7 +62,7 @@ void SocketTransport::register_fd(int fd, uint32_t events, uint64_t what) {
   event.events = events;
   event.data.u64 = what;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw IoError(std::string("epoll: ") + std::strerror(errno));
+    throw IoError(std::string("epoll: ") + describe_errno(errno));
   }
 }
 

@@ -8,10 +8,10 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include "comm/rendezvous/endpoint.h"
+#include "core/file_limit.h"
 #include "core/log.h"
 #include "tandem/error.h"
 
@@ -36,7 +36,7 @@ Admission::Admission(Connection listener, const Credentials& credentials, int si
       size_(size),
       maximum_(kMaxStrangers + size_t(size)) {
   if (!epoll_.open() || !register_fd(listener_.fd(), nullptr)) {
-    throw Error(fmt::format("epoll: {}", std::strerror(errno)));
+    throw Error(fmt::format("epoll: {}", describe_errno(errno)));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "comm/rendezvous/endpoint.h"
 #include "comm/wait_check.h"
 #include "core/env.h"
+#include "core/file_limit.h"
 #include "observe/recorder.h"
 
 namespace tandem::control {
@@ -37,7 +38,7 @@ class NoMemory final : public SymmetricBuffer {
 std::pair<Connection, Connection> connected_pair() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    throw Error(fmt::format("socketpair: {}", std::strerror(errno)));
+    throw Error(fmt::format("socketpair: {}", describe_errno(errno)));
   }
   return {Connection(ends[0]), Connection(ends[1])};
 }

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/file_limit.h"
 #include "comm/rendezvous/secret.h"
 #include "tandem/error.h"
 
@@ -175,7 +176,7 @@ Connection listen_on(const Endpoint& endpoint) {
   if (!listener.open() || listen(listener.fd(), SOMAXCONN) != 0) {
     const int error = errno;
     const std::string text =
-        fmt::format("{}: rank 0 cannot listen: {}", endpoint.describe(), std::strerror(error));
+        fmt::format("{}: rank 0 cannot listen: {}", endpoint.describe(), describe_errno(error));
     if (error != EADDRINUSE && error != EACCES) throw IoError(text);
     throw InvalidArgument(fmt::format(
         "{}: expected a free port{}", text,
@@ -197,14 +198,14 @@ Connection connect_to(const Endpoint& endpoint, double seconds, std::string& why
     Address address;
     const socklen_t length = local_address(endpoint.local, address);
     connection = connect_one(AF_UNIX, &address.any, length, until);
-    if (!connection.open()) why = std::strerror(errno);
+    if (!connection.open()) why = describe_errno(errno);
     return connection;
   }
   const Addresses addresses = resolve(endpoint, until);
   for (const addrinfo* a = addresses.get(); a && !connection.open(); a = a->ai_next) {
     connection = connect_one(a->ai_family, a->ai_addr, a->ai_addrlen,
                              std::min(until, after(kConnectSeconds)));
-    if (!connection.open()) why = std::strerror(errno);
+    if (!connection.open()) why = describe_errno(errno);
   }
   return connection;
 }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <thread>
 
+#include "core/file_limit.h"
 #include "core/env.h"
 #include "tandem/error.h"
 
@@ -32,7 +33,7 @@ Board::Board(int slots, const std::string& run_id)
     : fd_(memfd_create("tandem-membership", MFD_CLOEXEC)) {
   const size_t bytes = kHeadBytes + size_t(slots) * kSlotBytes;
   if (fd_ < 0 || ftruncate(fd_, off_t(bytes)) != 0) {
-    throw IoError(fmt::format("membership board: {}", strerror(errno)));
+    throw IoError(fmt::format("membership board: {}", describe_errno(errno)));
   }
   map(bytes);
   head_->slots = slots;
@@ -56,7 +57,7 @@ Board::~Board() {
 
 void Board::map(size_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  if (at == MAP_FAILED) throw IoError(fmt::format("membership board: {}", strerror(errno)));
+  if (at == MAP_FAILED) throw IoError(fmt::format("membership board: {}", describe_errno(errno)));
   head_ = static_cast<BoardHead*>(at);
   bytes_ = bytes;
 }

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "core/file_limit.h"
 #include "tandem/error.h"
@@ -32,7 +31,7 @@ StoreServer::StoreServer(Connection listener, const Credentials& credentials, in
   if (!epoll_.open() || !stop_.open() ||
       !watch_fd(EPOLL_CTL_ADD, admission_.fd(), EPOLLIN, kAdmission) ||
       !watch_fd(EPOLL_CTL_ADD, stop_.fd(), EPOLLIN, kStop)) {
-    throw IoError(fmt::format("store: epoll: {}", std::strerror(errno)));
+    throw IoError(fmt::format("store: epoll: {}", describe_errno(errno)));
   }
   thread_ = std::thread([this] { serve(); });
 }
@@ -97,7 +96,7 @@ void StoreServer::report_shortage() {
   const std::string text = fmt::format(
       "the rendezvous store cannot accept a rank: {} (ulimit -n says how many files a process may "
       "have open)",
-      std::strerror(admission_.shortage()));
+      describe_errno(admission_.shortage()));
   const std::string_view key = kStartFailure;
   Blob value(sizeof(int32_t));  // of rank 0
   value.insert(value.end(), bytes_of(text).begin(), bytes_of(text).end());
