@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/files.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -43,7 +44,7 @@ int parse_slots(const std::string& word, const std::string& where) {
 std::vector<LaunchHost> parse_hosts(std::string_view text, const std::string& path) {
   std::vector<LaunchHost> hosts;
   std::map<std::string, int> lines;
-  std::istringstream input{std::string(text)};
+  std::istringstream input{std::string(without_bom(text))};
   std::string line;
   for (int number = 1; std::getline(input, line); ++number) {
     std::istringstream words(line.substr(0, line.find('#')));

@@ -82,7 +82,8 @@ TEST(AssignHosts, EachRankHasAHostWithASlotAndNeighboursShareIt) {
 }
 
 TEST(ParseHosts, LinesAreNamesWithSlots) {
-  const auto hosts = parse_hosts("# all\n\n a  slots=2 # two\nuser@10.0.0.1\nb slots=0", "hosts");
+  const auto hosts = parse_hosts(
+      "\xef\xbb\xbf# all\r\n\r\n a  slots=2 # two\r\nuser@10.0.0.1\r\nb slots=0", "hosts");
   ASSERT_EQ(hosts.size(), 3u);
   EXPECT_EQ(hosts[0].name, "a");
   EXPECT_EQ(hosts[0].slots, 2);

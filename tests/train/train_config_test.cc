@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "core/files.h"
+#include "engine/config/fault_plan.h"
 #include "engine/plan/activations.h"
 #include "engine/plan/memory.h"
 #include "engine/train/gpu_training.h"
@@ -437,6 +438,17 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"model.shared_ffn=20"}),
             "model.shared_ffn = 20: expected a multiple of 8 on GPUs");
   EXPECT_EQ(check({"model.vocab=257"}), "model.vocab = 257: expected a multiple of 8 on GPUs");
+}
+
+TEST(Config, FilesMayBeAsEditorsSaveThem) {
+  const std::string text =
+      "\xef\xbb\xbf[train]\r\nsteps = 3\r\n\r\n[parallel]\r\nstrategy = 'serial'\r\n";
+  const TrainConfig config = parse_config(text, "job.toml");
+  EXPECT_EQ(config.train.steps, 3);
+  EXPECT_EQ(config.parallel.strategy, "serial");
+  const FaultPlan plan("\xef\xbb\xbf[[fault]]\r\nstep = 4\r\nrank = 2\r\nkind = \"kill\"\r\n",
+                       "faults.toml", 3);
+  EXPECT_EQ(plan.at(4).size(), 1u);
 }
 
 TEST(Config, MissingFileIsNamed) {

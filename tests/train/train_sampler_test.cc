@@ -162,6 +162,14 @@ TEST(Corpus, PathListsSupportAnyName) {
   EXPECT_EQ(join_paths(valid), "a\nb c\n");
   EXPECT_EQ(split_paths(join_paths(valid)), valid);
   EXPECT_EQ(split_paths(join_paths(broken)), broken);
+  const std::vector<std::string> odd{
+      "\xef\xbb\xbf"
+      "a",
+      "b\r"};
+  EXPECT_EQ(split_paths(join_paths(odd)), odd);
+  EXPECT_EQ(split_paths("\xef\xbb\xbf"
+                        "a\r\nb c\r\n"),
+            valid);  // as editors save it
   EXPECT_EQ(split_paths("a\n\nb"), (Paths{"a", "b"}));
   EXPECT_EQ(split_paths(""), Paths{});
 }

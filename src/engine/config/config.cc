@@ -203,7 +203,7 @@ size_t stray_character(std::string_view text) {
     return text.substr(at, what.size()) == what;
   };
   std::string_view closing;  // terminator of the current string or comment; empty: none
-  for (size_t i = starts(0, "\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
+  for (size_t i = text.size() - without_bom(text).size(); i < text.size(); ++i) {
     if (!closing.empty()) {
       const bool escapes = closing[0] == '"';
       if (escapes && text[i] == '\\') {

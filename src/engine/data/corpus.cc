@@ -105,7 +105,7 @@ std::string describe_skipped(const FoundFiles& found) {
 
 std::string join_paths(std::span<const std::string> paths) {
   const bool broken = std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
-    return path.find('\n') != std::string::npos;
+    return path.find_first_of("\r\n") != path.npos || without_bom(path) != path;
   });
   std::string list;
   for (const std::string& path : paths) list += path + (broken ? '\0' : '\n');
@@ -114,11 +114,13 @@ std::string join_paths(std::span<const std::string> paths) {
 
 std::vector<std::string> split_paths(std::string_view list) {
   const char end = list.find('\0') == std::string_view::npos ? '\n' : '\0';
+  if (end == '\n') list = without_bom(list);
   std::vector<std::string> paths;
   while (!list.empty()) {
-    const std::string_view path = list.substr(0, list.find(end));
-    if (!path.empty()) paths.emplace_back(path);
+    std::string_view path = list.substr(0, list.find(end));
     list.remove_prefix(std::min(path.size() + 1, list.size()));
+    if (end == '\n' && path.ends_with('\r')) path.remove_suffix(1);
+    if (!path.empty()) paths.emplace_back(path);
   }
   return paths;
 }

@@ -35,9 +35,10 @@ FoundFiles find_files(std::span<const std::string> paths);
 /// "left out 3 links or special files in folders (DIR/LINK, ...)"; empty if there are none.
 std::string describe_skipped(const FoundFiles& found);
 
-/// One path per line; if a name contains a newline, NUL-terminated paths instead.
+/// One path per line; if lines would not keep a name, NUL-terminated paths instead.
 std::string join_paths(std::span<const std::string> paths);
-/// Reads both forms, as written by `find -print` and `find -print0`.
+/// Reads both forms, as written by `find -print` and `find -print0`; lines also as editors save
+/// them, with a byte order mark and CRLF.
 std::vector<std::string> split_paths(std::string_view list);
 
 class Corpus : public TokenSource {

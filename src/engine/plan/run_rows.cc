@@ -227,7 +227,7 @@ std::string number_text(double value) {
 
 std::vector<RunRow> parse_rows(std::string_view text, const std::string& path) {
   const std::string file = single_line(path);
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  text = without_bom(text);
   Fields names, fields;
   bool closed = true;
   size_t at = split_record(text, 0, names, closed);
