@@ -163,7 +163,7 @@ void add_launch(CLI::App& app) {
   command
       ->add_option("--step-timeout", options->processes.step_timeout_s,
                    "Max seconds of one operation or file access of a step, else the rank is "
-                   "replaced (0: only hangs are found)")
+                   "replaced (0: only hangs are found, in operations that were finished before)")
       ->check(CLI::Range(0., 1e9));
   command->add_option("--out", options->processes.out,
                       "Folder for events.jsonl: ranks lost, hung, recovered; and faults.jsonl");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""false_alarm_test.py TANDEM minutes=N: trainings under `tandem launch --spares` on a machine with twice as many computing
+"""false_alarm_test.py TANDEM minutes=N|sequences: trainings under `tandem launch --spares` on a machine with twice as many computing
 processes as processors, for N minutes in all. No rank may be lost or blamed. Control: at the end of each a rank is
-stopped, and that is noticed."""
+stopped, and that is noticed. sequences: only one of two steps and validations, with sequences of 16384 on one thread."""
 import os
 import pathlib
 import signal
@@ -39,8 +39,19 @@ def check(tandem, folder, name, seconds):
           f"noticed within {run.events('hung')[0]['noticed_ms']:.0f} ms", flush=True)
 
 
+def train_long_sequences(tandem):
+    with tempfile.TemporaryDirectory() as name:
+        job = ["--set", "model.max_seq=16384", "--set", "train.seq=16384", "--set", "train.batch=2", "--set", "train.validate_every=1",
+               "--set", "data.val_fraction=0.3", "--set", "train.validate_bytes=60000"]
+        run = Run(tandem, pathlib.Path(name), "sequences", ["--spares", "1"], 2, "--dp 2", job, ranks=2)
+        if run.process.wait(1200) != 0 or run.events() or not (run.out / "final").exists():
+            run.fail(f"expected the final model, and no event: {run.events()}")
+
+
 def main():
     tandem, minutes = sys.argv[1:]
+    if minutes == "sequences":
+        return train_long_sequences(tandem)
     seconds = 60 * float(minutes.removeprefix("minutes="))
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
             for _ in range(2 * len(os.sched_getaffinity(0)))]

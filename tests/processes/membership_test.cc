@@ -122,7 +122,9 @@ class WatchedRank {
   WatchedRank& operator=(const WatchedRank&) = delete;
 
   void check() {
-    if (cause_.empty()) cause_ = watch_.check(0, pid_);
+    if (!cause_.empty()) return;
+    cause_ = watch_.check(0, pid_);
+    if (!cause_.empty()) kill(pid_, SIGKILL);  // leaves the processor to the others
   }
   const std::string& cause() const { return cause_; }
 
@@ -163,27 +165,40 @@ TEST(HangWatch, TellsHangsFromWaitsAndLongWork) {
       std::this_thread::sleep_for(60s);
     };
   };
+  // A whole step, then one of that size, or another scope, that computes and does not end.
+  const auto second = [](const char* scope, int64_t size, const char* name,
+                         std::chrono::milliseconds of_first = 0ms) {
+    return [=] {
+      {
+        const WorkScope step("step", 8);
+        begin_now(Activity::work);
+        std::this_thread::sleep_for(of_first);
+        begin_now(Activity::wait);
+      }
+      const WorkScope next(scope, size);
+      begin_activity(Activity::work, name, Clock::now());
+      compute();
+    };
+  };
+  const auto first = [] {
+    const WorkScope step("step", 8);
+    begin_now(Activity::work);
+    begin_now(Activity::work);  // of the same step, which has not ended
+    compute();
+  };
   const std::vector<Case> cases{
       {stopped_in(Activity::work), "was stopped (SIGSTOP)"},
       {stopped_in(Activity::wait), "was stopped (SIGSTOP)"},
       {stopped_in(Activity::file), "was stopped (SIGSTOP)"},
-      {[] {
-         begin_now(Activity::work);
-         compute();
-       },
-       "made no progress"},
-      {[] {
-         begin_now(Activity::work);
-         compute();
-       },
-       "", 0, false},
-      {[] {
-         begin_now(Activity::work);
-         std::this_thread::sleep_for(1500ms);
-         begin_now(Activity::work);  // longer work is expected from here on
-         compute();
-       },
-       ""},
+      {second("step", 8, "ag_gemm"), "made no progress"},
+      {second("step", 8, "ag_gemm"), "", 0, false},
+      {second("step", 8, "ag_gemm", 1500ms), ""},  // longer work is expected
+      {second("step", 8, "norm"), ""},
+      {second("step", 16, "ag_gemm"), ""},
+      {second("validation", 8, "ag_gemm"), ""},
+      {second("step", 16, "ag_gemm"), "made no progress", 1},
+      {first, ""},
+      {first, "made no progress", 1},
       {[] {
          while (true) {
            begin_now(Activity::work);
@@ -200,7 +215,7 @@ TEST(HangWatch, TellsHangsFromWaitsAndLongWork) {
   for (const Case& one : cases) {
     ranks.push_back(std::make_unique<WatchedRank>(one.body, one.step_timeout_s, one.trains));
   }
-  const auto until = Clock::now() + 20s;
+  const auto until = Clock::now() + 60s;
   const auto hung = [&](size_t i) { return cases[i].cause.empty() || !ranks[i]->cause().empty(); };
   const auto all_hung = [&] {
     for (size_t i = 0; i < ranks.size(); ++i) {

@@ -80,7 +80,7 @@ std::string HangWatch::check(int slot, pid_t pid) {
   if (step_timeout_s_ > 0 && double(elapsed) > step_timeout_s_ * 1e9) {
     return describe("made no progress");
   }
-  if (words.activity != RankActivity::work) return "";
+  if (words.activity != RankActivity::work || words.is_repeated == 0) return "";
   const int64_t longest = longest_work_ns();
   const int64_t busy = std::max(kBusy, kBusyFactor * longest);
   const double computed = state.processor_s - seen.processor_s;

@@ -14,13 +14,15 @@ namespace tandem::control {
 
 /// A process hangs if it
 /// - is stopped (SIGSTOP) for 0.3 s, in work or in a wait;
-/// - is in one piece of work of a step for longer than 0.5 s and 10 times the longest piece that
-///   any rank has finished in this process, and has computed for half of that: a process that is
-///   not given a processor does not hang;
-/// - the same without computing, for 10 s and 100 times.
-/// One that waits for a peer or does not train yet only hangs if it is stopped; one that waits for
-/// files also if it does so for the step time-out.
-/// Checked at intervals of at most 0.1 s.
+/// - is in one operation of a step or validation for longer than 0.5 s and 10 times the longest one
+///   that any rank has finished, and has computed for half of that: a process that is not given a
+///   processor does not hang;
+/// - the same without computing, for 10 s and 100 times;
+/// - is in one operation, or waits for files, for the step time-out.
+/// The second and third apply to operations that the process has finished before, in a whole step
+/// of the same size or a whole validation (WorkScope): nothing is known of the time that others
+/// take. One that waits for a peer or does not train yet only hangs if it is stopped. Checked at
+/// intervals of at most 0.1 s.
 class HangWatch {
  public:
   /// `step_timeout_s`: 0: none.

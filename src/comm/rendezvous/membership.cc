@@ -12,12 +12,11 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <thread>
 
-#include "core/file_limit.h"
 #include "core/env.h"
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {
@@ -74,6 +73,7 @@ void Board::reset_slot(int index, int rank) {
   member.step = member.first_step = -1;
   member.words.longest_work_ns = 0;
   member.words.activity = RankActivity::work;
+  member.words.is_repeated = 0;
   member.words.since_ns = std::chrono::nanoseconds(Member::Clock::now().time_since_epoch()).count();
 }
 
@@ -179,7 +179,9 @@ void Member::note_step(int64_t step) const {
   slot.step.store(step, std::memory_order_relaxed);
   if (slot.training.load(std::memory_order_relaxed) == joined_) return;
   slot.first_step.store(step, std::memory_order_relaxed);
-  slot.words.longest_work_ns = 0;  // that of the start says nothing about steps
+  // Those of the start, or of another layout, say nothing about the next steps.
+  slot.words.longest_work_ns = 0;
+  work_history.of_ended_scopes.clear();
   const auto now = Clock::now().time_since_epoch();
   slot.first_step_ns.store(std::chrono::nanoseconds(now).count(), std::memory_order_relaxed);
   slot.training.store(joined_, std::memory_order_release);

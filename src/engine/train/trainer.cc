@@ -120,6 +120,7 @@ class Trainer {
     save_initial_model();
     while (!finished() && !stop_ && !failed_ && diverged_.empty() && corrupt_.empty()) {
       if (request_.before_step) request_.before_step(state_.step);
+      const WorkScope scope("step", executor_->batch(state_.next_sample));
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
       if (!record) {
@@ -388,6 +389,7 @@ class Trainer {
   void end_step(StepRecord& record) {
     if (validation_ && is_due(config_.train.validate_every)) {
       const auto begin = Clock::now();
+      const WorkScope scope("validation", 0);
       record.validation_loss = validation_->loss(
           record.step, [this](Transformer& model) { ranks_->copy_weights(model); }, request_.stop,
           progress_ ? &*progress_ : nullptr);
