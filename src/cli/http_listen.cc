@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <boost/beast/core/string.hpp>
+#include <chrono>
+#include <thread>
 
+#include "comm/rendezvous/endpoint.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -13,21 +16,28 @@ using boost::asio::ip::tcp;
 
 tcp::acceptor listen_at(boost::asio::io_context& context, const ListenAddress& address,
                         std::string_view name) {
-  tcp::acceptor acceptor(context);
-  try {
-    tcp::resolver resolver(context);
-    const auto found = resolver.resolve(address.host, std::to_string(address.port),
-                                        tcp::resolver::passive | tcp::resolver::numeric_service);
-    const tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor.open(endpoint.protocol());
-    acceptor.set_option(tcp::acceptor::reuse_address(true));
-    acceptor.bind(endpoint);
-    acceptor.listen();
-  } catch (const boost::system::system_error& error) {
-    throw IoError(fmt::format("{} at {}:{}: cannot listen: {}", name, printable(address.host),
-                              address.port, error.code().message()));
+  const auto until = control::after(control::kPortPatienceS);
+  while (true) {
+    try {
+      tcp::acceptor acceptor(context);
+      tcp::resolver resolver(context);
+      const auto found = resolver.resolve(address.host, std::to_string(address.port),
+                                          tcp::resolver::passive | tcp::resolver::numeric_service);
+      const tcp::endpoint endpoint = found.begin()->endpoint();
+      acceptor.open(endpoint.protocol());
+      acceptor.set_option(tcp::acceptor::reuse_address(true));
+      acceptor.bind(endpoint);
+      acceptor.listen();
+      return acceptor;
+    } catch (const boost::system::system_error& error) {
+      const bool is_taken = error.code() == boost::asio::error::address_in_use;
+      if (!is_taken || control::Clock::now() > until) {
+        throw IoError(fmt::format("{} at {}:{}: cannot listen: {}", name, printable(address.host),
+                                  address.port, error.code().message()));
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  return acceptor;
 }
 
 std::string url_of(const tcp::endpoint& at, const ListenAddress& typed) {

@@ -30,7 +30,7 @@ control::Connection listen_for_store(Launch launch) {
   while (true) {  // stores of worlds that ranks leave have theirs for a while
     ++launch.port;
     try {
-      return control::listen_on(control::endpoint_of(launch));
+      return control::listen_on(control::endpoint_of(launch), 0);
     } catch (const InvalidArgument&) {
       if (launch.port == last) throw;
     }

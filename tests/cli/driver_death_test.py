@@ -63,12 +63,16 @@ def main():
             run.wait_until(f"step {reach}", lambda: steps_of(run.out) >= reach)
             if kill == 0:
                 refuse_second(run, run.process.args)
-            launcher = children(run.process.pid)[0]  # below the process that would start it again
+            # Below the process that would start it again, which may still wait for those of the run before.
+            launcher = run.wait_until("a launcher", lambda: children(run.process.pid))[0]
+            run.wait_until("two ranks and a spare", lambda: len(children(launcher)) >= 3)
             ranks = [launcher, *children(launcher)]
-            if len(ranks) < 4 or run.process.poll() is not None:
-                run.fail(f"expected a launcher, two ranks and a spare: {ranks}")
+            if run.process.poll() is not None:
+                run.fail("expected it to train")
             run.process.kill()
             run.process.wait()
+            if kill % 2 == 1:  # the next one waits for what is left of this one
+                continue
             killed = time.monotonic()
             while any(is_running(pid) for pid in ranks):
                 if time.monotonic() > killed + 10:

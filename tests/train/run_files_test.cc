@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -41,6 +43,40 @@ TEST(RunLock, RemovedFolderIsCreatedAgain) {
   EXPECT_TRUE(lock.renew());
   EXPECT_FALSE(lock.renew());
   EXPECT_THROW(RunLock{out}, ConfigError);
+}
+
+/// A child process that has the lock and is killed; its file stays open in a process that it has
+/// started for another 3 s.
+pid_t kill_holder(const std::string& out) {
+  int locked[2];
+  EXPECT_EQ(::pipe(locked), 0);
+  const pid_t holder = ::fork();
+  if (holder == 0) {
+    const RunLock lock(out);
+    if (::fork() == 0) {
+      ::close(locked[0]);
+      ::close(locked[1]);
+      ::sleep(3);
+      ::_exit(0);
+    }
+    if (::write(locked[1], "", 1) == 1) ::pause();
+    ::_exit(0);
+  }
+  char byte = 0;
+  EXPECT_EQ(::read(locked[0], &byte, 1), 1);
+  ::close(locked[0]);
+  ::close(locked[1]);
+  ::kill(holder, SIGKILL);
+  return holder;
+}
+
+TEST(RunLock, WaitsForAHolderThatIsEnding) {
+  const TempDir dir;
+  const pid_t holder = kill_holder(dir.path());
+  { const RunLock lock(dir.path()); }
+  ::waitpid(holder, nullptr, 0);
+  const RunLock lock(dir.path());
+  EXPECT_THROW(RunLock(dir.path(), 0), ConfigError);  // of this process, which is not ending
 }
 
 TEST(RunLock, FolderTakenByAnotherRunIsNotTouched) {

@@ -12,20 +12,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <thread>
 
-#include "core/file_limit.h"
 #include "comm/rendezvous/secret.h"
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {
 namespace {
 
 constexpr double kConnectSeconds = 5;
+constexpr auto kPortPause = std::chrono::milliseconds(20);
 
 union Address {
   sockaddr any;
@@ -170,11 +170,17 @@ Endpoint endpoint_of(const Launch& launch) {
           "", 0, launch.port_from};
 }
 
-Connection listen_on(const Endpoint& endpoint) {
+Connection listen_on(const Endpoint& endpoint, double patience_s) {
   const bool local = !endpoint.local.empty();
-  Connection listener = local ? bind_local(endpoint.local) : bind_everywhere(endpoint.port);
-  if (!listener.open() || listen(listener.fd(), SOMAXCONN) != 0) {
+  const auto until = after(patience_s);
+  while (true) {
+    Connection listener = local ? bind_local(endpoint.local) : bind_everywhere(endpoint.port);
+    if (listener.open() && listen(listener.fd(), SOMAXCONN) == 0) return listener;
     const int error = errno;
+    if (error == EADDRINUSE && Clock::now() < until) {
+      std::this_thread::sleep_for(kPortPause);
+      continue;
+    }
     const std::string text =
         fmt::format("{}: rank 0 cannot listen: {}", endpoint.describe(), describe_errno(error));
     if (error != EADDRINUSE && error != EACCES) throw IoError(text);
@@ -182,7 +188,6 @@ Connection listen_on(const Endpoint& endpoint) {
         "{}: expected a free port{}", text,
         endpoint.port_from.empty() ? "" : fmt::format(" ({} gave it)", endpoint.port_from)));
   }
-  return listener;
 }
 
 int port_of(const Connection& listener) {

@@ -21,8 +21,12 @@ struct Endpoint {
 
 Endpoint endpoint_of(const Launch& launch);
 
-/// Throws Error naming the endpoint, and MASTER_PORT if that is in use. Port 0: any.
-Connection listen_on(const Endpoint& endpoint);
+/// Seconds for a killed process to release its port.
+constexpr double kPortPatienceS = 5;
+
+/// Throws Error naming the endpoint, and MASTER_PORT if that is in use for `patience_s` seconds.
+/// Port 0: any.
+Connection listen_on(const Endpoint& endpoint, double patience_s = kPortPatienceS);
 int port_of(const Connection& listener);
 
 /// Connects within `seconds`, excluding name resolution, to the first address that accepts. Not

@@ -6,16 +6,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
+#include "core/ending_process.h"
 #include "core/files.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 namespace {
+
+/// For a killed process, such as the rank of a killed launcher, to end.
+constexpr double kEndingPatienceS = 15;
 
 /// Whether the open file is the one with this name.
 bool is_named(int fd, const std::string& path) {
@@ -41,7 +47,7 @@ RunLock::RunLock(const std::string& out, double patience_s, const char* name)
 }
 
 void RunLock::lock(double patience_s) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_s);
+  const auto begin = std::chrono::steady_clock::now();
   folder_ = FileDescriptor(out_, O_RDONLY | O_DIRECTORY);  // keeps the inode number from being
                                                            // reused
   do {
@@ -50,13 +56,15 @@ void RunLock::lock(double patience_s) {
     if (::flock(file_->get(), LOCK_EX | LOCK_NB) == 0) continue;
     if (errno != EWOULDBLOCK) return;
     if (!is_current()) continue;  // its holder has just ended
-    if (std::chrono::steady_clock::now() < until) {
+    const std::string process = read_holder();
+    const bool ends = !process.empty() && is_ending(pid_t(std::atoi(process.c_str())));
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited.count() < (ends ? std::max(kEndingPatienceS, patience_s) : patience_s)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       file_.reset();
       continue;
     }
-    std::string holder = read_file(path_);
-    if (!holder.empty()) holder = " (process " + holder + ")";
+    const std::string holder = process.empty() ? "" : " (process " + process + ")";
     file_.reset();
     throw ConfigError(fmt::format(
         "--out {}: another run{} writes to it: wait for its end, or choose another --out", out_,
@@ -65,6 +73,15 @@ void RunLock::lock(double patience_s) {
   const std::string process = std::to_string(::getpid());
   if (::ftruncate(file_->get(), 0) != 0) return;  // clears the process id of a killed run
   write_at(file_->get(), path_, process.data(), process.size(), 0);
+}
+
+/// Number of the process that has the lock; empty if it has not written it yet.
+std::string RunLock::read_holder() const {
+  try {
+    return read_file(path_);
+  } catch (const IoError&) {  // it has just ended
+    return "";
+  }
 }
 
 bool RunLock::renew() {

@@ -13,8 +13,9 @@ namespace tandem {
 class RunLock {
  public:
   /// Throws ConfigError naming the folder and the process that holds the lock, if it still does
-  /// after `patience_s` seconds. Without support for locks in the file system, acquires none.
-  explicit RunLock(const std::string& out, double patience_s = 0, const char* name = ".lock");
+  /// after `patience_s` seconds, or 15 for one that is ending. Without support for locks in the
+  /// file system, acquires none.
+  explicit RunLock(const std::string& out, double patience_s = 1, const char* name = ".lock");
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -26,6 +27,7 @@ class RunLock {
 
  private:
   void lock(double patience_s);
+  std::string read_holder() const;
   bool is_current() const;
 
   std::string out_, path_;

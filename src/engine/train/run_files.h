@@ -21,7 +21,7 @@ class RunFiles {
   /// Locks OUT, for which it waits `patience_s` seconds, and which must hold no run unless
   /// `resume`. Throws ConfigError and IoError. `progress` receives notes.
   RunFiles(const std::string& out, bool resume, const TokenSource& source, ProgressLine& progress,
-           double patience_s = 0);
+           double patience_s);
 
   /// Number drawn when the run began, in OUT/run_id: tells its snapshots from those of other runs.
   const std::string& run_id() const { return run_id_; }

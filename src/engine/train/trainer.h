@@ -39,7 +39,10 @@ struct TrainRequest {
   /// Called on rank 0 once OUT is locked and belongs to this run.
   std::function<void()> output_opened = {};
   /// Seconds to wait for --out, which a process that has given up its rank may still hold.
-  double output_patience_s = 0;
+  double output_patience_s = 1;
+  /// Writes the newest snapshot in memory to disk, if it is newer than the checkpoints there, and
+  /// ends without a step. With `resume`.
+  bool only_saves = false;
   /// Begin of the time that train.max_seconds limits.
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   /// Called on every rank, in its thread, before each step, with the number of finished steps.
