@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -22,6 +23,8 @@
 
 namespace tandem {
 namespace {
+
+namespace fs = std::filesystem;
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -332,15 +335,19 @@ TEST(StateChecks, UndisturbedTrainingHasNoFindings) {
 
 /// Run of six steps with faults, checkpoints after steps 2 and 3, and its last error.
 std::string run_with_faults(const std::string& out, const std::string& plan,
-                            const Overrides& overrides) {
+                            const Overrides& overrides, bool resume = false) {
   Overrides all{"train.steps=6", "train.seq=16", "train.dtype=f32"};
   all.insert(all.end(), overrides.begin(), overrides.end());
   TrainRequest request = request_for({1, 3}, out, all);
   request.config.train.batch = 6;
   request.faults = FaultPlan(plan, "faults.toml", 3);
+  request.resume = resume;
   std::atomic<int> saves = 0;
   request.saves = &saves;
-  request.before_step = [&](int64_t step) { saves = int(std::min<int64_t>(step, 2)); };
+  std::atomic<int64_t> requested = 0;
+  request.before_step = [&](int64_t step) {
+    if (step > 0 && step <= 2 && requested.exchange(step) < step) saves = 1;
+  };
   try {
     run_on_threads(request);
   } catch (const Error& error) {
@@ -364,6 +371,15 @@ TEST(StateChecks, RunEndsWithTheRankAndTheCheckpointBefore) {
                         checkpoint_path(out, 2)));
   EXPECT_TRUE(path_exists(checkpoint_path(out, 3) + ".corrupt"));
   EXPECT_FALSE(path_exists(out + "/final"));
+  // A second one at that step.
+  fs::copy(checkpoint_path(out, 3) + ".corrupt", checkpoint_path(out, 3),
+           fs::copy_options::recursive);
+  fs::remove(out + "/injected.jsonl");
+  fs::remove(out + "/checks.jsonl");
+  EXPECT_THAT(run_with_faults(out, kFlip, {"check.action=stop"}, true),
+              testing::EndsWith("resume from " + checkpoint_path(out, 2)));
+  EXPECT_TRUE(path_exists(checkpoint_path(out, 3) + ".corrupt-2"));
+  EXPECT_FALSE(path_exists(checkpoint_path(out, 3)));
   const std::vector<Json> checks = lines_of(out + "/checks.jsonl");
   ASSERT_EQ(checks.size(), 1u);
   EXPECT_EQ(checks[0]["ranks"], std::vector<int>{2});

@@ -234,17 +234,21 @@ bool written_by_run(const std::string& path) {
 }
 
 /// Renames a folder that may contain user files instead of removing it.
-void set_aside(const std::string& path) {
-  std::string target = path + ".replaced";
-  for (int number = 2; name_taken(target); ++number) {
-    target = fmt::format("{}.replaced-{}", path, number);
-  }
-  rename_path(path, target);
-  log_message(LogLevel::warn,
-              fmt::format("{}: kept as {}: not all of it is this run's", path, target));
+void keep_replaced(const std::string& path) {
+  log_message(LogLevel::warn, fmt::format("{}: kept as {}: not all of it is this run's", path,
+                                          set_aside(path, "replaced")));
 }
 
 }  // namespace
+
+std::string set_aside(const std::string& path, const std::string& suffix) {
+  std::string target = fmt::format("{}.{}", path, suffix);
+  for (int number = 2; name_taken(target); ++number) {
+    target = fmt::format("{}.{}-{}", path, suffix, number);
+  }
+  rename_path(path, target);
+  return target;
+}
 
 std::string checkpoint_path(const std::string& out, int64_t step) {
   return fmt::format("{}/checkpoints/{}{:08}", out, kPrefix, step);
@@ -271,7 +275,7 @@ void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
   write_state(temporary_, state, model, header_hashes);
   sync_directory(temporary_);
   // The name is taken if resume skipped a damaged checkpoint.
-  if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
+  if (name_taken(final_) && !written_by_run(final_)) keep_replaced(final_);
   move_to_target(temporary_, final_);
 }
 
@@ -459,7 +463,8 @@ DirectoryWriter::~DirectoryWriter() {
 void DirectoryWriter::commit() {
   std::error_code code;
   const bool folder = fs::symlink_status(target_, code).type() == fs::file_type::directory;
-  if (name_taken(target_) && !(folder && keep_other_files(target_, temporary_))) set_aside(target_);
+  if (name_taken(target_) && !(folder && keep_other_files(target_, temporary_)))
+    keep_replaced(target_);
   sync_directory(temporary_);
   move_to_target(temporary_, target_);
 }

@@ -84,6 +84,9 @@ std::string checkpoint_path(const std::string& out, int64_t step);
 /// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) belong
 /// to the user. Throws IoError if the folder cannot be listed.
 std::vector<std::string> list_checkpoints(const std::string& out);
+/// Renames `path` to PATH.SUFFIX or, if that is taken, PATH.SUFFIX-2 and so on, which no run
+/// resumes from. Returns the name. Throws IoError.
+std::string set_aside(const std::string& path, const std::string& suffix);
 /// Text of the state, with a hash of itself.
 std::string to_text(const TrainState& state);
 /// Inverse of `to_text`. Throws IoError with `name` if the text was changed.

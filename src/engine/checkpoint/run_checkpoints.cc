@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -250,8 +249,7 @@ std::string RunCheckpoints::set_aside(int64_t step) {
   return on_rank_zero(ranks_.world, "setting a checkpoint aside", [&] {
     const std::string path = checkpoint_path(options_.out, step);
     if (path_exists(path)) {
-      std::filesystem::rename(path, path + ".corrupt");
-      warn(fmt::format("{} is now called {}.corrupt", path, path));
+      warn(fmt::format("{} is now called {}", path, tandem::set_aside(path, "corrupt")));
     }
     const std::vector<std::string> left = list_checkpoints(options_.out);
     return left.empty() ? "there is no checkpoint of an earlier step"

@@ -90,9 +90,9 @@ class RunCheckpoints {
   /// Waits for the write that runs and saves `state` unless that is done. Returns the reason if it
   /// could not be saved, on every rank, else an empty string. Collective.
   std::string save_now(const TrainState& state);
-  /// Waits for the write that runs. A checkpoint of `step` is renamed to NAME.corrupt, which no run
-  /// resumes from, and snapshots in memory from it on become invalid. Returns "resume from
-  /// CHECKPOINT", which this run or one before has written, or that there is none. Collective.
+  /// Waits for the write that runs. A checkpoint of `step` is set aside as NAME.corrupt, and
+  /// snapshots in memory from it on become invalid. Returns "resume from CHECKPOINT", which this
+  /// run or one before has written, or that there is none. Collective.
   std::string set_aside(int64_t step);
 
   /// Step of the newest checkpoint that this run has written and verified; -1: none.
