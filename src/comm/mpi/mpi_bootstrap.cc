@@ -1,5 +1,6 @@
 #include "comm/mpi/mpi_bootstrap.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -39,6 +40,36 @@ void require_launched_size(int size) {
                   launch->variable, launch->size, size, size == 1 ? "" : "s", kMpiVersion));
 }
 
+/// Whether Open MPI's plug-ins are in files and none of them speaks PMI-1 or PMI-2, Slurm's.
+bool lacks_slurm_pmi() {
+  namespace fs = std::filesystem;
+  Dl_info library{};
+  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) == 0) return false;
+  const fs::path folder = fs::path(library.dli_fname).parent_path();
+  bool has_plugins = false;
+  for (const fs::path& parent : {folder, folder / "openmpi" / "lib"}) {  // the second: Debian
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(parent, error)) {
+      if (!entry.path().filename().string().starts_with("openmpi")) continue;
+      const auto has = [&](const char* name) { return fs::exists(entry.path() / name, error); };
+      if (has("mca_pmix_s1.so") || has("mca_pmix_s2.so")) return false;
+      has_plugins = has_plugins || has("mca_pmix_isolated.so");
+    }
+  }
+  return has_plugins;
+}
+
+/// Throws Unsupported for a process of srun that Open MPI would end with pages of its own.
+void require_spoken_pmi() {
+  const char* const step = std::getenv("SLURM_STEP_ID");
+  if (!step || !std::getenv("SLURM_NODELIST") || std::getenv("PMIX_NAMESPACE")) return;
+  if (!lacks_slurm_pmi()) return;
+  throw Unsupported(fmt::format(
+      "SLURM_STEP_ID={} without PMIX_NAMESPACE: {} does not speak the PMI of this srun: "
+      "expected srun --mpi=pmix or --mpi=none, mpirun, or tandem launch",
+      step, kMpiVersion));
+}
+
 }  // namespace
 
 MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
@@ -47,6 +78,7 @@ MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
   MPI_Initialized(&ready);
   finalizes_mpi_ = !ready;
   if (finalizes_mpi_) {
+    require_spoken_pmi();
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
   } else {
     MPI_Comm_create_keyval(

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdlib>
@@ -47,6 +48,20 @@ std::optional<MpiLaunch> launched_by_some_mpi() {
   constexpr const char* kSlurm = "SLURM_STEP_NUM_TASKS";
   if (!std::getenv("PMIX_RANK") || !std::getenv(kSlurm)) return std::nullopt;
   return MpiLaunch{kSlurm, number(kSlurm, 1, kMaxLaunched)};
+}
+
+std::vector<std::string> variables_of_other_launchers() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view set(*entry);
+    const std::string_view name = set.substr(0, set.find('='));
+    for (const std::string_view begin :
+         {"OMPI_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "MV2_COMM_WORLD_", "MPI_LOCAL", "SLURM_STEP",
+          "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}) {
+      if (name.starts_with(begin)) names.emplace_back(name);
+    }
+  }
+  return names;
 }
 
 std::string first_host(std::string_view nodes) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem {
 
@@ -36,6 +37,10 @@ std::string store_world(const std::string& world);
 /// Nothing if no such launcher started this process, or one that started only one. Throws
 /// InvalidArgument for variables that are incomplete, not numbers or out of range.
 std::optional<Launch> launched_by_environment();
+
+/// Names of the variables in this environment with which another launcher (mpirun, srun) tells a
+/// process its rank: not for the ranks that this process starts.
+std::vector<std::string> variables_of_other_launchers();
 
 /// World size as the launcher of any MPI reports it, which may not be the MPI of this build.
 struct MpiLaunch {
