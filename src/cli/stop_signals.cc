@@ -27,7 +27,27 @@ std::string_view name_of_signal(int signal) {
   return signal == SIGINT ? "SIGINT" : signal == SIGHUP ? "SIGHUP" : "SIGTERM";
 }
 
+sigset_t save_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGUSR1);
+  sigaddset(&signals, SIGUSR2);
+  return signals;
+}
+
 }  // namespace
+
+void hold_save_requests() {
+  const sigset_t signals = save_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+void drop_save_requests() {
+  const sigset_t signals = save_signals();
+  const timespec none{};
+  while (sigtimedwait(&signals, nullptr, &none) > 0) {
+  }
+}
 
 sigset_t watched_signals() {
   sigset_t watched;

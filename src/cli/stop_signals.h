@@ -9,9 +9,19 @@
 
 namespace tandem::cli {
 
+/// Exit status of a training that was stopped, with a checkpoint: a shell's for SIGINT.
+constexpr int kStopped = 130;
+
 /// Those of these signals that this process does not ignore: nohup and shells, for background jobs,
 /// let it ignore some.
 sigset_t watched_signals();
+
+/// Keeps SIGUSR1 and SIGUSR2 from ending this process, until it ends: one that comes before a
+/// StopSignals waits for it, one that comes after it has no effect. Call it before any other thread
+/// is started.
+void hold_save_requests();
+/// Drops those that wait.
+void drop_save_requests();
 
 /// Blocks these signals, during its lifetime, in threads started by the calling one: a dedicated
 /// thread waits for them, so that no system call is interrupted. Construct it before any other
@@ -28,8 +38,8 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   const std::atomic<bool>& came() const { return came_; }
-  /// Number of checkpoint requests.
-  const std::atomic<int>& saves() const { return saves_; }
+  /// Number of checkpoint requests that were not taken.
+  std::atomic<int>& saves() { return saves_; }
 
  private:
   void await_signals();

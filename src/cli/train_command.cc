@@ -41,7 +41,8 @@ struct TrainArguments {
   bool resume = false;
 };
 
-constexpr int kStopped = 130;  // a shell's exit code for a program ended by SIGINT
+/// For a process that has just had rank 0, and --out, to end.
+constexpr double kOutputPatienceS = 15;
 
 std::string launcher(int ranks) {
   if (launched_by_mpi()) return fmt::format("mpirun -n {} ... ", ranks);
@@ -87,14 +88,15 @@ void set_dp(TrainConfig& config, int dp) {
 
 void run(TrainArguments arguments) {
   TrainRequest request;  // with the time of the start
+  hold_save_requests();
   auto* member = control::Member::of_environment();
   // Requests for checkpoints, which the launcher passes on, must not end a spare.
   if (member) {
-    for (const int signal : {SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
-  }
-  if (member &&
-      member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
-    return;  // a spare of a run that has ended without it
+    const bool is_spare = !member->has_rank();
+    if (member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
+      return;  // a spare of a run that has ended without it
+    }
+    if (is_spare) drop_save_requests();  // the other ranks have served them
   }
   now_doing("training " + arguments.out);
   request.out = arguments.out;
@@ -160,7 +162,7 @@ void run(TrainArguments arguments) {
     source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
   };
   if (!launched()) read_data(nullptr);  // shared by threads
-  const StopSignals signals(
+  StopSignals signals(
       speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
   request.stop = &signals.came();
   request.saves = &signals.saves();

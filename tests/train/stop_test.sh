@@ -69,6 +69,32 @@ kill -TERM $job
 wait $job
 [ $? = 130 ] || complain "saves: exit $?"
 
+# One that comes before the run has read its job file counts for the first step; one in the last moments ends nothing.
+mkfifo "$dir/job.toml"
+sed "s|paths = .*|paths = [\"$(dirname "$config")/../include\"]|" "$config" >"$dir/job"
+"$tandem" train "$dir/job.toml" --out "$dir/early" --set train.steps=1000000 checkpoint.every=1000000 \
+  >"$dir/early.log" 2>&1 &
+job=$!
+exec 3>"$dir/job.toml"  # once it is open for reading
+kill -USR1 $job
+cat "$dir/job" >&3
+exec 3>&-
+wait_for "$dir/early.log" "parameters;"
+for ((i = 0; i < 1200; ++i)); do
+  compgen -G "$dir/early/checkpoints/step-*" >/dev/null && break
+  sleep 0.05
+done
+kill -TERM $job
+wait $job
+[ $? = 130 ] && [ -d "$dir/early/checkpoints/step-00000001" ] || complain "early: exit $?:" "$(cat "$dir/early.log")"
+"$tandem" train "$config" --out "$dir/late" --set train.steps=3 >"$dir/late.log" 2>&1 &
+job=$!
+wait_for "$dir/late.log" "parameters;"
+while kill -USR1 $job 2>/dev/null; do :; done
+wait $job
+status=$?
+[ $status = 0 ] || complain "late: exit $status:" "$(cat "$dir/late.log")"
+
 # A second stop request, while the first one waits for a step that takes minutes.
 "$tandem" train "$config" --out "$dir/twice" --set train.batch=8192 --set train.microbatch=1 \
   >"$dir/twice.log" 2>&1 &

@@ -370,8 +370,7 @@ class Trainer {
     const bool is_late = config_.train.max_seconds > 0 && world_.rank() == 0 &&
                          seconds_since(request_.started) >= config_.train.max_seconds;
     sums.stop = is_late || (request_.stop && *request_.stop);
-    const int requested = request_.saves ? request_.saves->load() : 0;
-    sums.save = requested != std::exchange(saves_seen_, requested);
+    sums.save = request_.saves && request_.saves->exchange(0) > 0;
     sums.running = checkpoints_->running();
     sums.failed = !failure().empty();
     sums.checks = checks_->sums(state_.step + 1);
@@ -480,7 +479,6 @@ class Trainer {
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  int saves_seen_ = 0;
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
   RunCheckpoints::Running running_;    // of any rank, during the step

@@ -30,9 +30,9 @@ struct TrainRequest {
   std::FILE* log = stderr;  ///< output of rank 0's messages
   /// If set on any rank, all ranks finish the current step, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;
-  /// Number of checkpoint requests: after it grows on any rank, all ranks save a checkpoint after
-  /// the current step and continue.
-  const std::atomic<int>* saves = nullptr;
+  /// Number of checkpoint requests: if there are some on any rank, it takes them, and all ranks
+  /// save a checkpoint after the current step and continue.
+  std::atomic<int>* saves = nullptr;
   /// If set: peak FLOP/s of a rank, measured unless an earlier call has set it. The same on every
   /// rank.
   std::atomic<double>* rank_flops = nullptr;
