@@ -167,7 +167,7 @@ class Executor {
       if (const auto end = processes_->take_end(slot)) {
         processes_->drain(slot);
         if (board_) send_progress({&slot, 1});  // its last words
-        channel_.send(Report::ended, slot, uint64_t(end->status), "");
+        channel_.send(Report::ended, slot, uint64_t(end->status), end->cause);
         state.runs = false;
       }
       if (state.has_output && !processes_->has_output(slot)) {

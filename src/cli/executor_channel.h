@@ -2,8 +2,8 @@
 //
 //   launcher -> executor: start (slot; variables as JSON), signal (slot; number), decisions
 //   executor -> launcher: build, once connected; started (slot; process), output (slot; stream and
-//     a line), closed (slot: no output follows), hung (slot; reason), ended (slot; wait's status),
-//     failed (slot; reason: the command cannot be run), progress
+//     a line), closed (slot: no output follows), hung (slot; reason), ended (slot; wait's status
+//     and text), failed (slot; reason: its first process cannot be started), progress
 //
 // Decisions and progress are those of the membership board (board_mirror.h); without one their
 // bytes are empty. Each end sends one at least once a second, as a sign of life.

@@ -101,6 +101,9 @@ void print_info() {
            env().snapshot_memory < 0 ? "not set" : fmt::format("{}", env().snapshot_memory),
            "file descriptor of memory that outlives ranks: tandem launch sets it");
   variable("TANDEM_DEVICE", env().device, "auto, cpu or gpu, for commands without --device");
+  variable(
+      "TANDEM_SNAPSHOT_TO_DISK", env().saves_snapshot ? "1" : "0",
+      "1: train only writes the newest snapshot in that memory to disk: tandem launch sets it");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",

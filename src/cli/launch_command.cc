@@ -12,6 +12,7 @@
 #include "cli/local_launch.h"
 #include "cli/output.h"
 #include "cli/probe.h"
+#include "cli/stop_signals.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/report/diagnosis.h"
@@ -20,7 +21,6 @@
 namespace tandem::cli {
 namespace {
 
-constexpr int kInterrupted = 130;  ///< exit status of a rank that was stopped, with a checkpoint
 constexpr int kMaxPort = 65535 - kStorePorts;
 constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024, kMaxRestarts = 1000000;
 
@@ -78,7 +78,7 @@ void launch_processes(const LaunchOptions& options) {
   const pid_t typed = getpid();
   const int status = run_launch(options.processes);
   if (status == 0) return;
-  const bool was_stopped = status == kInterrupted || status == 128 + SIGTERM;
+  const bool was_stopped = status == kStopped || status == 128 + SIGTERM;
   // A child of this process that launches returns here, too.
   if (options.diagnoses && !was_stopped && getpid() == typed) print_diagnosis(out);
   throw Ended{status};
@@ -200,6 +200,10 @@ void add_launch(CLI::App& app) {
       "It holds the memory of the ranks' snapshots (checkpoint.snapshot_every), from which ranks "
       "that\n"
       "the command starts again with --resume restore their state.\n"
+      "\nSIGUSR1 and SIGUSR2 are passed on (tandem train: save a checkpoint). A launch of tandem "
+      "train "
+      "that\n"
+      "gives up first writes the newest snapshot that is in memory to its --out, for --resume.\n"
       "\n--spares, --restarts: when a process of tandem train is killed or hangs, another takes "
       "its "
       "rank,\n"

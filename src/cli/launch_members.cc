@@ -284,6 +284,20 @@ void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason
   }
 }
 
+void LaunchMembers::begin_saving() {
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    if (!has_rank(slot)) continue;
+    if (!processes_.find_host(slot)) throw Error("no host is left");
+    board_.reset_slot(slot, board_.slot(slot).rank);
+    board_.slot(slot).host = processes_.host_index(slot);
+  }
+  hangs_.clear();
+  losses_.clear();
+  stores_.clear();
+  board_.head().closed = 0;
+  begin_generation();
+}
+
 void LaunchMembers::close(uint32_t how) {
   board_.head().closed = how;
   board_.notify_change();

@@ -53,6 +53,7 @@ class LaunchMembers {
   /// First step that no rank has begun, with this launcher or one before.
   int64_t first_step() const { return max_step_ + 2; }
   bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
+  bool has_rank(int slot) const { return board_.slot(slot).rank >= 0; }
   bool is_done(int slot) const { return board_.slot(slot).done != 0; }
   /// Whether a rank's work has ended well: it is then past the last exchange with the others, and
   /// the result is complete.
@@ -75,6 +76,9 @@ class LaunchMembers {
   bool is_recovering() const { return !losses_.empty(); }
   /// Reports losses once all ranks train again.
   void check_recovered();
+  /// Begins a last generation, of new processes in the slots that have a rank, after all have
+  /// ended. Throws Error if no host is left.
+  void begin_saving();
   /// No generation follows: spares end, and ranks as `how`, a value of BoardHead::closed, says.
   void close(uint32_t how);
   /// Records a rank that is slow; it keeps its process.

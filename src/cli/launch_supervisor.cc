@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -17,8 +16,8 @@
 
 #include "cli/local_processes.h"
 #include "cli/output.h"
-#include "core/file_limit.h"
 #include "cli/stop_signals.h"
+#include "core/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -112,7 +111,7 @@ int supervise(const std::function<int(const LostLauncher*)>& launch,
               const std::function<int64_t()>& progress) {
   std::optional<LostLauncher> lost;
   std::optional<Supervisor> supervisor(std::in_place);
-  int fruitless = 0;
+  int fruitless = 0, given_up = 0;  // given_up: exit status
   for (int64_t steps = -1;;) {
     const pid_t pid = supervisor->fork_launcher();
     if (pid == 0) {
@@ -120,21 +119,21 @@ int supervise(const std::function<int(const LostLauncher*)>& launch,
       return launch(lost ? &*lost : nullptr);
     }
     const int status = supervisor->await_end();
-    if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
+    if (!WIFSIGNALED(status)) return given_up ? given_up : WEXITSTATUS(status);
     if (WTERMSIG(status) == SIGPIPE) return 128 + SIGPIPE;  // the reader of its output has ended
-    lost = {pid, describe_end(status), SupervisorClock::now()};
     supervisor->end_orphans();
+    if (given_up) return given_up;
+    lost = {pid, describe_end(status), SupervisorClock::now()};
     const int64_t steps_now = progress();
     fruitless = steps_now > steps ? 0 : fruitless + 1;
     steps = std::max(steps, steps_now);
-    if (supervisor->is_stopping() || fruitless == kMaxFruitlessLaunchers) {
-      complain(
-          fmt::format("tandem: launch: the launcher (process {}) {}{}", pid, lost->cause,
-                      fruitless == kMaxFruitlessLaunchers
-                          ? fmt::format(", the {}th in a row without a further step", fruitless)
-                          : ""));
-      return 128 + WTERMSIG(status);
-    }
+    lost->is_last = fruitless == kMaxFruitlessLaunchers;
+    if (!supervisor->is_stopping() && !lost->is_last) continue;
+    complain(fmt::format(
+        "tandem: launch: the launcher (process {}) {}{}", pid, lost->cause,
+        lost->is_last ? fmt::format(", the {}th in a row without a further step", fruitless) : ""));
+    given_up = 128 + WTERMSIG(status);
+    if (supervisor->is_stopping()) return given_up;
   }
 }
 

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <string_view>
 
+#include "core/file_limit.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -52,42 +52,49 @@ void print_line(int stream, const std::string& line) {
 
 void LaunchedProcess::start(const std::vector<std::string>& command, const Variables& variables,
                             const std::vector<int>& shared, const sigset_t& mask, int input) {
-  int pipes[3][2];  // output, errors, and the reason why the command cannot be run
-  for (auto& pipe : pipes) {
-    if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", strerror(errno)));
+  control::Connection from[3], to[3];  // output, errors, and why the command cannot be run
+  for (int i = 0; i < 3; ++i) {
+    int pipe[2];
+    if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", describe_errno(errno)));
+    from[i] = control::Connection(pipe[0]);
+    to[i] = control::Connection(pipe[1]);
   }
   const auto environment = changed_environment(variables);
   const auto words = pointers_to(command), entries = pointers_to(environment);
   const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ == 0) {  // only calls that are safe although another thread held a lock
+  pid_ = 0;
+  const pid_t pid = fork();
+  if (pid == 0) {  // only calls that are safe although another thread held a lock
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
     setpgid(0, 0);  // signals reach what the command starts, too
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     if (input >= 0) dup2(input, STDIN_FILENO);
-    dup2(pipes[0][1], STDOUT_FILENO);
-    dup2(pipes[1][1], STDERR_FILENO);
+    dup2(to[0].fd(), STDOUT_FILENO);
+    dup2(to[1].fd(), STDERR_FILENO);
     for (const int fd : shared) fcntl(fd, F_SETFD, 0);
     execvpe(words.front(), words.data(), entries.data());
     const int error = errno;
-    [[maybe_unused]] const auto written = write(pipes[2][1], &error, sizeof error);
+    [[maybe_unused]] const auto written = write(to[2].fd(), &error, sizeof error);
     _exit(127);
   }
-  for (auto& pipe : pipes) close(pipe[1]);
-  const control::Connection failure(pipes[2][0]);
-  for (int i = 0; i < 2; ++i) {
-    output_[i] = control::Connection(pipes[i][0]);
-    line_[i].clear();
-    fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
-  }
-  if (pid_ < 0) throw Unsupported(fmt::format("fork: {}", strerror(errno)));
-  setpgid(pid_, pid_);
-  running_ = true;
+  if (pid < 0) throw Unsupported(fmt::format("fork: {}", describe_errno(errno)));
+  for (auto& end : to) end.close();
+  setpgid(pid, pid);
   int error = 0;
-  if (read(failure.fd(), &error, sizeof error) != ssize_t(sizeof error)) return;
+  if (read(from[2].fd(), &error, sizeof error) != ssize_t(sizeof error)) {
+    pid_ = pid;
+    running_ = true;
+    for (int i = 0; i < 2; ++i) {
+      fcntl(from[i].fd(), F_SETFL, O_NONBLOCK);
+      output_[i] = std::move(from[i]);
+      line_[i].clear();
+    }
+    return;
+  }
+  waitpid(pid, nullptr, 0);
   throw InvalidArgument(fmt::format("launch: {}: {}: expected a command",
-                                    printable(command.front()), strerror(error)));
+                                    printable(command.front()), describe_errno(error)));
 }
 
 void LaunchedProcess::send_signal(int signal) const {

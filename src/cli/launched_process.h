@@ -25,11 +25,12 @@ class LaunchedProcess {
   /// Starts the command in a process group of its own, which dies with this process. `shared`:
   /// descriptors that it inherits, under the same numbers. `mask`: of its signals. `input`: its
   /// standard input; -1: this process's. Other threads may run. Throws InvalidArgument if the
-  /// command cannot be run, Unsupported if no process can be made.
+  /// command cannot be run, Unsupported or IoError if no process can be made; its number is 0 then.
   void start(const std::vector<std::string>& command, const Variables& variables,
              const std::vector<int>& shared, const sigset_t& mask, int input = -1);
 
   bool running() const { return running_; }
+  /// Number of the last process; -1: none was started.
   pid_t pid() const { return pid_; }
   /// Sends the signal to its process group, while it runs.
   void send_signal(int signal) const;

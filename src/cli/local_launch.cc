@@ -26,12 +26,15 @@
 #include "cli/remote_processes.h"
 #include "cli/slow_ranks.h"
 #include "cli/stop_signals.h"
+#include "comm/processes/snapshot_memory_file.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
 #include "core/file_limit.h"
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_lock.h"
+#include "engine/checkpoint/snapshot_memory.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -42,8 +45,9 @@ using control::Connection;
 
 /// After a rank has failed: until the others are asked to end, and until they are killed.
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
-constexpr auto kDrain = std::chrono::seconds(2);     ///< for output after the last rank's end
-constexpr int kPort = 29500;                         ///< on one host: no port is open
+constexpr auto kDrain = std::chrono::seconds(2);  ///< for output after the last rank's end
+constexpr int kPort = 29500;                      ///< on one host: no port is open
+constexpr double kLockPatienceS = 1;
 constexpr const char* kLaunchLock = ".launch.lock";  ///< in the training's output
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
@@ -55,9 +59,10 @@ std::string new_run_id(const LaunchRequest& request) {
 
 class RunningLaunch {
  public:
-  /// `board`: nullptr if ranks cannot be replaced. `snapshot_memory`: as of LocalProcesses.
+  /// `board`: nullptr if ranks cannot be replaced. `snapshot_memory` and `mask`: as of
+  /// LocalProcesses.
   RunningLaunch(const LaunchRequest& request, const std::string& run_id, int snapshot_memory,
-                control::Board* board, const LostLauncher* lost)
+                const sigset_t& mask, control::Board* board, const LostLauncher* lost)
       : request_(request),
         slots_(request.ranks + request.spares),
         run_id_(run_id),
@@ -71,7 +76,7 @@ class RunningLaunch {
     sigaddset(&watched_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
-    start_hosts();
+    start_hosts(mask);
     if (board) members_.emplace(request, launch_, secret_, *board, lost, *processes_);
     if (members_ && !request.out.empty()) slow_ranks_.emplace(training_output(request));
     if (faults) {
@@ -87,24 +92,86 @@ class RunningLaunch {
   RunningLaunch& operator=(const RunningLaunch&) = delete;
 
   int run() {
-    if (members_) {
-      members_->begin();
-    } else if (request_.ranks > 1) {
-      store_ = start_store(launch_, run_id_, secret_);
-    }
-    for (int slot = 0; slot < slots_; ++slot) start(slot);
+    if (members_) members_->begin();
+    start_all();
     while (is_running()) serve();
     if (injector_) injector_->report();
+    injector_.reset();
+    if (failed_ && !stopping_) save_snapshot();
+    drain();
+    return status_;
+  }
+
+  /// Only saves what a launcher before has left.
+  void save() {
+    save_snapshot();
+    drain();
+  }
+
+ private:
+  /// Starts the ranks to write the newest snapshot that is in memory to disk, if none is there that
+  /// is as new, and to end.
+  void save_snapshot() {
+    std::string unsaved = "what snapshots in memory have";
+    try {
+      unsaved = find_unsaved_snapshot();
+      if (unsaved.empty()) return;
+      saves_ = true;
+      asked_ = false;
+      failed_.reset();
+      save_until_ = control::after(request_.start_timeout_s);
+      if (members_) members_->begin_saving();
+      start_all();
+    } catch (const Error& error) {
+      fail_to_save(error.what());
+    }
+    while (is_running()) serve();
+    if (failed_) complain(fmt::format("tandem: launch: {} is not saved", unsaved));
+  }
+
+  void drain() {
     // Processes that a rank has left may keep its output open.
     const auto end = LaunchClock::now() + kDrain;
     while (LaunchClock::now() < end &&
            any_slot([this](int slot) { return processes_->has_output(slot); })) {
       serve();
     }
-    return status_;
   }
 
- private:
+  /// Starts the processes of the ranks, and of the spares unless they are to save.
+  void start_all() {
+    if (!members_ && request_.ranks > 1) {
+      store_ = {};
+      store_ = start_store(launch_, run_id_, secret_);
+    }
+    for (int slot = 0; slot < slots_; ++slot) {
+      if (!saves_ || !members_ || members_->has_rank(slot)) start(slot);
+    }
+  }
+
+  /// Snapshot of all ranks in memory that is newer than the checkpoints on disk, for messages;
+  /// empty: there is none. Of the memory of other hosts it is not known here.
+  std::string find_unsaved_snapshot() const {
+    const std::string out = training_output(request_);
+    if (!is_training(request_.command) || out.empty()) return "";
+    if (!launch_.one_host) {
+      const bool has_trained = !members_ || finished_steps(members_->board()) > 0;
+      return status_ > 128 && has_trained ? "what snapshots in memory have" : "";
+    }
+    const int processes = members_ ? members_->ranks() : request_.ranks;
+    // The ranks of one process are threads.
+    const auto step = newest_snapshot(snapshot_memory_, processes > 1 ? processes : 0);
+    const std::vector<std::string> checkpoints = list_checkpoints(out);
+    if (!step || (!checkpoints.empty() && checkpoint_step(checkpoints.front()) >= step)) return "";
+    return fmt::format("step {}, of which snapshots are in memory,", *step);
+  }
+
+  void fail_to_save(const std::string& why) {
+    complain("tandem: launch: " + why);
+    failed_ = LaunchClock::now();
+    if (members_) members_->close(control::kClosedByLoss);
+  }
+
   template <typename Condition>
   bool any_slot(const Condition& condition) const {
     for (int slot = 0; slot < slots_; ++slot) {
@@ -124,19 +191,19 @@ class RunningLaunch {
                             : fmt::format("process {} on {}", pid, processes_->host(slot));
   }
 
-  void start_hosts() {
+  void start_hosts(const sigset_t& mask) {
     const auto print = [this](int slot, int stream, const std::string& line) {
       if (request_.print) return request_.print(slot, stream, line);
       print_line(stream, slots_ == 1 ? line : fmt::format("[{}] {}", label(slot), line));
     };
     if (launch_.one_host) {
-      processes_ = std::make_unique<LocalProcesses>(slots_, request_.command, before_,
-                                                    snapshot_memory_, print);
+      processes_ =
+          std::make_unique<LocalProcesses>(slots_, request_.command, mask, snapshot_memory_, print);
       return;
     }
     const std::string secret = control::hex_of(control::random_digest());
     secret_ = control::read_secret(secret, "");
-    auto remote = std::make_unique<RemoteProcesses>(request_, run_id_, secret, before_, print);
+    auto remote = std::make_unique<RemoteProcesses>(request_, run_id_, secret, mask, print);
     remote->connect(signals_.fd());
     processes_ = std::move(remote);
   }
@@ -169,6 +236,7 @@ class RunningLaunch {
           variables.end(),
           {{"MASTER_ADDR", "127.0.0.1"}, {"TANDEM_SECRET", ""}, {"TANDEM_SECRET_FILE", ""}});
     }
+    variables.emplace_back(processes::kSnapshotToDiskVariable, saves_ ? "1" : "");
     processes_->start(slot, variables);
   }
 
@@ -179,8 +247,8 @@ class RunningLaunch {
     const int interval = injector_  ? LaunchInjector::kIntervalMs
                          : recovers ? kRecoveryMs
                          : members_ ? kWatchMs
-                         : launch_.one_host && !failed_ && is_running() ? -1
-                                                                        : kEndMs;
+                         : launch_.one_host && !failed_ && !saves_ && is_running() ? -1
+                                                                                   : kEndMs;
     poll(waiting.data(), waiting.size(), interval);
     processes_->serve(std::span(waiting).subspan(1));
     signalfd_siginfo signal{};
@@ -190,14 +258,15 @@ class RunningLaunch {
       stopping_ |= number != SIGUSR1 && number != SIGUSR2;
       send_signal(number);
     }
-    reap();
+    saves_ ? reap_saving() : reap();
     if (injector_) inject();
-    if (members_ && !failed_ && members_->was_complete()) end_waiting();
-    if (members_ && !failed_) end_hanging();
+    const bool watches = members_ && !failed_ && !saves_;
+    if (watches && members_->was_complete()) end_waiting();
+    if (watches) end_hanging();
     if (slow_ranks_) {
       for (const report::SlowRank& slow : slow_ranks_->take()) members_->note_slow(slow);
     }
-    if (recovers && !failed_) members_->check_recovered();
+    if (recovers && watches) members_->check_recovered();
     if (!failed_) return;
     const auto since = LaunchClock::now() - *failed_;
     if (since > kAskAfter && !std::exchange(asked_, true)) {
@@ -241,6 +310,18 @@ class RunningLaunch {
         lose_rank(slot, end);
       }
     }
+  }
+
+  void reap_saving() {
+    for (int slot = 0; slot < slots_; ++slot) {
+      const auto end = processes_->take_end(slot);
+      if (!end || failed_ || (WIFEXITED(end->status) && WEXITSTATUS(end->status) == kStopped)) {
+        continue;
+      }
+      fail_to_save(fmt::format("rank {} ({}) {}", label(slot), name_process(slot), end->cause));
+    }
+    if (failed_ || LaunchClock::now() < save_until_) return;
+    fail_to_save(fmt::format("no end within {:.3g} s", request_.start_timeout_s));
   }
 
   void end_hanging() {
@@ -314,6 +395,8 @@ class RunningLaunch {
   int ended_ = 0;                                  ///< ranks whose work has ended well
   bool asked_ = false;
   bool ends_waiting_ = false;
+  bool saves_ = false;  ///< ranks only write their newest snapshot
+  LaunchClock::time_point save_until_{};
   bool stopping_ = false;  ///< a signal to stop was passed on
   int status_ = 0;
 };
@@ -326,15 +409,13 @@ void check_replaceable(const LaunchRequest& request) {
         "noticed");
   }
   if (!request.replaces()) return;
-  const auto& command = request.command;
-  const std::string program = command.front().substr(command.front().rfind('/') + 1);
-  if (program == "tandem" && command.size() > 1 && command[1] == "train") return;
+  if (is_training(request.command)) return;
   throw InvalidArgument(
       fmt::format("launch --{}: command {}: expected tandem train, whose ranks can be replaced",
                   request.spares > 0     ? "spares"
                   : request.restarts > 0 ? "restarts"
                                          : "min-dp",
-                  printable(command.front())));
+                  printable(request.command.front())));
 }
 
 /// Folder of the run and its events, which the live page reads. Throws InvalidArgument unless the
@@ -374,26 +455,34 @@ int run_launch(const LaunchRequest& given) {
   LaunchRequest request = given;
   if (!request.live.empty()) request.out = live_folder(given);
   signal(SIGCHLD, SIG_DFL);  // ignored ones have no status to wait for
-  constexpr int kFilesOfRank = 3, kOtherFiles = 300;
-  const int files = raise_file_limit(), needed = kFilesOfRank * request.ranks + kOtherFiles;
+  constexpr int kFilesOfProcess = 3, kOtherFiles = 300;
+  const int processes = request.ranks + request.spares, files = raise_file_limit();
+  const int needed = kFilesOfProcess * processes + kOtherFiles;
   if (files < needed) {
-    throw Unsupported(fmt::format("{} ranks: a process may open {} files: expected {} (ulimit -n)",
-                                  request.ranks, files, needed));
+    throw Unsupported(
+        fmt::format("{} processes: this one may open {} files: expected {} (ulimit -n)", processes,
+                    files, needed));
   }
+  sigset_t mask;
+  sigprocmask(SIG_BLOCK, nullptr, &mask);
+  hold_save_requests();
   std::optional<RunLock> lock;
   if (const std::string out = training_output(request); request.replaces() && !out.empty()) {
     make_directories(out);
-    lock.emplace(out, 0, kLaunchLock);
+    lock.emplace(out, kLockPatienceS, kLaunchLock);
   }
   const LiveProcess live(request.live, request.out);
   const std::string run_id = new_run_id(request);
   const control::Connection memory = make_snapshot_memory();
   if (!request.replaces()) {
-    return RunningLaunch(request, run_id, memory.fd(), nullptr, nullptr).run();
+    return RunningLaunch(request, run_id, memory.fd(), mask, nullptr, nullptr).run();
   }
   control::Board board(request.ranks + request.spares, run_id);
   const auto launch = [&](const LostLauncher* lost) {
-    return RunningLaunch(request, run_id, memory.fd(), &board, lost).run();
+    RunningLaunch running(request, run_id, memory.fd(), mask, &board, lost);
+    if (!lost || !lost->is_last) return running.run();
+    running.save();
+    return 0;
   };
   // Executors on other hosts end their ranks later than this process could start new ones.
   return request.hosts.empty() ? supervise(launch, [&] { return finished_steps(board); })

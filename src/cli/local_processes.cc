@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "comm/processes/snapshot_memory_file.h"
+#include "comm/rendezvous/launch.h"
 #include "core/env.h"
 #include "core/machine.h"
+#include "tandem/error.h"
 
 namespace tandem::cli {
 
@@ -23,6 +25,11 @@ std::string describe_end(int status) {
                              : fmt::format("ended with exit status {}", WEXITSTATUS(status));
 }
 
+bool is_training(const std::vector<std::string>& command) {
+  const std::string program = command.front().substr(command.front().rfind('/') + 1);
+  return program == "tandem" && command.size() > 1 && command[1] == "train";
+}
+
 LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
                                int snapshot_memory, Print print)
     : command_(std::move(command)),
@@ -30,7 +37,10 @@ LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, cons
       print_(std::move(print)),
       host_(host_name()),
       processes_(size_t(slots)),
-      memory_(snapshot_memory) {}
+      memory_(snapshot_memory) {
+  if (!is_training(command_)) return;
+  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&mask_, signal);
+}
 
 LocalProcesses::~LocalProcesses() {
   for (LaunchedProcess& each : processes_) each.send_signal(SIGKILL);
@@ -53,10 +63,18 @@ void LocalProcesses::start(int slot, const Variables& variables) {
     shared.push_back(memory_);
     all.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_));
   }
-  processes_[size_t(slot)].start(command_, all, shared, mask_);
+  for (std::string& name : variables_of_other_launchers()) all.emplace_back(std::move(name), "");
+  const bool is_first = process(slot).pid() < 0;
+  try {
+    processes_[size_t(slot)].start(command_, all, shared, mask_);
+  } catch (const Error& error) {
+    if (is_first) throw;
+    not_started_[slot] = fmt::format("was not started: {}", error.what());
+  }
 }
 
 std::optional<ProcessEnd> LocalProcesses::take_end(int slot) {
+  if (const auto why = not_started_.extract(slot)) return ProcessEnd{SIGKILL, why.mapped()};
   int status = 0;
   if (!processes_[size_t(slot)].has_ended(status)) return {};
   return ProcessEnd{status, describe_end(status)};

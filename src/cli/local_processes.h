@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@ class LocalProcesses final : public RankProcesses {
  public:
   using Print = std::function<void(int slot, int stream, const std::string& line)>;
 
-  /// `mask`: of their signals. `snapshot_memory`: file that they inherit, which must outlive this
+  /// `mask`: of their signals; in a training SIGUSR1 and SIGUSR2 wait until it takes them.
+  /// `snapshot_memory`: file that they inherit, which must outlive this
   /// object; -1: none, or that of this process.
   LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
                  int snapshot_memory, Print print);
@@ -28,7 +30,9 @@ class LocalProcesses final : public RankProcesses {
   void use_board(control::Board& board, double step_timeout_s) override;
   void start(int slot, const Variables& variables) override;
   bool find_host(int) override { return true; }
-  bool is_running(int slot) const override { return process(slot).running(); }
+  bool is_running(int slot) const override {
+    return process(slot).running() || not_started_.contains(slot);
+  }
   pid_t pid(int slot) const override { return process(slot).pid(); }
   int host_index(int) const override { return 0; }
   const std::string& host(int) const override { return host_; }
@@ -47,14 +51,18 @@ class LocalProcesses final : public RankProcesses {
   void pass_on(int slot, int stream);
 
   const std::vector<std::string> command_;
-  const sigset_t mask_;
+  sigset_t mask_;
   const Print print_;
   const std::string host_;
   std::vector<LaunchedProcess> processes_;
+  std::map<int, std::string> not_started_;  ///< why, by slot, of processes whose end was not taken
   const control::Board* board_ = nullptr;
   std::optional<control::HangWatch> hang_watch_;
   const int memory_;
 };
+
+/// Whether the command is tandem train.
+bool is_training(const std::vector<std::string>& command);
 
 /// New memory for the snapshots of ranks; none if this process was given one, which they inherit.
 control::Connection make_snapshot_memory();

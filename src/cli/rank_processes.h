@@ -30,7 +30,8 @@ class RankProcesses {
   /// Board whose slots processes have from now on; it must outlive them.
   virtual void use_board(control::Board& board, double step_timeout_s) = 0;
   /// Starts the slot's process, again if one has ended, with changes to the environment. Throws
-  /// InvalidArgument if the command cannot be run; over a network, `serve` throws it.
+  /// InvalidArgument or Unsupported if the first one cannot be started; over a network, `serve`
+  /// throws it. A later one that cannot has ended: `take_end` says why.
   virtual void start(int slot, const Variables& variables) = 0;
   /// Gives a slot whose process has ended a host on which another can be started. False: none is
   /// left.

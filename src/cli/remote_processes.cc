@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -21,8 +20,8 @@
 #include "comm/rendezvous/board_mirror.h"
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/store_protocol.h"
-#include "core/file_limit.h"
 #include "comm/same_build.h"
+#include "core/file_limit.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/printable.h"
@@ -146,6 +145,7 @@ void RemoteProcesses::start_shell(size_t host, const sigset_t& mask) {
 void RemoteProcesses::connect(int signals) {
   const auto until = control::after(request_.start_timeout_s);
   const auto is_ready = [](const Host& host) { return host.ready; };
+  bool asks_to_save = false;
   while (!std::ranges::all_of(hosts_, is_ready)) {
     std::vector<pollfd> waiting{{admission_->fd(), POLLIN, 0}, {signals, POLLIN, 0}};
     add_descriptors(waiting);
@@ -156,6 +156,7 @@ void RemoteProcesses::connect(int signals) {
     while (read(signals, &signal, sizeof signal) == ssize_t(sizeof signal)) {
       const int number = int(signal.ssi_signo);
       if (number == SIGINT || number == SIGTERM || number == SIGHUP) throw Ended{128 + number};
+      asks_to_save = asks_to_save || number == SIGUSR1 || number == SIGUSR2;
     }
     for (Host& host : hosts_) {
       check_shell(host);
@@ -168,6 +169,7 @@ void RemoteProcesses::connect(int signals) {
     }
   }
   admission_.reset();
+  if (asks_to_save) raise(SIGUSR1);  // once more, for the ranks
 }
 
 void RemoteProcesses::admit() {
@@ -213,7 +215,7 @@ void RemoteProcesses::use_board(control::Board& board, double) {
 void RemoteProcesses::start(int slot, const Variables& variables) {
   Slot& state = slots_[size_t(slot)];
   Host& host = hosts_[size_t(state.host)];
-  state = {state.host, 0, true, true, {}, ""};
+  state = {state.host, 0, true, true, {}, "", state.starts + 1};
   if (host.lost) {  // since it was chosen
     state.end = ProcessEnd{SIGKILL, fmt::format("was not started on the lost host {}", host.name)};
     return;
@@ -303,9 +305,14 @@ void RemoteProcesses::receive(Host& host, Report report, int slot, uint64_t valu
       state.hang = text;
       return;
     case Report::ended:
-      state.end = ProcessEnd{int(value), describe_end(int(value))};
+      state.end = ProcessEnd{int(value), std::string(text)};
       return;
     case Report::failed:
+      if (state.starts > 1) {
+        state.has_output = false;
+        state.end = ProcessEnd{SIGKILL, fmt::format("was not started: {}", text)};
+        return;
+      }
       throw InvalidArgument(fmt::format("host {}: {}", host.name, text));
     case Report::progress:
       if (board_ && !text.empty()) control::apply_progress(*board_, control::bytes_of(text));

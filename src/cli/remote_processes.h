@@ -51,6 +51,7 @@ class RemoteProcesses final : public RankProcesses {
     bool running = false, has_output = false;
     std::optional<ProcessEnd> end;
     std::string hang;  ///< reason, until it was asked for
+    int starts = 0;    ///< of its processes
   };
   struct Host {
     std::string name;

@@ -19,6 +19,7 @@
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "comm/rendezvous/launch.h"
+#include "core/env.h"
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/checkpoint/resumed_replicas.h"
@@ -87,10 +88,9 @@ void set_dp(TrainConfig& config, int dp) {
 }
 
 void run(TrainArguments arguments) {
-  TrainRequest request;  // with the time of the start
   hold_save_requests();
+  TrainRequest request;  // with the time of the start
   auto* member = control::Member::of_environment();
-  // Requests for checkpoints, which the launcher passes on, must not end a spare.
   if (member) {
     const bool is_spare = !member->has_rank();
     if (member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
@@ -156,7 +156,11 @@ void run(TrainArguments arguments) {
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
-  const LiveProcess live(speaks() ? arguments.live : "", request.out);
+  if (env().saves_snapshot) {
+    request.resume = request.only_saves = true;
+    request.output_patience_s = kOutputPatienceS;
+  }
+  const LiveProcess live(speaks() && !request.only_saves ? arguments.live : "", request.out);
   std::unique_ptr<const TokenSource> source;
   const auto read_data = [&](Communicator* comm) {
     source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
@@ -174,7 +178,7 @@ void run(TrainArguments arguments) {
     run_ranks(arguments.devices, world, [&](Communicator& comm) {
       if (launched()) read_data(&comm);
       const TrainEnd of_rank = train(comm, request, *source);
-      if (comm.rank() == 0) {
+      if (comm.rank() == 0 && !(request.only_saves && of_rank.checkpoint.empty())) {
         print(of_rank, request.out, !source->held_out().files.empty(), comm.size());
       }
       if (comm.rank() == 0 || launched()) end = of_rank;
@@ -182,7 +186,7 @@ void run(TrainArguments arguments) {
   };
   if (member) {
     request.output_opened = [member] { member->note_output(); };
-    request.output_patience_s = 15;
+    request.output_patience_s = kOutputPatienceS;
     request.rank_flops = &member->rank_flops();
     request.before_step = [member](int64_t step) { member->note_step(step); };
     request.leave_corrupt = [member] { member->leave_corrupt(); };

@@ -79,6 +79,7 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_GPU_PORTABLE",
       "TANDEM_GRAPHS",
       "TANDEM_SNAPSHOT_MEMORY",
+      "TANDEM_SNAPSHOT_TO_DISK",  // set by tandem launch
       "TANDEM_LINK",
       "TANDEM_SECRET",
       "TANDEM_SECRET_FILE",
@@ -127,7 +128,8 @@ const Env& env() {
                          one_of("TANDEM_ALLOW_MIXED_BUILDS", {"0", "1"}) == "1",
                          one_of("TANDEM_CHECK_MESSAGES", {"0", "1"}) == "1",
                          text("TANDEM_LINK", ""),
-                         number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20)};
+                         number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20),
+                         one_of("TANDEM_SNAPSHOT_TO_DISK", {"0", "1"}) == "1"};
 
   return value;
 }

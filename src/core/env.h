@@ -30,6 +30,8 @@ struct Env {
   int snapshot_memory;  ///< TANDEM_SNAPSHOT_MEMORY: file descriptor of the launcher's memory for
                         ///< snapshots
                         ///< (-1: none); `tandem launch` sets it
+  bool saves_snapshot;  ///< TANDEM_SNAPSHOT_TO_DISK: train only writes the newest one in memory to
+                        ///< disk (0); `tandem launch` sets it
 };
 
 /// Throws InvalidArgument with the variable, its value and the expected form.

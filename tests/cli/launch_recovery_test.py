@@ -236,6 +236,9 @@ def short(tandem, folder):
     run.hurt(2, signal.SIGKILL)
     os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
     run.stops("Killed: no process is left to take its rank")
+    saves_before_it_gives_up(tandem, folder, reference)
+    saves_on_request(tandem, folder, reference)
+    starts_no_replacement(tandem, folder, replicas)
     # A rank that is lost again and again.
     run = Run(tandem, folder, "loop", ["--restarts", "9"], steps)
     killed = set()
@@ -246,6 +249,102 @@ def short(tandem, folder):
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
     run.stops("Killed: the 3rd time in a row without a further step")
+
+
+SNAPSHOTS = ["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"]
+
+
+def checkpoints(run):
+    folder = run.out / "checkpoints"
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("step-*")) if folder.exists() else []
+
+
+def saves_before_it_gives_up(tandem, folder, reference):
+    """The newest snapshot in memory is written to disk, also of ranks that are not replaced, and of launchers that
+    are killed again and again."""
+    def kill_rank(run, reached):
+        run.wait_until("steps", lambda: run.step() >= reached)
+        os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
+
+    def kill_twice(run):
+        run.hurt(1, signal.SIGKILL, 4)
+        kill_rank(run, 9)
+
+    def kill_launchers(run):
+        run.wait_until("steps", lambda: run.step() >= 9)
+        last = 0
+        while "the 5th in a row" not in run.log.read_text():
+            pid = run.launcher()
+            if pid and pid != last:
+                os.kill(pid, signal.SIGKILL)
+                last = pid
+            time.sleep(0.001)
+    cases = {"lost": (["--spares", "1"], kill_twice, "--tp 2 --dp 2", 4),
+             "alone": ([], lambda run: kill_rank(run, 9), "--tp 2 --dp 2", 4),
+             "process": (["--restarts", "0", "--min-dp", "2"], lambda run: os.kill(run.pid(0), signal.SIGKILL), "", 1),
+             "killers": (["--spares", "1"], kill_launchers, "--tp 2 --dp 2", 4)}
+    for name, (launch, hurt, layout, ranks) in cases.items():
+        run = Run(tandem, folder, "saved-" + name, launch, reference.steps, layout or "--tp 2 --dp 2", SNAPSHOTS, ranks)
+        if not layout:
+            run.wait_until("steps", lambda: run.step() >= 9)
+        hurt(run)
+        reached = run.step()
+        if run.process.wait(LIMIT_S) != 128 + signal.SIGKILL:
+            run.fail("expected the exit status of the loss")
+        saved = checkpoints(run)
+        # The file of metrics may be a line behind, and a snapshot is complete on all ranks a step later.
+        if not saved or saved[-1] < reached - 1 or "Stopped after step" not in run.log.read_text():
+            run.fail(f"expected a checkpoint of step {reached} or the one before: {saved}")
+        resumed = subprocess.run([tandem, "train", CONFIG, "--out", str(run.out), "--tp", "2", "--dp", "2", *JOB, *SNAPSHOTS, "--set",
+                                  f"train.steps={run.steps}", "--resume"], capture_output=True, text=True, timeout=LIMIT_S)
+        if f"resuming from {run.out}/checkpoints/step-{saved[-1]:08}" not in resumed.stderr:
+            run.fail(f"expected to continue after step {saved[-1]}: {resumed.stderr}")
+        run.process.returncode = resumed.returncode
+        run.ends_like(reference)
+
+
+def saves_on_request(tandem, folder, reference):
+    """SIGUSR1 and SIGUSR2 save a checkpoint: once for each, also after a recovery, and never end the launch."""
+    run = Run(tandem, folder, "requests", ["--spares", "1"], 100000, job=SNAPSHOTS)
+    run.wait_until("ranks", lambda: run.pid(3))
+    run.process.send_signal(signal.SIGUSR1)  # in the first moments
+    run.wait_until("a checkpoint", lambda: len(checkpoints(run)) == 1)
+    run.hurt(1, signal.SIGKILL, run.step() + 2)
+    reached = run.step()
+    run.wait_until("steps", lambda: run.step() > reached + 3)
+    if len(checkpoints(run)) != 1:
+        run.fail(f"expected no further checkpoint: {checkpoints(run)}")
+    for number in signal.SIGUSR2, signal.SIGUSR1:
+        before = checkpoints(run)
+        run.process.send_signal(number)
+        run.wait_until("a checkpoint", lambda: checkpoints(run)[-1] > before[-1])
+    run.process.terminate()
+    if run.process.wait(LIMIT_S) != 130:
+        run.fail("expected to be stopped")
+    for launch in [], ["--spares", "1"]:  # in the last moments
+        run = Run(tandem, folder, f"last-request{len(launch)}", launch, reference.steps)
+        run.wait_until("the final model", lambda: (run.out / "final").exists())
+        while run.process.poll() is None:
+            run.process.send_signal(signal.SIGUSR1)
+        run.ends_like(reference)
+
+
+def starts_no_replacement(tandem, folder, replicas):
+    """A replacement that cannot be started counts as lost."""
+    link = folder / "bin" / "tandem"
+    link.parent.mkdir()
+    link.symlink_to(os.path.abspath(tandem))
+    run = Run(str(link), folder, "unstarted", ["--restarts", "1", "--min-dp", "2"], replicas.steps, "--tp 1 --dp 4")
+    run.tandem = tandem
+    run.wait_until("steps", lambda: run.step() >= 2)
+    link.unlink()
+    os.kill(run.wait_until("rank 2", lambda: run.pid(2)), signal.SIGKILL)
+    run.ends_like(replicas)
+    causes = [event["cause"] for event in run.events("lost")]
+    if len(causes) != 2 or not re.match("was not started: .*No such file or directory", causes[1]):
+        run.fail(f"expected a loss, and a replacement that was not started: {causes}")
+    if "the run has 3 ranks now" not in run.log.read_text():
+        run.fail("expected 3 ranks")
 
 
 def send(pid, number):

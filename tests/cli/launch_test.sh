@@ -62,6 +62,15 @@ pid=$("$tandem" launch -n 1 -- sh -c 'sleep 1000 & echo "$!"; kill -9 $$' 2>"$di
 [ $status = 137 ] || fail "a killed rank: exit $status" "$dir/log"
 for _ in $(seq 100); do kill -0 "$pid" 2>"$dir/none" || break; sleep 0.1; done
 ! kill -0 "$pid" 2>"$dir/none" || fail "process $pid outlives its killed rank"
+# Variables of a launcher above do not reach the ranks.
+for variable in OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMI_FD PMIX_RANK SLURM_PROCID SLURM_STEP_ID SLURM_JOB_ID; do
+  export $variable=0
+done
+found=$("$tandem" launch -n 2 -- sh -c 'env | grep -E "^(OMPI|PMI|PMIX|SLURM)_" | tr "\n" " "' | sort -u | tr '\n' '|')
+[ "$found" = '[0] SLURM_JOB_ID=0 |[1] SLURM_JOB_ID=0 |' ] || fail "variables of another launcher: $found"
+for variable in OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMI_FD PMIX_RANK SLURM_PROCID SLURM_STEP_ID SLURM_JOB_ID; do
+  unset $variable
+done
 [ "$("$tandem" launch -n 2 --port 12345 -- sh -c 'echo $MASTER_PORT' | sort -u | tr '\n' ' ')" = '[0] 12345 [1] 12345 ' ] ||
   fail "the port of ranks on one host"
 refused 2 '--port: Value 65530 not in range' -n 1 --port 65530 -- true
@@ -97,3 +106,7 @@ status=0
 (ulimit -n 300 && "$tandem" launch --probe 600 >"$dir/log" 2>&1) || status=$?
 [ $status = 4 ] || fail "few files: exit $status, expected 4" "$dir/log"
 grep -q '600 ranks: a process may open 300 files: expected 1200' "$dir/log" || fail "few files:" "$dir/log"
+status=0
+(ulimit -n 200 && "$tandem" launch -n 2 --spares 1 -- "$tandem" train job.toml --out "$dir/none" >"$dir/log" 2>&1) || status=$?
+[ $status = 4 ] && grep -q '3 processes: this one may open 200 files: expected 309 (ulimit -n)' "$dir/log" ||
+  fail "few files: exit $status, expected 4" "$dir/log"

@@ -11,6 +11,8 @@
 namespace tandem::processes {
 
 constexpr const char* kSnapshotMemoryVariable = "TANDEM_SNAPSHOT_MEMORY";
+/// Variable, 1 in ranks that only write the newest snapshot to disk; by tandem launch.
+constexpr const char* kSnapshotToDiskVariable = "TANDEM_SNAPSHOT_TO_DISK";
 /// Range of a rank in the file, from its number in the world times this; it has pages only where
 /// they were written.
 constexpr uint64_t kSnapshotRange = uint64_t{1} << 40;

@@ -64,6 +64,10 @@ int SnapshotArea::rank() const {
   return first_page()->rank;
 }
 
+int SnapshotArea::ranks() const {
+  return first_page()->ranks;
+}
+
 const SnapshotShape& SnapshotArea::shape() const {
   return first_page()->shape;
 }

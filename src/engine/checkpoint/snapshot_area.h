@@ -30,8 +30,10 @@ class SnapshotArea {
 
   /// Whether it has an intact first page.
   bool has_owner() const;
-  /// Rank whose snapshots these are. Only if it has an owner, as the next two.
+  /// Rank whose snapshots these are. Only if it has an owner, as the next three.
   int rank() const;
+  /// Number of ranks of its run.
+  int ranks() const;
   const SnapshotShape& shape() const;
   /// Difference to `owner` for the user; empty if there is none.
   std::string differs(const SnapshotOwner& owner) const;

@@ -247,6 +247,21 @@ std::vector<std::string> SnapshotMemory::take_warnings() {
   return std::exchange(warnings_, {});
 }
 
+std::optional<int64_t> newest_snapshot(int fd, int ranks) {
+  if (fd < 0) return {};
+  const SnapshotArea first(fd, 0);
+  if (ranks == 0 && first.has_owner()) ranks = first.ranks();
+  std::vector<FoundGeneration> all;
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const uint64_t area_at : {uint64_t{0}, kAreaRange}) {
+      const SnapshotArea area(fd, processes::kSnapshotRange * uint64_t(rank) + area_at);
+      if (area.has_owner() && area.ranks() == ranks) add_generations(area, rank, all);
+    }
+  }
+  const auto position = ranks > 0 ? newest_common(all, ranks) : std::nullopt;
+  return position ? std::optional(position->step) : std::nullopt;
+}
+
 std::string describe(const SnapshotPosition& position) {
   std::vector<std::string> copies;
   for (const FoundGeneration& source : position.sources) {

@@ -71,6 +71,10 @@ class SnapshotMemory {
   std::vector<std::string> warnings_;
 };
 
+/// Newest step of which the memory of a launcher, `fd`, has a snapshot of each of so many ranks (0:
+/// as many as rank 0's memory says), not verified; nullopt: none, or `fd` is -1.
+std::optional<int64_t> newest_snapshot(int fd, int ranks);
+
 /// "step 12 in the ranks' memory (rank 3: its copy on rank 1)"
 std::string describe(const SnapshotPosition& position);
 

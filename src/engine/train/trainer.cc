@@ -118,9 +118,10 @@ class Trainer {
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
     save_initial_model();
+    stop_ = request_.only_saves;
     while (!finished() && !stop_ && !failed_ && diverged_.empty() && corrupt_.empty()) {
-      if (request_.before_step) request_.before_step(state_.step);
       const WorkScope scope("step", executor_->batch(state_.next_sample));
+      if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
       if (!record) {
@@ -137,11 +138,12 @@ class Trainer {
       }
     }
     if (!corrupt_.empty()) end_corrupt();
-    const std::string unsaved = save_now();
+    const bool saves = !request_.only_saves || memory_->restored() >= 0;
+    const std::string unsaved = saves ? save_now() : "";
     const FileActivity ends("end");
     trace.finish();
     rethrow_error(unsaved);
-    const bool stopped = !finished();
+    const bool stopped = request_.only_saves || !finished();
     if (!stopped && config_.train.early_stop > 0) note(describe_end(state_, config_));
     if (!unsaved.empty() && stopped) throw IoError(unsaved);
     if (!unsaved.empty()) note(fmt::format("warning: step {} not saved: {}", state_.step, unsaved));
@@ -153,7 +155,7 @@ class Trainer {
     note_lines(describe_streams(source_));
     note(describe_peak(ranks_->chunks.front().stage.exec()));
     return {stopped, state_.step, loss_,
-            unsaved.empty() ? checkpoint_path(request_.out, state_.step) : ""};
+            saves && unsaved.empty() ? checkpoint_path(request_.out, state_.step) : ""};
   }
 
  private:
@@ -387,8 +389,8 @@ class Trainer {
   /// Untimed and untraced work after a step: validation and reporting.
   void end_step(StepRecord& record) {
     if (validation_ && is_due(config_.train.validate_every)) {
-      const auto begin = Clock::now();
       const WorkScope scope("validation", 0);
+      const auto begin = Clock::now();
       record.validation_loss = validation_->loss(
           record.step, [this](Transformer& model) { ranks_->copy_weights(model); }, request_.stop,
           progress_ ? &*progress_ : nullptr);

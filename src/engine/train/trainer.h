@@ -57,11 +57,11 @@ struct TrainRequest {
 
 /// Result of a run; the same on every rank.
 struct TrainEnd {
-  /// Ended early by `stop` or train.max_seconds: OUT/final is not written.
+  /// Ended early by `stop`, train.max_seconds or `only_saves`: OUT/final is not written.
   bool stopped = false;
   int64_t step = 0;
   double loss = NAN;       ///< last step's, nats per token; NaN if no step ran
-  std::string checkpoint;  ///< path of the last step's; empty if it could not be saved
+  std::string checkpoint;  ///< path of the last step's; empty if it was not saved
 };
 
 /// Collective over a world of tp x dp x pp ranks; every rank passes the same request. Writes, on
