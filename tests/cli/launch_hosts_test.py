@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import CONFIG, JOB, LIMIT_S, Run
+from launch_recovery_test import CONFIG, JOB, LIMIT_S, SNAPSHOTS, Run, checkpoints
 
 SHELL = """#!/bin/sh
 # Stands for ssh: HOST COMMAND.
@@ -192,6 +192,14 @@ def main():
                 run.fail("expected a line for each rank of the lost host")
             if ("of rank 2 from its copy" in log) != bool(job):
                 run.fail("expected the copies to be used")
+        # A loss without a replacement: snapshots in the memory of both hosts are written to disk.
+        for name, launch in ("saved", []), ("saved_replaced", ["--restarts", "0", "--min-dp", "2"]):
+            run = HostsRun(tandem, folder, name, [*hosts.options("a", "b"), *launch], 10**6, job=SNAPSHOTS)
+            run.wait_until("steps", lambda: run.step() >= 5)
+            os.kill(run.wait_until("a rank", lambda: run.pid(2)), signal.SIGKILL)
+            reached = run.step()
+            if run.process.wait(LIMIT_S) != 128 + signal.SIGKILL or not checkpoints(run) or checkpoints(run)[-1] < reached - 1:
+                run.fail(f"expected step {reached} or the one before to be saved: {checkpoints(run)}")
         # The launcher dies: no rank is left.
         run = HostsRun(tandem, folder, "launcher", hosts.options("a", "b"), 10**6)
         run.wait_until("a step", lambda: run.step() >= 2)
