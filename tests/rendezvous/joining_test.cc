@@ -111,6 +111,17 @@ TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
   }
 }
 
+TEST(Joining, PortOfAnEndingProcessIsAwaited) {
+  Connection taken = listen_on({"", "", 0});
+  const int port = port_of(taken);
+  std::thread holder([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    taken.close();
+  });
+  EXPECT_EQ(port_of(listen_on({"", "", port}, 60)), port);
+  holder.join();
+}
+
 TEST(Joining, PortInUseIsNamed) {
   const Connection taken = listen_on({"", "", 0});
   const int port = port_of(taken);
