@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "gemm/gemm.h"
@@ -51,7 +52,7 @@ class Reports {
   static void save(const std::string& path, const std::string& text) {
     if (!path.empty()) write_output(path, text);
   }
-  std::string json() const { return (all_.size() == 1 ? all_[0] : all_).dump(1) + "\n"; }
+  std::string json() const { return dump_json(all_.size() == 1 ? all_[0] : all_, 1) + "\n"; }
 
   const BenchOptions& options_;
   const BenchWorld& world_;

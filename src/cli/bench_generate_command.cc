@@ -13,6 +13,7 @@
 #include "cli/text_model.h"
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "gemm/gemm.h"
@@ -109,7 +110,7 @@ void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
   const GenerateBenchResult result = run_generate_bench(comm, arguments.request);
   if (comm.rank() == 0) {
     if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result));
-    const std::string json = json_of(arguments.request, result, comm).dump(1) + "\n";
+    const std::string json = dump_json(json_of(arguments.request, result, comm), 1) + "\n";
     if (arguments.json == "-") fmt::print("{}", json);
     if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
     finish_output();

@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
@@ -134,11 +135,11 @@ void run(const PipelineBenchArguments& arguments) {
     finish_output();
     all.push_back(to_json(request, result));
     if (!arguments.json.empty() && !prints_only_json) {  // finished ones are saved
-      write_output(arguments.json, all.dump(1) + "\n");
+      write_output(arguments.json, dump_json(all, 1) + "\n");
     }
     if (!result.ok()) failed = name_of(request.shape.kind);
   }
-  if (prints_only_json) fmt::print("{}", all.dump(1) + "\n");
+  if (prints_only_json) fmt::print("{}", dump_json(all, 1) + "\n");
   finish_output();
   if (failed.empty()) return;
   throw Error(

@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "engine/plan/activations.h"
@@ -119,7 +120,7 @@ void bench(const TrainBenchArguments& arguments, Communicator& comm) {
   const TrainBenchResult result = run_train_bench(comm, arguments.request);
   if (comm.rank() == 0) {
     if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result, comm));
-    const std::string json = json_of(arguments.request, result, comm).dump(1) + "\n";
+    const std::string json = dump_json(json_of(arguments.request, result, comm), 1) + "\n";
     if (arguments.json == "-") fmt::print("{}", json);
     if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
     finish_output();

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/usage.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "engine/plan/codec_search.h"
@@ -114,7 +115,7 @@ std::string Sweep::json() const {
       {"commit", kCommit},
       {"command", joined(typed_words())},
       {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
-  return root.dump(1) + "\n";
+  return dump_json(root, 1) + "\n";
 }
 
 }  // namespace tandem::cli

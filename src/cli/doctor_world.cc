@@ -160,10 +160,10 @@ void print_diagnosis(const DoctorJson& json) {
 /// Prints and writes what was found, and ends with its status.
 void report_diagnosis(const DoctorRequest& request, const DoctorJson& json) {
   if (request.json == "-") {
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", dump_json(json));
   } else {
     print_diagnosis(json);
-    if (!request.json.empty()) write_output(request.json, json.dump() + "\n");
+    if (!request.json.empty()) write_output(request.json, dump_json(json) + "\n");
   }
   if (json.at("verdict") == "ok") return;
   finish_output();
@@ -185,7 +185,7 @@ void check_world(DoctorRequest request) {
     }));
   });
   if (request.rank_side) {
-    if (is_first) fmt::print("{}\n", json.dump());
+    if (is_first) fmt::print("{}\n", dump_json(json));
   } else if (is_first) {
     report_diagnosis(request, json);
   } else if (json.at("verdict") != "ok") {

@@ -18,6 +18,7 @@
 #include "cli/output.h"
 #include "cli/text_model.h"
 #include "cli/usage.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/output.h"
 #include "engine/plan/codec_search.h"
@@ -73,8 +74,7 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
                                     {"tokens", total.tokens},
                                     {"perplexity", total.perplexity()},
                                     {"files", files}};
-  const std::string text =
-      root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const std::string text = dump_json(root, 1) + "\n";
   json == "-" ? fmt::print("{}", text) : write_output(json, text);
 }
 

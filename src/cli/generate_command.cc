@@ -107,8 +107,7 @@ class Report {
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate}};
     if (stop) root["stop"] = *stop;
-    const std::string json =
-        root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    const std::string json = dump_json(root, 1) + "\n";
     arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);
   }
 

@@ -136,7 +136,7 @@ std::string to_json(const PromptLine& line, const PromptText& written) {
       all.push_back(std::move(tokens));
     }
   }
-  return root.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(root) + "\n";
 }
 
 /// Options of an engine that all requests fit.

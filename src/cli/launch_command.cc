@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "cli/probe.h"
 #include "cli/stop_signals.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/report/diagnosis.h"
@@ -44,7 +45,7 @@ void probe(const LaunchOptions& options) {
                                       {"groups_s", result.groups_s},
                                       {"barrier_ms", result.barrier_ms},
                                       {"bytes_per_rank", result.bytes_per_rank}};
-    const std::string text = json.dump() + "\n";
+    const std::string text = dump_json(json) + "\n";
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
   }
   if (options.json == "-") return;

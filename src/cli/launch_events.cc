@@ -8,6 +8,7 @@
 
 #include "cli/output.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -50,7 +51,7 @@ void EventLog::add(const LaunchEvent& event) {
     line["continues_after"] = *event.continues_after;
     line["steps_lost"] = *event.steps_lost;
   }
-  write(line.dump() + "\n");
+  write(dump_json(line) + "\n");
 }
 
 void EventLog::add(const report::SlowRank& slow) {
@@ -66,7 +67,7 @@ void EventLog::add(const report::SlowRank& slow) {
                                     {"share", straggler.share_of_step},
                                     {"host", slow.position.host},
                                     {"time_s", now.count()}};
-  write(line.dump() + "\n");
+  write(dump_json(line) + "\n");
 }
 
 void EventLog::write(std::string line) {

@@ -10,6 +10,7 @@
 
 #include "cli/output.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -188,12 +189,12 @@ void LaunchInjector::report() const {
       json["cause"] = each.cause;
       noticed.push_back(*each.noticed_ms);
     }
-    lines += json.dump() + "\n";
+    lines += dump_json(json) + "\n";
   }
   for (const auto& [process, cause] : false_alarms_) {
     const nlohmann::ordered_json json{
         {"kind", "false_alarm"}, {"process", process.second}, {"cause", cause}};
-    lines += json.dump() + "\n";
+    lines += dump_json(json) + "\n";
   }
   if (!out_.empty()) {
     try {

@@ -17,6 +17,7 @@
 #include "cli/http_listen.h"
 #include "cli/output.h"
 #include "cli/run_goal.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "engine/report/live_run.h"
 #include "engine/report/page_text.h"
@@ -43,7 +44,7 @@ Text make_text(std::string text) {
   return std::make_shared<const std::string>(std::move(text));
 }
 std::string to_text(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_json(json);
 }
 
 /// The run and its answers, each made once for all clients.

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/schedule_picture.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "schedule/pipeline.h"
@@ -184,7 +185,7 @@ std::string table(const Comparison& comparison) {
 
 /// Writes results to the file, or prints them if it is "-".
 void write_json(const std::string& path, const Json& json) {
-  const std::string text = json.dump(1) + "\n";
+  const std::string text = dump_json(json, 1) + "\n";
   path == "-" ? fmt::print("{}", text) : write_output(path, text);
 }
 

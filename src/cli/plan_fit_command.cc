@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/plan_search.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/plan/prediction.h"
@@ -176,7 +177,7 @@ void run_fit(const FitOptions& options) {
   for (const plan::Prediction& row : predictions.rows) predicted.push_back(row.row);
   const plan::Calibration calibration(fitted, predicted);
   if (!options.json.empty()) {
-    const std::string text = to_json(predictions, split, calibration).dump(1) + "\n";
+    const std::string text = dump_json(to_json(predictions, split, calibration), 1) + "\n";
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
   }
   if (options.json != "-") fmt::print("{}", describe(predictions, split));

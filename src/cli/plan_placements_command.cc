@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "engine/config/config.h"
 #include "engine/model/parameter_patterns.h"
@@ -112,7 +113,7 @@ std::string placements_json(const PlacementTable& table, const ParallelDims& dim
     }
     entry["made_by"] = tensor.made_by;
   }
-  return json.dump(1) + "\n";
+  return dump_json(json, 1) + "\n";
 }
 
 void show_placements(const PlacementsOptions& options) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/files.h"
+#include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/config/config.h"
@@ -204,7 +205,7 @@ void plan_layout(const PlanSearchOptions& options) {
                     {"best", to_json(best, best)},
                     {"fastest", to_json(fastest, best)},
                     {"pareto", to_json(front, best)}};
-    const std::string text = json.dump(1) + "\n";
+    const std::string text = dump_json(json, 1) + "\n";
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
   }
   if (options.json == "-") return;

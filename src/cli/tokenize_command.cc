@@ -16,6 +16,7 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "core/clock.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "engine/tokenizer/open.h"
 #include "engine/tokenizer/text_decoder.h"
@@ -99,7 +100,7 @@ ordered_json to_json(const TextTokenizer& tokenizer, const std::string& text,
 }
 
 void print(const ordered_json& value, int indent) {
-  fmt::print("{}\n", value.dump(indent, ' ', false, ordered_json::error_handler_t::replace));
+  fmt::print("{}\n", dump_json(value, indent));
 }
 
 /// Lines are JSON: texts or {"text": ...}, and lists of tokens.

@@ -12,6 +12,7 @@
 #include "cli/evaluation.h"
 #include "cli/output.h"
 #include "cli/usage.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/output.h"
@@ -103,7 +104,7 @@ std::string json(const CodecChoice& choice, const SentBytes& sent, int64_t bytes
       {"commit", kCommit},
       {"command", joined(typed_words())},
       {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
-  return root.dump(1) + "\n";
+  return dump_json(root, 1) + "\n";
 }
 
 void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<Wire>& formats,

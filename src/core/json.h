@@ -1,7 +1,8 @@
-// Parsing of JSON from files with arbitrary content.
+// Parsing of JSON from files with arbitrary content, and JSON text of arbitrary strings.
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 namespace tandem {
@@ -18,6 +19,13 @@ template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text) {
   return json_depth_fits(text) ? Json::parse(text, nullptr, /*allow_exceptions=*/false)
                                : Json(Json::value_t::discarded);
+}
+
+/// Text of `json`, on one line or indented by `indent` spaces. Bytes of strings that are not UTF-8,
+/// as file names and environment variables may have, become U+FFFD, where `dump` would throw.
+template <typename Json>
+std::string dump_json(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace tandem

@@ -85,7 +85,7 @@ std::string text_of(const Json& entries) {
   nlohmann::ordered_json file;
   file[kWrittenBy] = kWriter;
   for (const auto& [key, entry] : entries.items()) file[key] = entry;
-  return file.dump(1) + '\n';
+  return dump_json(file, 1) + '\n';
 }
 
 void merge(Json& into, const Json& entries) {

@@ -144,6 +144,10 @@ assert found["mape"] < found["constant_flops_mape"]
 assert all(abs(sum(r["shares"].values()) - 1) < .01 for r in rows)
 assert found["skipped"] and all(r["reason"] for r in found["skipped"])
 END
+# Bytes that are no UTF-8 are replaced.
+head -40 "$runs" | LC_ALL=C sed '5s/^/\xff/' >bytes.csv
+"$tandem" plan --fit bytes.csv --predict bytes.csv --json bytes.json >log 2>&1 || fail 'plan --fit of bytes that are no UTF-8:' log
+python3 -c 'import json; rows = json.load(open("bytes.json", encoding="utf-8")); assert any("\ufffd" in str(r) for r in rows["rows"] + rows["skipped"])'
 "$tandem" plan --fit "$runs" --leave-out model --where group=mosaic-mpt,gpu=H100,precision=bf16 >log
 grep -qx 'split           every model from the others' log || fail 'plan --leave-out: expected the split:' log
 fit_refused() { # CODE TEXT ARG...

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/files.h"
+#include "core/json.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -82,7 +83,7 @@ std::string Manifest::to_json() const {
     files.push_back(std::move(entry));
   }
   const Json root{{"version", kManifestVersion}, {"files", std::move(files)}};
-  return root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(root, 1) + "\n";
 }
 
 const FileRecord* Manifest::find(const std::string& path) const {

@@ -299,7 +299,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
   }
   root["bos_token_id"] = config.vocab == kBos + 1 ? Json(kBos) : Json();  // as the tokenizer says
   root["torch_dtype"] = weights == DType::bf16 ? "bfloat16" : "float32";
-  return root.dump(2) + "\n";
+  return dump_json(root, 2) + "\n";
 }
 
 ModelConfig model_config_from_json(const std::string& json, const std::string& file) {

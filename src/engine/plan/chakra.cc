@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/json.h"
 #include "core/protobuf.h"
 #include "engine/parallel/dims.h"
 #include "schedule/pipeline.h"
@@ -440,7 +441,7 @@ std::string chakra_groups(const RunRow& row, const std::vector<int>& ranks) {
   }
   nlohmann::ordered_json json;
   for (const auto& [id, members] : groups) json[fmt::format("{}", id)] = members;
-  return json.dump() + "\n";
+  return dump_json(json) + "\n";
 }
 
 }  // namespace tandem::plan

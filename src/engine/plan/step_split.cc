@@ -1,4 +1,5 @@
 #include "engine/plan/step_split.h"
+#include "core/json.h"
 
 #include <fmt/format.h>
 
@@ -91,7 +92,7 @@ std::string split_json(int64_t first, int64_t last, const StepSplit& measured,
                                     {"last", last},
                                     {"predicted_ms", to_json(predicted)},
                                     {"measured_ms", to_json(measured)}};
-  return json.dump(1) + "\n";
+  return dump_json(json, 1) + "\n";
 }
 
 }  // namespace tandem::plan

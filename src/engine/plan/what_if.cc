@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/json.h"
 #include "engine/plan/what_if_assets.h"
 #include "engine/report/page_assets.h"
 #include "engine/report/page_text.h"
@@ -263,7 +264,7 @@ std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
                   {"factors", factors_json(params.factors)},
                   {"columns", kColumns},
                   {"worlds", worlds}};
-  std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = dump_json(data);
   for (size_t at = 0; (at = text.find('<', at)) != std::string::npos;)
     text.replace(at, 1, "\\u003c");
   const std::string head = page_head("Tandem plan", kWhatIfStyle);

@@ -1,6 +1,7 @@
 #include "engine/report/report.h"
 
 #include "core/files.h"
+#include "core/json.h"
 #include "engine/report/page_text.h"
 #include "engine/report/report_data.h"
 
@@ -9,7 +10,7 @@ namespace {
 
 // Replaces invalid UTF-8; no '<' remains that could end the enclosing script element.
 std::string dump(const report::Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, report::Json::error_handler_t::replace);
+  return dump_json(json, indent);
 }
 std::string inside_script(const std::string& json) {
   std::string out;

@@ -1,4 +1,5 @@
 #include "engine/serve/completion_answer.h"
+#include "core/json.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return dump_json(json);
 }
 
 const char* finish_reason(Finish finish) {

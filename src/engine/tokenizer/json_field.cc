@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/json.h"
 #include "core/printable.h"
 #include "engine/tokenizer/byte_characters.h"
 #include "tandem/error.h"
@@ -18,7 +19,7 @@ void refuse(const std::string& key, const json& value, const char* expected) {
   const bool is_nested = value.is_structured() && std::ranges::any_of(value, &json::is_structured);
   const std::string text =
       is_nested ? fmt::format("{} of {}", value.is_array() ? "a list" : "an object", value.size())
-                : value.dump(-1, ' ', false, json::error_handler_t::replace);
+                : dump_json(value);
   throw ConfigError(fmt::format("{} is {}: expected {}", key, printable(text, 80), expected));
 }
 

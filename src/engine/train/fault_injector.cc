@@ -65,8 +65,14 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
   std::istringstream lines(read_file(path));
   for (std::string line; std::getline(lines, line);) {
     const auto json = parse_json<>(line);
-    if (!json.is_object() || json.value("rank", -1) != groups.world().rank()) continue;
-    ended_before_.emplace(json.value("step", int64_t{0}), json.value("kind", ""));
+    const auto is_number = [&](const char* key) {
+      return json.contains(key) && json[key].is_number_integer();
+    };
+    if (!json.is_object() || !is_number("rank") || !is_number("step") || !json.contains("kind") ||
+        !json["kind"].is_string() || json["rank"] != groups.world().rank()) {
+      continue;
+    }
+    ended_before_.emplace(json["step"].get<int64_t>(), json["kind"].get<std::string>());
   }
 }
 
@@ -229,7 +235,7 @@ void FaultInjector::flip_file(const Fault& fault, const std::string& checkpoint)
   const uint64_t offset =
       (uint64_t(words[1]) << 32 | words[2]) % std::max<uint64_t>(1, file_size(file.get(), path));
   const unsigned bit = (fault.bit >= 0 ? unsigned(fault.bit) : words[3]) % 8;
-  record(fault, fmt::format(R"({{"file":{},"byte":{},"bit":{}}})", nlohmann::json(path).dump(),
+  record(fault, fmt::format(R"({{"file":{},"byte":{},"bit":{}}})", dump_json(nlohmann::json(path)),
                             offset, bit));
   uint8_t value = 0;
   read_at(file.get(), path, &value, 1, offset);
@@ -248,7 +254,7 @@ void FaultInjector::record(const Fault& fault, const std::string& details) {
   json.update(nlohmann::ordered_json::parse(details));
   const std::string path = out_ + "/injected.jsonl";
   const FileDescriptor file(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-  std::string line = json.dump() + "\n";
+  std::string line = dump_json(json) + "\n";
   append_to(file.get(), path, line);
 }
 

@@ -54,7 +54,7 @@ std::string to_json_line(const CheckFinding& finding) {
   const nlohmann::ordered_json json{{"step", finding.step},         {"check", finding.check},
                                     {"tensor", finding.tensor},     {"ranks", finding.ranks},
                                     {"compared", finding.compared}, {"reason", finding.reason}};
-  return json.dump() + "\n";
+  return dump_json(json) + "\n";
 }
 
 std::vector<CheckFinding> parse_findings(const std::string& json_lines) {
