@@ -13,6 +13,8 @@ class FileDescriptor {
   /// Throws IoError with the path. Flags and mode as open(2); the user's umask decides the
   /// permissions of a new file.
   FileDescriptor(const std::string& path, int flags, int mode = 0666);
+  /// Takes an open descriptor, or -1.
+  explicit FileDescriptor(int fd) : fd_(fd) {}
   FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     std::swap(fd_, other.fd_);

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fnmatch.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -14,6 +16,7 @@
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "core/file_limit.h"
 #include "core/write_fault.h"
@@ -56,6 +59,39 @@ std::string_view kind_of(mode_t mode) {
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISSOCK(mode)) return "a socket";
   return "a device";
+}
+
+/// Removes the file if its writer was interrupted; false if that is still writing it. Locks end
+/// with their process.
+bool remove_stale(const std::string& name) {
+  const FileDescriptor file(::open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return false;
+  }
+  if (::unlink(name.c_str()) != 0 && errno != ENOENT) throw_errno(name, "cannot remove it");
+  return true;
+}
+
+/// New, locked file next to `path`, and its name: `path`.tmp unless another writer has that.
+std::pair<FileDescriptor, std::string> open_temporary(const std::string& path) {
+  for (int number = 1;;) {
+    std::string name = number == 1 ? path + ".tmp" : fmt::format("{}.tmp-{}", path, number);
+    FileDescriptor file(
+        ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (file.get() < 0) {
+      if (errno != EEXIST) throw_errno(name, "cannot open");
+      if (!remove_stale(name)) ++number;
+      continue;
+    }
+    // Another writer may have taken it for a stale one before it was locked.
+    const bool is_locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (is_locked && is_named(file.get(), name)) return {std::move(file), std::move(name)};
+  }
+}
+
+void fill(int fd, const std::string& path, std::string_view text) {
+  write_at(fd, path, text.data(), text.size(), 0);
+  sync_file(fd, path);
 }
 
 }  // namespace
@@ -198,16 +234,14 @@ void sync_file(int fd, const std::string& path) {
 
 void write_file(const std::string& path, std::string_view text) {
   const FileDescriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
-  write_at(file.get(), path, text.data(), text.size(), 0);
-  sync_file(file.get(), path);
+  fill(file.get(), path, text);
 }
 
 void replace_file(const std::string& path, std::string_view text) {
-  const std::string temporary = path + ".tmp";
+  const auto [file, temporary] = open_temporary(path);
   std::error_code code;
-  std::filesystem::remove(temporary, code);
   try {
-    write_file(temporary, text);
+    fill(file.get(), temporary, text);
   } catch (const IoError&) {
     std::filesystem::remove(temporary, code);
     throw;
@@ -257,6 +291,27 @@ void make_directories(const std::string& path) {
   for (const std::filesystem::path& made : missing) {
     sync_directory(made.has_parent_path() ? made.parent_path().string() : ".");
   }
+}
+
+void reject_link(const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::is_symlink(path, unknown)) {
+    throw IoError(path + ": a symbolic link: expected a folder in its place");
+  }
+}
+
+bool is_named(int fd, const std::string& path) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
+
+std::optional<uint64_t> free_bytes(const std::string& path) {
+  struct statvfs system {};
+  if (::statvfs(path.c_str(), &system) != 0 || system.f_blocks == 0) return {};
+  const uint64_t blocks = ::geteuid() == 0 ? system.f_bfree : system.f_bavail;
+  return blocks * system.f_frsize;
 }
 
 std::string content_hash(std::span<const std::byte> bytes) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,7 +28,7 @@ std::string_view without_bom(std::string_view text);
 /// Creates or truncates, writes, and fsyncs. Throws for a symbolic link.
 void write_file(const std::string& path, std::string_view text);
 /// Writes under another name, then renames it to `path`, whatever that was: a reader finds the old
-/// content or the new.
+/// content or the new. Concurrent writers use different names.
 void replace_file(const std::string& path, std::string_view text);
 /// Names in a directory, sorted; empty if the directory does not exist.
 std::vector<std::string> names_in(const std::string& directory);
@@ -40,6 +41,12 @@ void sync_file(int fd, const std::string& path);
 void sync_directory(const std::string& path);
 /// Same as std::filesystem::create_directories, and fsyncs the parents of new folders.
 void make_directories(const std::string& path);
+/// Throws IoError if `path` is a symbolic link, through which other files would be written.
+void reject_link(const std::string& path);
+/// Whether the open file is the one of this name.
+bool is_named(int fd, const std::string& path);
+/// Bytes that this process may still write to the file system of `path`; nullopt if it cannot tell.
+std::optional<uint64_t> free_bytes(const std::string& path);
 
 /// Bytes that this process has read from and written to files: a progress indicator for large
 /// files.

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "core/json.h"
 #include "core/output.h"
@@ -69,6 +71,42 @@ TEST(ReplaceFile, ReplacesFilesOfAnyKind) {
   std::filesystem::create_directories(dir / "folder/inside");
   EXPECT_THAT(error_of([&] { replace_file(dir / "folder", "x"); }),
               HasSubstr("folder: cannot replace: "));
+}
+
+TEST(ReplaceFile, ConcurrentWritersDoNotShareATemporaryName) {
+  const TempDir dir;
+  const std::string path = dir / "page";
+  {
+    const FileDescriptor other(path + ".tmp", O_WRONLY | O_CREAT);  // being written
+    ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
+    write_at(other.get(), path, "half", 4, 0);
+    replace_file(path, "whole");
+    EXPECT_EQ(read_file(path), "whole");
+    EXPECT_EQ(read_file(path + ".tmp"), "half");
+  }
+  replace_file(path, "next");  // the other was interrupted
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("page"));
+  std::vector<std::thread> writers;
+  for (const char letter : {'a', 'b', 'c', 'd'}) {
+    writers.emplace_back([&, letter] {
+      for (int i = 0; i < 20; ++i) replace_file(path, std::string(100'000, letter));
+    });
+  }
+  for (int i = 0; i < 100; ++i) {
+    const std::string text = read_file(path);
+    EXPECT_TRUE(text == "next" || text == std::string(100'000, text[0]));
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("page"));
+}
+
+TEST(Files, LinksAreRejectedInPlaceOfFolders) {
+  const TempDir dir;
+  std::filesystem::create_directories(dir / "real");
+  std::filesystem::create_symlink(dir / "real", dir / "link");
+  EXPECT_NO_THROW(reject_link(dir / "real"));
+  EXPECT_NO_THROW(reject_link(dir / "none"));
+  EXPECT_THAT(error_of([&] { reject_link(dir / "link"); }), HasSubstr("link: a symbolic link"));
 }
 
 TEST(Files, UnexpectedSymlinksAreNotFollowed) {
@@ -139,6 +177,12 @@ TEST(ContentHash, HashOfARangeIsThatOfItsBytes) {
   EXPECT_EQ(content_hash(file.get(), path, 7, 2'999'990), content_hash(text.substr(7, 2'999'990)));
   EXPECT_THAT(error_of([&] { content_hash(file.get(), path, 10, text.size()); }),
               HasSubstr("ends at byte 3000003: expected 3000013"));
+}
+
+TEST(DumpJson, ReplacesBytesThatAreNotUtf8) {
+  const nlohmann::ordered_json json{{"path", "a\xff/\xe2\x82"}, {"bad\xfe", 1}};
+  EXPECT_EQ(dump_json(json), "{\"path\":\"a\xef\xbf\xbd/\xef\xbf\xbd\",\"bad\xef\xbf\xbd\":1}");
+  EXPECT_TRUE(parse_json<nlohmann::ordered_json>(dump_json(json, 1)).is_object());
 }
 
 TEST(ParseJson, RefusesDeepNestingBeforeItIsParsed) {
