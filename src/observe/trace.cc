@@ -154,42 +154,64 @@ void add_flows(std::span<const RankEvents> ranks, std::vector<Arrow>& result) {
   }
 }
 
+/// Transfers from one rank to another.
+class Arrivals {
+ public:
+  struct Transfer {
+    size_t rank, event;
+    Nanoseconds arrival;
+    int tile;
+  };
+  void add(const Transfer& transfer) { transfers_.push_back(transfer); }
+  void sort() {
+    std::ranges::stable_sort(transfers_, {}, &Transfer::arrival);
+    for (size_t i = 0; i < transfers_.size(); ++i) by_tile_[transfers_[i].tile].push_back(i);
+  }
+  /// Last transfer that arrives in [begin, end], of the tile if both have one.
+  const Transfer* find(Nanoseconds begin, Nanoseconds end, int tile) const {
+    const auto later = std::ranges::upper_bound(transfers_, end, {}, &Transfer::arrival);
+    const auto count = size_t(later - transfers_.begin());
+    const size_t found = tile < 0 ? count : std::max(before(count, tile), before(count, -1));
+    if (found == 0 || transfers_[found - 1].arrival < begin) return nullptr;
+    return &transfers_[found - 1];
+  }
+
+ private:
+  /// Number of transfers up to the last one of the tile among the first `count`; 0 if there is
+  /// none.
+  size_t before(size_t count, int tile) const {
+    const auto of_tile = by_tile_.find(tile);
+    if (of_tile == by_tile_.end()) return 0;
+    const auto at = std::ranges::lower_bound(of_tile->second, count);
+    return at == of_tile->second.begin() ? 0 : *std::prev(at) + 1;
+  }
+
+  std::vector<Transfer> transfers_;
+  std::map<int, std::vector<size_t>> by_tile_;  // indices
+};
+
 /// Arrows of other spans, by their times.
 void add_arrivals(std::span<const RankEvents> ranks, std::vector<Arrow>& result) {
-  // Transfers by (source, destination), in order of arrival.
-  std::map<std::pair<int, int>, std::vector<std::pair<size_t, size_t>>> transfers;
+  std::map<std::pair<int, int>, Arrivals> transfers;  // by source and destination
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < ranks[r].events.size(); ++i) {
       const SpanEvent& event = ranks[r].events[i];
       const bool has_flow = event.flow.role != FlowRole::none;
       if (event.kind != SpanKind::transfer || event.peer < 0 || has_flow) continue;
-      transfers[{ranks[r].rank, event.peer}].emplace_back(r, i);
+      transfers[{ranks[r].rank, event.peer}].add(
+          {r, i, event.end - ranks[r].origin, std::max(event.tile, -1)});
     }
   }
-  const auto arrival = [&](const std::pair<size_t, size_t>& at) {
-    return ranks[at.first].events[at.second].end - ranks[at.first].origin;
-  };
-  for (auto& [pair, list] : transfers) {
-    std::stable_sort(list.begin(), list.end(),
-                     [&](const auto& a, const auto& b) { return arrival(a) < arrival(b); });
-  }
+  for (auto& [pair, of_pair] : transfers) of_pair.sort();
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < ranks[r].events.size(); ++i) {
       const SpanEvent& wait = ranks[r].events[i];
-      const auto found = transfers.find({wait.peer, ranks[r].rank});
+      const auto of_pair = transfers.find({wait.peer, ranks[r].rank});
       const bool has_flow = wait.flow.role != FlowRole::none;
-      if (wait.kind != SpanKind::wait || has_flow || found == transfers.end()) continue;
-      const auto& list = found->second;
-      auto at = std::upper_bound(
-          list.begin(), list.end(), wait.end - ranks[r].origin,
-          [&](const auto& end, const auto& candidate) { return end < arrival(candidate); });
-      while (at != list.begin() && arrival(*std::prev(at)) >= wait.begin - ranks[r].origin) {
-        --at;
-        const SpanEvent& transfer = ranks[at->first].events[at->second];
-        if (transfer.tile >= 0 && wait.tile >= 0 && transfer.tile != wait.tile) continue;
-        result.push_back({at->first, at->second, r, i});
-        break;
-      }
+      if (wait.kind != SpanKind::wait || has_flow || of_pair == transfers.end()) continue;
+      const auto* const found =
+          of_pair->second.find(wait.begin - ranks[r].origin, wait.end - ranks[r].origin, wait.tile);
+      if (found) result.push_back({found->rank, found->event, r, i});
     }
   }
 }

@@ -63,12 +63,22 @@ std::string microseconds(Nanoseconds time) {
 }
 
 int LaneRows::add(const SpanEvent& event) {
-  auto& lane = free_at_[{event.processor, lane_of(event.kind)}];
-  size_t row = 0;
-  while (row < lane.size() && lane[row] > event.begin) ++row;
-  if (row == lane.size()) lane.emplace_back();
-  lane[row] = event.end;
-  return int(row);
+  std::vector<TimePoint>& tree = lanes_[{event.processor, lane_of(event.kind)}].tree;
+  size_t rows = tree.size() / 2;
+  if (tree[1] > event.begin) {  // none is free: twice as many
+    std::vector<TimePoint> twice(4 * rows, TimePoint::min());
+    std::ranges::copy(tree.begin() + ptrdiff_t(rows), tree.end(),
+                      twice.begin() + ptrdiff_t(2 * rows));
+    tree = std::move(twice);
+    rows *= 2;
+    for (size_t i = rows; i-- > 1;) tree[i] = std::min(tree[2 * i], tree[2 * i + 1]);
+  }
+  size_t at = 1;
+  while (at < rows) at = tree[2 * at] <= event.begin ? 2 * at : 2 * at + 1;
+  const int row = int(at - rows);
+  tree[at] = event.end;
+  while (at /= 2) tree[at] = std::min(tree[2 * at], tree[2 * at + 1]);
+  return row;
 }
 
 int track_of(const SpanEvent& event, int row) {

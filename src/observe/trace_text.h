@@ -20,7 +20,11 @@ class LaneRows {
   int add(const SpanEvent& event);
 
  private:
-  std::map<std::pair<int, int>, std::vector<TimePoint>> free_at_;  // by processor and lane
+  /// Times at which rows are free: leaves of a binary tree of minimums, whose root is element 1.
+  struct Lane {
+    std::vector<TimePoint> tree = std::vector<TimePoint>(2, TimePoint::min());
+  };
+  std::map<std::pair<int, int>, Lane> lanes_;  // by processor and lane
 };
 
 /// Track of an event in its row.

@@ -2,9 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/report/layer.h"
 #include "engine/report/timeline_svg.h"
@@ -217,6 +222,85 @@ TEST(Layer, TimesAreRelativeToItsBegin) {
   EXPECT_EQ(one_layer(many(1, 8)).ranks.at(0).events.size(), 8u * 5u);
   EXPECT_TRUE(layer.repeats);
   EXPECT_FALSE(one_layer(many(1, 8)).repeats);
+}
+
+/// One computation of 1 us a name.
+std::vector<RankEvents> operations_of(const std::vector<int>& names) {
+  std::vector<RankEvents> ranks(1);
+  for (size_t i = 0; i < names.size(); ++i) {
+    ranks[0].events.push_back({SpanKind::compute, intern("op" + std::to_string(names[i])),
+                               at_us(double(i)), at_us(double(i + 1)), -1, -1});
+  }
+  return ranks;
+}
+
+/// First operation and length of the second of two equal sequences, the shortest and then the first
+/// with three different names; {0, 0} if there are none.
+std::pair<size_t, size_t> repeat_by_definition(const std::vector<int>& names) {
+  for (size_t period = 3; 2 * period <= names.size(); ++period) {
+    for (size_t begin = 0; begin + 2 * period <= names.size(); ++begin) {
+      const auto at = names.begin() + ptrdiff_t(begin), middle = at + ptrdiff_t(period);
+      if (std::equal(at, middle, middle) && std::set<int>(at, middle).size() >= 3) {
+        return {begin + period, period};
+      }
+    }
+  }
+  return {0, 0};
+}
+
+TEST(Layer, IsTheFirstOfTheShortestPeriod) {
+  std::mt19937 random(1);
+  int num_repeats = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<int> names(1 + random() % 40);
+    const auto alphabet = unsigned(2 + i % 5);
+    for (int& name : names) name = int(random() % alphabet);
+    if (i % 3 == 0) {  // several layers
+      const size_t period = 1 + random() % 8;
+      for (size_t at = period + random() % 8; at < names.size(); ++at)
+        names[at] = names[at - period];
+    }
+    const auto [second, period] = repeat_by_definition(names);
+    const Layer layer = one_layer(operations_of(names));
+    ASSERT_EQ(layer.repeats, period > 0) << testing::PrintToString(names);
+    if (period == 0) continue;
+    ++num_repeats;
+    ASSERT_EQ(layer.span, std::chrono::microseconds(period)) << testing::PrintToString(names);
+    ASSERT_EQ(layer.ranks[0].events.front().name, "op" + std::to_string(names[second]));
+  }
+  EXPECT_GT(num_repeats, 500);
+}
+
+/// With a comparison of all pairs this takes minutes.
+TEST(Layer, IsFoundAmongHalfAMillionOperations) {
+  std::vector<int> different(500'000), equal(500'000, 7), late(500'000);
+  for (size_t i = 0; i < different.size(); ++i) {
+    different[i] = int(i);
+    late[i] = i < 300'000 ? int(i) : int(300'000 + i % 100'000);
+  }
+  EXPECT_FALSE(one_layer(operations_of(different)).repeats);
+  EXPECT_FALSE(one_layer(operations_of(equal)).repeats);
+  EXPECT_EQ(one_layer(operations_of(late)).span, std::chrono::microseconds(100'000));
+}
+
+TEST(LaneRows, EveryEventTakesTheFirstFreeRow) {
+  std::mt19937 random(2);
+  std::vector<SpanEvent> events;
+  for (int i = 0; i < 2000; ++i) {
+    const double begin = i / 3;
+    events.push_back({SpanKind::transfer, "x", at_us(begin), at_us(begin + random() % 50)});
+  }
+  const std::vector<int> rows = lane_rows(events);
+  std::vector<TimePoint> free_at(100, TimePoint::min());
+  for (size_t i = 0; i < events.size(); ++i) {
+    size_t row = 0;
+    while (free_at[row] > events[i].begin) ++row;
+    ASSERT_EQ(rows[i], int(row)) << i;
+    free_at[row] = events[i].end;
+  }
+  // All at once.
+  std::vector<SpanEvent> overlapping(300'000, {SpanKind::wait, "x", at_us(0), at_us(1)});
+  EXPECT_EQ(lane_rows(overlapping).back(), 299'999);
 }
 
 }  // namespace

@@ -92,6 +92,20 @@ TEST(Trace, ArrowsNeedMatchingTileAndTime) {
   EXPECT_TRUE(arrows(ranks).empty());
 }
 
+/// Waits that many transfers arrive in, of other tiles.
+TEST(Trace, ArrowsOfManyTransfersDoNotCompareAllPairs) {
+  constexpr int kEvents = 100'000;
+  std::vector<RankEvents> ranks{{0, {}, {}}, {1, {}, {}}};
+  for (int i = 0; i < kEvents; ++i) {
+    ranks[0].events.push_back({SpanKind::transfer, "x", at(i), at(i + 1), i, 1});
+    ranks[1].events.push_back({SpanKind::wait, "x", at(0), at(2 * kEvents), kEvents - i, 0});
+  }
+  const auto found = arrows(ranks);
+  ASSERT_EQ(found.size(), size_t(kEvents - 1));  // no transfer of the first wait's tile
+  EXPECT_EQ(found[0].transfer, size_t(kEvents - 1));
+  EXPECT_EQ(found[0].wait, 1u);
+}
+
 TEST(Trace, LargestClockBoundIsRecorded) {
   auto ranks = two_ranks();
   ranks[0].step = 7;
