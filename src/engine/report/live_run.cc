@@ -110,10 +110,11 @@ void LiveRun::add_event(const char* file, std::string_view line) {
   for (const char* key : {"rank", "step", "noticed_ms", "recovered_ms", "replacement", "time_s"}) {
     if (row.contains(key) && row[key].is_number()) event[key] = row[key];
   }
-  std::string text = row.value("cause", "");
+  std::string text;
+  if (row.contains("cause") && row["cause"].is_string()) text = row["cause"].get<std::string>();
   if (text.empty()) {
     row.erase("event");
-    text = row.dump(-1, ' ', false, Json::error_handler_t::replace);
+    text = dump_json(row);
   }
   event["text"] = text.substr(0, kMaxEventText);
   events_.push_back(std::move(event));
