@@ -73,7 +73,7 @@ Start read_start(const std::string& path) {
 }  // namespace
 
 RankRecords::RankRecords(const std::string& folder, const RankPosition& position, int64_t begin)
-    : path_((make_directories(folder),
+    : path_((reject_link(folder), make_directories(folder),
              fmt::format("{}/{}.from-{}.records", folder, position.rank, begin))),
       file_(path_, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW),
       written_(std::chrono::steady_clock::now()) {

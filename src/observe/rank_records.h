@@ -38,7 +38,7 @@ struct RankFrame {
 class RankRecords {
  public:
   /// Begins the file of a start of the run after step `begin` in `folder`, which is made. Throws
-  /// IoError.
+  /// IoError, also if the folder is a link.
   RankRecords(const std::string& folder, const RankPosition& position, int64_t begin);
   /// Writes what is left; errors are ignored.
   ~RankRecords();

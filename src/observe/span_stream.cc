@@ -60,6 +60,7 @@ SpanWriter::SpanWriter(const std::string& folder, int rank, int ranks, int64_t m
       rank_(rank),
       ranks_(ranks),
       max_segment_bytes_(std::max(max_bytes / kSegments, kMinSegmentBytes)) {
+  reject_link(folder);
   make_directories(folder);
   for (const std::string& name : names_in(folder)) {
     const SegmentName segment = parse_segment(name);

@@ -40,7 +40,7 @@ struct SpanRecord {
 class SpanWriter {
  public:
   /// Removes the rank's segments of an earlier start, and on rank 0 also those of ranks that this
-  /// run does not have. Throws IoError.
+  /// run does not have. Throws IoError, also if the folder is a link.
   SpanWriter(const std::string& folder, int rank, int ranks, int64_t max_bytes);
 
   /// Throw IoError; the file then ends with a whole record, or one that readers ignore.

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 
 #include "core/files.h"
@@ -62,6 +63,14 @@ TEST(RankRecords, TimesHaveElevenBits) {
       EXPECT_NEAR(ms, times[i], std::max(.0005, times[i] / 4000)) << times[i];
     }
   }
+}
+
+TEST(RankRecords, AreNotWrittenThroughALink) {
+  const TempDir dir;
+  std::filesystem::create_directories(dir / "other");
+  std::filesystem::create_symlink("other", dir / "ranks");
+  EXPECT_THROW(RankRecords(dir / "ranks", {}, 0), IoError);
+  EXPECT_TRUE(names_in(dir / "other").empty());
 }
 
 TEST(RankRecords, ShortStepsShareFramesOfAPowerOfTwo) {

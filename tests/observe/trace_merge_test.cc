@@ -122,6 +122,16 @@ TEST(TraceMerge, NewestSegmentsStayWithinTheLimit) {
   EXPECT_LT(newest.first, 400);
 }
 
+TEST(TraceMerge, SpansAreNotWrittenThroughALink) {
+  const TempDir dir;
+  const GeneratedSpans spans{.ranks = 2, .steps = 4};
+  spans.write(dir / "other");
+  const std::vector<std::string> before = names_in(dir / "other");
+  std::filesystem::create_symlink("other", dir / "trace");
+  EXPECT_THROW(SpanWriter(dir / "trace", 0, 1, 1 << 20), IoError);
+  EXPECT_EQ(names_in(dir / "other"), before);
+}
+
 TEST(TraceMerge, AnotherStartReplacesSegmentsAndRanks) {
   const TempDir dir;
   GeneratedSpans{.ranks = 4, .steps = 6}.write(dir / "trace");
