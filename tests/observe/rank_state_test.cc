@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/report/live_run.h"
+#include "tests/train/temp_dir.h"
+
 namespace tandem::report {
 namespace {
 
@@ -57,6 +60,28 @@ TEST(RankState, BytesAreOfARankAndNullIfNotCounted) {
   sent.set(Json::object());  // the next step counts none
   EXPECT_TRUE(rank_state(four_ranks(), {}, sent)["sent"]["tp"].is_null());
   EXPECT_TRUE(rank_state(four_ranks(), {}, sent)["link"].is_null());
+}
+
+TEST(RankState, MeansOfARankAreTakenAsTheyAre) {
+  SentBytes sent;
+  sent.set(Json{{"tp_bytes", 8},
+                {"sent_bytes", {{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", 0}}}});
+  EXPECT_EQ(rank_state(four_ranks(), {}, sent)["sent"],
+            Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}}));
+}
+
+TEST(LiveRun, EventsOfAnyContentAreShown) {
+  const TempDir dir;
+  write_bytes(dir / "events.jsonl",
+              "{\"event\":\"lost\",\"rank\":1,\"cause\":{\"signal\":9}}\n"
+              "{\"event\":7,\"cause\":null}\n[1]\n{\"event\":\"lost\",\"cause\":\"signal 9\"}\n");
+  LiveRun run(dir.path(), [](const std::string&) { return RunGoal(); });
+  run.refresh();
+  const Json events = run.state()["events"];
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0]["text"], R"({"rank":1,"cause":{"signal":9}})");
+  EXPECT_EQ(events[1]["text"], R"({"cause":null})");
+  EXPECT_EQ(events[2]["text"], "signal 9");
 }
 
 TEST(RankState, RanksWithoutFramesAreZero) {

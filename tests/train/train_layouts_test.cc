@@ -17,9 +17,11 @@
 #include "engine/eval/evaluate.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/auto_dtype.h"
+#include "engine/train/step_exchange.h"
 #include "engine/train/trace_steps.h"
 #include "engine/train/trainer.h"
 #include "layouts.h"
+#include "observe/recorder.h"
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
@@ -249,6 +251,74 @@ TEST(TrainLayouts, TimesOfAStepAreThoseOfOneRank) {
     EXPECT_GE(step["memory_bytes"], memory);  // weights, gradients and moments; then a peak
     memory = step["memory_bytes"];
   }
+}
+
+TEST(TrainLayouts, SentBytesByAxisAreTheMeansOfTheCounts) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  run_on_threads(request_for(
+      {2, 2}, dir / "run",
+      {"train.steps=2", "parallel.ep=2", "parallel.pp=2", "model.layers=4",
+       "model.tie_word_embeddings=false", "train.microbatch=1", "parallel.link=100GB/s,0us"},
+      "moe.toml"));
+  for (const nlohmann::json& step : steps_of(dir / "run")) {
+    const auto& sent = step.at("sent_bytes");
+    const auto sum_of = [&](const char* axis) { return 8 * sent.at(axis).get<double>(); };
+    EXPECT_EQ(sum_of("tp"), step.at("tp_bytes"));
+    EXPECT_EQ(sum_of("ep"), step.at("expert_bytes"));
+    EXPECT_EQ(sum_of("pp"), step.at("stage_bytes"));
+    EXPECT_EQ(sum_of("dp"),
+              step.at("gradient_bytes").get<double>() + step.at("weight_bytes").get<double>());
+    for (const char* axis : {"tp", "ep", "dp", "pp"}) {
+      EXPECT_GT(sum_of(axis), 0) << axis;
+      EXPECT_GE(step.at("exposed_ms").at(axis), 0) << axis;
+    }
+    EXPECT_GT(step.at("exposed_ms").at("pp"), 0);
+  }
+}
+
+/// Waits of 2, 3, 5, 7 and 11 ms for the axes and the step's sums; on rank 1 twice as long.
+TEST(StepExchange, ExposedTimesByAxisAddUpToTheWaits) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [](Communicator& world) {
+    Recorder local(world.rank());
+    bind(&local);
+    const auto add = [&](SpanKind kind, int ms) {
+      const TimePoint begin{};
+      local.add({kind, "test", begin, begin + std::chrono::milliseconds(ms)});
+    };
+    constexpr std::pair<Phase, int> kWaits[] = {{Phase::tp_wait, 2},
+                                                {Phase::ep_wait, 3},
+                                                {Phase::dp_wait, 5},
+                                                {Phase::pp_wait, 7},
+                                                {Phase::step_wait, 11}};
+    for (const auto& [phase, ms] : kWaits) {
+      const ScopedPhase of(phase);
+      add(SpanKind::wait, ms * (1 + world.rank()));
+    }
+    add(SpanKind::compute, world.rank() == 0 ? 100 : 50);
+    StepRecord record;
+    record.tp_bytes = 10, record.expert_bytes = 20;
+    record.state_bytes_per_parameter = world.rank() == 0 ? 16 : 12;
+    exchange_step({&world}, {30, 40, 60}, Pipeline::Times{.sent_bytes = 50}, record);
+    bind(nullptr);
+    EXPECT_DOUBLE_EQ(record.exposed_comm_ms, 2 + 3 + 5 + 7 + 11);  // of rank 0
+    const AxisMeans& exposed = record.exposed_ms;
+    EXPECT_DOUBLE_EQ(exposed.tp, 3);
+    EXPECT_DOUBLE_EQ(exposed.ep, 4.5);
+    EXPECT_DOUBLE_EQ(exposed.dp, 7.5);
+    EXPECT_DOUBLE_EQ(exposed.pp, 10.5);
+    EXPECT_DOUBLE_EQ(exposed.tp + exposed.ep + exposed.dp + exposed.pp,
+                     1.5 * (record.exposed_comm_ms - 11));
+    const AxisMeans& sent = record.sent_bytes;
+    EXPECT_EQ(2 * sent.tp, double(record.tp_bytes));
+    EXPECT_EQ(2 * sent.ep, double(record.expert_bytes));
+    EXPECT_EQ(2 * sent.dp, double(record.gradient_bytes + record.weight_bytes));
+    EXPECT_EQ(2 * sent.pp, double(*record.stage_bytes));
+    EXPECT_EQ(record.state_bytes_per_parameter, 16);
+  });
 }
 
 TEST(TraceSteps, KeepsTheMedianStep) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
@@ -44,7 +45,7 @@ double measured_bytes(const MemoryCase& c, TrainConfig& config) {
     const ModelRanks ranks(groups, config, {});
     if (world.rank() > 0) return;
     const ShardedOptimizer& optimizer = ranks.chunks.front().optimizer;
-    bytes = double(optimizer.state_bytes()) / double(optimizer.elements());
+    bytes = double(optimizer.bytes()) / double(optimizer.elements());
   });
   return bytes;
 }
@@ -67,6 +68,29 @@ TEST(TrainMemory, StateIsWithinTenPercentOfItsFormula) {
         }
       }
     }
+  }
+}
+
+// f32: 4 bytes of weights, 4 of gradients and 8 of moments a parameter. ZeRO-1 halves the moments
+// over two ranks. With ZeRO-2 owners have half of the sums, and a rank a window of its gradients.
+TEST(TrainMemory, MetricsHaveTheStateOfTheLargestRank) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  for (const int zero : {0, 1, 2}) {
+    SCOPED_TRACE(zero);
+    const std::string out = dir / std::to_string(zero);
+    const TrainRequest request =
+        request_for({1, 2}, out,
+                    {"train.steps=1", "train.dtype=f32", "parallel.dp_bucket_mib=0.02",
+                     "parallel.zero=" + std::to_string(zero)});
+    run_on_threads(request);
+    const double window =
+        gradient_window_bytes(request.config, false) / double(request.config.model.parameters());
+    const double by_hand = zero == 0   ? 4.0 + 4 + 8
+                           : zero == 1 ? 4.0 + 4 + 8.0 / 2
+                                       : 4.0 + (window + 4.0 / 2) + 8.0 / 2;
+    const auto line = nlohmann::json::parse(read_file(out + "/metrics.jsonl"));
+    EXPECT_NEAR(line.at("state_bytes_per_parameter").get<double>(), by_hand, 0.01 * by_hand);
   }
 }
 

@@ -40,7 +40,7 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Gradien
 }
 
 size_t GradientSync::bytes() const {
-  return ring_.bytes() + copies_.bytes() + sums_.bytes() +
+  return ring_.bytes() + copies_.bytes() +
          (residual_.size() + next_residual_.size() + decoded_.size()) * sizeof(float);
 }
 

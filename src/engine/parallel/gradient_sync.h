@@ -76,7 +76,9 @@ class GradientSync {
   /// Error feedback residual of this rank's next gradients, in the gradients' layout; empty without
   /// error feedback.
   std::span<float> residual() { return residual_; }
+  /// Bytes of messages, of gradients in flight and of residuals; of the sums that owners keep.
   size_t bytes() const;
+  size_t sum_bytes() const { return sums_.bytes(); }
 
   struct Sent {
     uint64_t bytes = 0, uncompressed = 0;

@@ -397,11 +397,18 @@ ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
 
 size_t ShardedOptimizer::state_bytes() const {
   size_t bytes = gradients_.bytes();
+  for (const Group& group : groups_) {
+    bytes += group.weights.bytes() + group.state.bytes() + group.gradient_sync.sum_bytes();
+  }
+  return bytes;
+}
+
+size_t ShardedOptimizer::bytes() const {
+  size_t bytes = state_bytes();
   const auto bytes_of = [](const auto& sync) { return sync ? sync->bytes() : 0; };
   for (const Group& group : groups_) {
-    bytes += group.weights.bytes() + group.state.bytes() + group.gradient_sync.bytes() +
-             group.weight_sync.bytes() + bytes_of(group.host_sync) + bytes_of(group.copy_sync) +
-             bytes_of(group.across_weights);
+    bytes += group.gradient_sync.bytes() + group.weight_sync.bytes() + bytes_of(group.host_sync) +
+             bytes_of(group.copy_sync) + bytes_of(group.across_weights);
   }
   return bytes;
 }

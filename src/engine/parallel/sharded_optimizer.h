@@ -158,8 +158,10 @@ class ShardedOptimizer {
   /// Bytes sent by this rank since the last call.
   Sent take_sent();
 
-  /// Bytes of this rank's weights, gradients, optimizer state, messages and residuals.
+  /// Bytes of this rank's weights, gradients and optimizer state.
   size_t state_bytes() const;
+  /// The same with messages and residuals.
+  size_t bytes() const;
   /// Elements of this rank's weights.
   int64_t elements() const;
 

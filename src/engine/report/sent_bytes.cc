@@ -8,6 +8,7 @@ namespace {
 struct SentKey {
   const char *key, *axis;
 };
+/// Keys of files of earlier versions, which have no "sent_bytes".
 constexpr SentKey kSentKeys[] = {{"tp_bytes", "tp"},
                                  {"expert_bytes", "ep"},
                                  {"gradient_bytes", "dp"},
@@ -18,6 +19,13 @@ constexpr SentKey kSentKeys[] = {{"tp_bytes", "tp"},
 
 void SentBytes::set(const nlohmann::ordered_json& row) {
   bytes_.clear();
+  is_mean_ = row.contains("sent_bytes") && row["sent_bytes"].is_object();
+  if (is_mean_) {
+    for (const auto& [axis, bytes] : row["sent_bytes"].items()) {
+      if (bytes.is_number() && bytes.get<double>() > 0) bytes_[axis] = bytes.get<double>();
+    }
+    return;
+  }
   for (const auto& [key, axis] : kSentKeys) {
     if (row.contains(key) && row[key].is_number()) bytes_[axis] += row[key].get<double>();
   }
@@ -27,9 +35,10 @@ nlohmann::ordered_json SentBytes::json(size_t ranks) const {
   nlohmann::ordered_json sent;
   for (const char* axis : {"tp", "ep", "dp", "pp"}) {
     const auto found = bytes_.find(axis);
+    const double divisor = is_mean_ ? 1 : double(ranks);
     sent[axis] = found == bytes_.end() || ranks == 0
                      ? nlohmann::ordered_json()
-                     : nlohmann::ordered_json(std::round(found->second / double(ranks)));
+                     : nlohmann::ordered_json(std::round(found->second / divisor));
   }
   return sent;
 }

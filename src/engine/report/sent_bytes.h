@@ -15,7 +15,8 @@ class SentBytes {
   nlohmann::ordered_json json(size_t ranks) const;
 
  private:
-  std::map<std::string, double> bytes_;  // of all ranks, by axis
+  std::map<std::string, double> bytes_;  // by axis
+  bool is_mean_ = false;                 // of the ranks, else their sum
 };
 
 }  // namespace tandem::report

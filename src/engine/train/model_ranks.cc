@@ -155,16 +155,24 @@ ShardedOptimizer::Sent ModelRanks::take_sent() {
   return sent;
 }
 
-std::string ModelRanks::describe_state() const {
-  size_t bytes = 0;
+double ModelRanks::per_parameter(size_t (ShardedOptimizer::*bytes)() const) const {
+  size_t sum = 0;
   int64_t elements = 0;
   for (const ModelChunk& chunk : chunks) {
-    bytes += chunk.optimizer.state_bytes();
+    sum += (chunk.optimizer.*bytes)();
     elements += chunk.optimizer.elements();
   }
+  return double(sum) / double(std::max<int64_t>(elements, 1));
+}
+
+double ModelRanks::state_bytes_per_parameter() const {
+  return per_parameter(&ShardedOptimizer::state_bytes);
+}
+
+std::string ModelRanks::describe_state() const {
   return fmt::format(
       "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
-      double(bytes) / double(std::max<int64_t>(elements, 1)));
+      per_parameter(&ShardedOptimizer::bytes));
 }
 
 namespace {

@@ -42,6 +42,8 @@ struct ModelRanks {
   void copy_weights(Stage& whole) const;
   /// Bytes sent by this rank since the last call.
   ShardedOptimizer::Sent take_sent();
+  /// Bytes of this rank's weights, gradients and optimizer state, over its parameters.
+  double state_bytes_per_parameter() const;
   /// "memory: 16.2 bytes a parameter and rank for …"
   std::string describe_state() const;
   /// Fills the record of a step of a MoE model. Collective over the pipeline's ranks.
@@ -50,6 +52,8 @@ struct ModelRanks {
   std::deque<ModelChunk> chunks;  ///< of the pipeline rank, in the order of schedule::stage_of
 
  private:
+  double per_parameter(size_t (ShardedOptimizer::*bytes)() const) const;
+
   const ParallelGroups& groups_;
 };
 

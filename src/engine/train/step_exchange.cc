@@ -59,7 +59,10 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     double checkpoint_ms;
     int64_t memory_bytes;
     uint64_t stage_bytes, tp_bytes, expert_bytes;
+    AxisMeans waits;  // the ranks' sums
+    double state_bytes;
   };
+  const PhaseTimes phases = recorder().phase_times();
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times local{ms(SpanKind::gemm),
                     ms(SpanKind::gemm) + ms(SpanKind::compute),
@@ -73,7 +76,10 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     record.memory_bytes,
                     passes ? passes->sent_bytes : 0,
                     record.tp_bytes,
-                    record.expert_bytes};
+                    record.expert_bytes,
+                    {phases[size_t(Phase::tp_wait)], phases[size_t(Phase::ep_wait)],
+                     phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)]},
+                    record.state_bytes_per_parameter};
   const auto combine = [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double data_wait = std::max(total.data_wait, other.data_wait);
@@ -84,6 +90,9 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
     const uint64_t tp_bytes = total.tp_bytes + other.tp_bytes;
     const uint64_t expert_bytes = total.expert_bytes + other.expert_bytes;
+    const AxisMeans waits{total.waits.tp + other.waits.tp, total.waits.ep + other.waits.ep,
+                          total.waits.dp + other.waits.dp, total.waits.pp + other.waits.pp};
+    const double state_bytes = std::max(total.state_bytes, other.state_bytes);
     if (total.compute < other.compute) total = other;
     total.data_wait = data_wait;
     total.sent = sum;
@@ -94,6 +103,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     total.stage_bytes = stage_bytes;
     total.tp_bytes = tp_bytes;
     total.expert_bytes = expert_bytes;
+    total.waits = waits;
+    total.state_bytes = state_bytes;
   };
   const Times all = combine_along(axes, local, "step_times", "step times", combine);
   if (record.checkpoint_ms) record.checkpoint_ms = all.checkpoint_ms;
@@ -108,11 +119,20 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.weight_bytes = all.sent.weights;
   record.tp_bytes = all.tp_bytes;
   record.expert_bytes = all.expert_bytes;
+  record.state_bytes_per_parameter = all.state_bytes;
+  int ranks = 1;
+  for (const Communicator* axis : axes) ranks *= axis->size();
+  const auto mean = [ranks](const AxisMeans& sums) {
+    return AxisMeans{sums.tp / ranks, sums.ep / ranks, sums.dp / ranks, sums.pp / ranks};
+  };
+  record.exposed_ms = mean(all.waits);
+  record.sent_bytes =
+      mean({double(all.tp_bytes), double(all.expert_bytes),
+            double(all.sent.gradients + all.sent.weights), double(all.stage_bytes)});
+  record.counts_layer_bytes = !axes.front()->on_gpu();
   if (!passes) return;
   record.stage_bytes = all.stage_bytes;
   if (all.passes_s == 0) return;  // not timed
-  int ranks = 1;
-  for (const Communicator* axis : axes) ranks *= axis->size();
   record.bubble = 1 - all.busy_s / (ranks * all.passes_s);
 }
 

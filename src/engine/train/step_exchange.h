@@ -45,9 +45,10 @@ using WorldAxes = std::vector<Communicator*>;
 StepSums exchange_sums(const WorldAxes& axes, const StepSums& local);
 
 /// Fills the times from the recorder of the rank with the longest compute time, for which the
-/// others waited; all times are of one rank, so they add up. Bytes are summed over the ranks;
-/// `sent`, `passes`, record.memory_bytes, record.checkpoint_ms and its bytes of layers are this
-/// rank's; `passes` of a pipeline. Collective.
+/// others waited; all times are of one rank, so they add up, except for those by axis. Bytes are
+/// summed over the ranks; `sent`, `passes`, record.memory_bytes, record.state_bytes_per_parameter,
+/// record.checkpoint_ms and its bytes of layers are this rank's; `passes` of a pipeline.
+/// Collective.
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                    const std::optional<Pipeline::Times>& passes, StepRecord& record);
 

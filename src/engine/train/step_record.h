@@ -8,6 +8,11 @@
 
 namespace tandem {
 
+/// Mean of the ranks, by axis of parallelism.
+struct AxisMeans {
+  double tp = 0, ep = 0, dp = 0, pp = 0;
+};
+
 struct StepRecord {
   int64_t step = 0;  ///< from 1
   double loss = 0;   ///< nats per token
@@ -19,6 +24,7 @@ struct StepRecord {
   double compute_ms = 0;  ///< including GEMMs
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
+  AxisMeans exposed_ms;     ///< waits for ranks of the axis
   double recompute_ms = 0;  ///< parts of the three above in passes that ran again
   double data_wait_ms = 0;  ///< for text, of the rank that waited longest
   /// Share of the time of forward and backward passes in which ranks waited for other pipeline
@@ -34,8 +40,12 @@ struct StepRecord {
   /// Time for which a rank waited for a checkpoint between the step before and this one, longest;
   /// if checkpoints are periodic.
   std::optional<double> checkpoint_ms;
-  std::optional<int64_t> saved_step;      ///< newest checkpoint of this run on disk, verified
-  std::optional<uint64_t> stage_bytes;    ///< sent between pipeline stages, summed over ranks
+  std::optional<int64_t> saved_step;    ///< newest checkpoint of this run on disk, verified
+  std::optional<uint64_t> stage_bytes;  ///< sent between pipeline stages, summed over ranks
+  AxisMeans sent_bytes;                 ///< the bytes above, in a step
+  bool counts_layer_bytes = true;       ///< tp_bytes and expert_bytes; false on GPUs
+  /// Weights, gradients and optimizer state of a rank, over its parameters; largest.
+  double state_bytes_per_parameter = 0;
   double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
   // MoE models, over all tokens of the step.
