@@ -30,7 +30,9 @@ constexpr int kNotProven = 1;
 /// is named, and left out.
 std::vector<ConsumedSamples> read_consumed(const std::string& out) {
   std::vector<std::string> paths = list_checkpoints(out);
-  if (path_exists(out + "/final/state.json")) paths.push_back(out + "/final");
+  if (const std::string final = final_path(out); path_exists(final + "/state.json")) {
+    paths.push_back(final);
+  }
   std::vector<ConsumedSamples> saved;
   for (const std::string& path : paths) {
     try {

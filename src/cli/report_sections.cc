@@ -23,6 +23,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/processor_time.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/data/corpus.h"
 #include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
@@ -118,7 +119,7 @@ std::optional<Json> compare_held_out(const fs::path& dir, int64_t tp) {
                        text.files.size(), text.different, text.bytes));
   const std::string list = (dir / "compared.txt").string(), json = (dir / "eval.json").string();
   replace_file(list, join_paths(text.files));
-  output_of(tandem_command({"eval", (dir / "final").string(), "--list", list, "--tp",
+  output_of(tandem_command({"eval", final_path(dir.string()), "--list", list, "--tp",
                             std::to_string(tp), "--json", json}));
   const auto scores = parse_json<Json>(read_file(json));
   Json compressors = Json::array();
@@ -137,7 +138,7 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
   complain("A sample");
   replace_file(
       (dir / "sample.txt").string(),
-      output_of(tandem_command({"generate", (dir / "final").string(), "--prompt", prompt, "--tp",
+      output_of(tandem_command({"generate", final_path(dir.string()), "--prompt", prompt, "--tp",
                                 std::to_string(tp), "--temperature", "0.8", "--top-p", "0.95",
                                 "--seed", "1", "--max-tokens", "600"})));
 }
@@ -286,7 +287,7 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
     run["link"] = EmulatedLink::parse(timed.link).describe();
     run["link_choice"] = timed.choice;
   }
-  replace_file(facts, run.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  replace_file(facts, dump_json(run, 1) + "\n");
 }
 
 }  // namespace tandem::cli

@@ -68,5 +68,43 @@ status=$?
 [ $status = 3 ] && [[ $text == *"error: $dir/start/"*"File too large"* ]] && ! [ -e "$dir/start/metrics.jsonl" ] ||
   complain "start: exit $status:" "$text"
 
+# Small file systems, where this user may mount some.
+small=$dir/small
+if mkdir "$small" && mount -t tmpfs -o size=1m tandem "$small" 2>/dev/null; then
+  trap 'umount -l "$small"; rm -rf "$dir"' EXIT
+  train() { # SIZE ARG...: in a file system of that size
+    mount -o remount,size="$1" "$small"
+    shift
+    timeout 60 "$tandem" train "$config" --out "$small/run" --set train.seq=16 --set train.dtype=f32 "$@" >"$dir/small.log" 2>&1
+  }
+  train 1m --set train.steps=4
+  status=$?
+  [ $status = 3 ] && grep -q 'error: .*small/run: .* free: expected .* not even one can be saved' "$dir/small.log" &&
+    ! [ -e "$small/run/metrics.jsonl" ] || complain "no room for one: exit $status:" "$(cat "$dir/small.log")"
+
+  # Room for two checkpoints and a model: the older one makes room for the next.
+  train 64m --set train.steps=2 --set checkpoint.every=2
+  one=$(du -sk "$small/run/checkpoints/step-00000002" | cut -f1)
+  rm -rf "$small/run"
+  train $((one * 28 / 10))k --set train.steps=8 --set checkpoint.every=2 --set checkpoint.keep=2
+  status=$?
+  [ $status = 0 ] && grep -q 'warning: .* free: expected .*, for 3 more checkpoints of .*checkpoint.keep = 2' "$dir/small.log" &&
+    grep -q 'warning: .*no room for step-00000002 and one more checkpoint' "$dir/small.log" &&
+    ! grep -q 'not saved' "$dir/small.log" || complain "older one: exit $status:" "$(cat "$dir/small.log")"
+  [ "$(ls "$small/run/checkpoints" | tail -1)" = step-00000008 ] || complain "older one: $(ls "$small/run/checkpoints")"
+
+  # A folder of checkpoints that cannot be written.
+  mkdir "$small/run/ro" && mount -t tmpfs -o ro,size=64k tandem "$small/run/ro"
+  mv "$small/run/checkpoints" "$small/run/elsewhere" && ln -s ro "$small/run/checkpoints"
+  train 64m --set train.steps=10 --resume
+  status=$?
+  umount -l "$small/run/ro"
+  [ $status = 3 ] && grep -q 'error: .*run/checkpoints/.*Read-only' "$dir/small.log" || complain "read-only: exit $status:" "$(cat "$dir/small.log")"
+  umount -l "$small"
+  trap 'rm -rf "$dir"' EXIT
+else
+  echo "no mount: small file systems are not tried"
+fi
+
 [ $failures = 0 ] && echo "a full disk ended no run"
 exit $((failures > 0))

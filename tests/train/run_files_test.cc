@@ -9,10 +9,14 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <vector>
 
 #include "core/files.h"
+#include "core/safetensors.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/disk_room.h"
 #include "engine/checkpoint/run_lock.h"
 #include "engine/train/metrics_log.h"
 #include "tandem/error.h"
@@ -95,12 +99,26 @@ TEST(RunLock, FolderTakenByAnotherRunIsNotTouched) {
   first.emplace(out);
   fs::remove_all(out);
   fs::create_directories(out + "/checkpoints");  // of a run that has ended
+  EXPECT_FALSE(first->is_locked());
   try {
     first->renew();
     ADD_FAILURE() << "renewed";
-  } catch (const IoError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("holds another run's now (checkpoints)"));
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("now belongs to another run (checkpoints)"));
   }
+  EXPECT_EQ(names_in(out), std::vector<std::string>{"checkpoints"});
+}
+
+TEST(RunLock, LockTakenByAnotherRunIsNotTakenBack) {
+  const TempDir dir;
+  RunLock first(dir.path());
+  EXPECT_NO_THROW(first.check());
+  fs::remove(dir / ".lock");  // by hand
+  EXPECT_NO_THROW(first.check());
+  const RunLock second(dir.path());
+  EXPECT_THROW(first.check(), ConfigError);
+  EXPECT_THROW(first.renew(), ConfigError);
+  EXPECT_TRUE(second.is_locked());
 }
 
 TEST(RunLock, IsNotWrittenThroughALink) {
@@ -152,6 +170,135 @@ TEST(DirectoryWriter, KeepsFilesOfTheUser) {
   save("newest");
   EXPECT_EQ(read_file(dir / "final/f"), "newest");
   EXPECT_EQ(read_file(dir / "final.replaced/f"), "new");
+}
+
+/// A folder of `train` that was interrupted between the two renames of a replacement.
+TEST(DirectoryWriter, InterruptedReplacementIsFoundAndCompleted) {
+  const TempDir dir;
+  fs::create_directories(dir / ".was-final");
+  write_bytes(dir / ".was-final/f", "old");
+  EXPECT_EQ(final_path(dir.path()), dir / ".was-final");
+  restore_final(dir.path());
+  EXPECT_EQ(final_path(dir.path()), dir / "final");
+  EXPECT_EQ(read_file(dir / "final/f"), "old");
+  fs::create_directories(dir / ".was-final");  // interrupted before it was removed
+  restore_final(dir.path());
+  EXPECT_EQ(final_path(dir.path()), dir / "final");
+  EXPECT_EQ(read_file(dir / "final/f"), "old");
+}
+
+/// Makes OUT/checkpoints/step-N with `bytes` bytes.
+void make_checkpoint(const std::string& out, int64_t step, size_t bytes) {
+  TrainState state;
+  state.step = step;
+  ModelConfig model;
+  CheckpointWriter checkpoint(out, step);
+  std::map<std::string, std::string> hashes;
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    SafetensorsWriter file(checkpoint.path(name), {{"x", DType::u8, {int64_t(bytes / 2)}}});
+    file.write(std::vector<std::byte>(bytes / 2));
+    hashes[name] = file.finish();
+  }
+  checkpoint.commit(state, model, hashes);
+}
+
+std::vector<std::string> names_of_checkpoints(const std::string& out) {
+  return names_in(out + "/checkpoints");
+}
+
+TEST(CheckpointKeeper, DropsTheOldestIntactCheckpointsIfThatMakesRoom) {
+  constexpr size_t kBytes = 100'000;
+  const TempDir dir;
+  std::vector<std::string> warnings;
+  CheckpointKeeper keeper(dir.path(), 3,
+                          [&](const std::string& text) { warnings.push_back(text); });
+  for (const int64_t step : {1, 2, 3}) make_checkpoint(dir.path(), step, kBytes);
+  const std::vector<std::string> all = names_of_checkpoints(dir.path());
+  keeper.make_room(kBytes, 2 * kBytes);
+  EXPECT_EQ(names_of_checkpoints(dir.path()), all) << "there is room";
+  keeper.make_room(10 * kBytes, kBytes);
+  EXPECT_EQ(names_of_checkpoints(dir.path()), all) << "removed in vain";
+  EXPECT_TRUE(warnings.empty());
+  keeper.make_room(kBytes, 2 * kBytes);
+  keeper.make_room(kBytes, kBytes / 2);
+  EXPECT_EQ(names_of_checkpoints(dir.path()),
+            (std::vector<std::string>{"step-00000002", "step-00000003"}));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("no room for step-00000001 and one more checkpoint"));
+
+  // A damaged one does not count, and is not removed.
+  write_bytes(checkpoint_path(dir.path(), 3) + "/config.json", "{}");
+  CheckpointKeeper next(dir.path(), 3, [](const std::string&) {});
+  next.make_room(kBytes, kBytes / 2);
+  EXPECT_EQ(names_of_checkpoints(dir.path()).size(), 2u) << "the only intact one";
+}
+
+TEST(CheckpointKeeper, RemovesLeftoversBeforeCheckpoints) {
+  constexpr size_t kBytes = 100'000;
+  const TempDir dir;
+  CheckpointKeeper keeper(dir.path(), 2, [](const std::string&) {});
+  for (const int64_t step : {1, 2}) make_checkpoint(dir.path(), step, kBytes);
+  fs::create_directories(dir / "checkpoints/.tmp-step-00000009");
+  write_bytes(dir / "checkpoints/.tmp-step-00000009/model.safetensors",
+              std::string(2 * kBytes, 'x'));
+  keeper.make_room(kBytes, 0);
+  EXPECT_EQ(names_of_checkpoints(dir.path()),
+            (std::vector<std::string>{"step-00000001", "step-00000002"}));
+}
+
+TEST(DiskRoom, IsComparedWithWhatTheRunWrites) {
+  const auto said = [](uint64_t free, int64_t num_present, DiskNeeds needs) {
+    try {
+      return check_disk_room("out/checkpoints", free, num_present, needs);
+    } catch (const IoError& error) {
+      return std::string("error: ") + error.what();
+    }
+  };
+  const DiskNeeds needs{12e9, 4e9, 2, true};
+  EXPECT_EQ(said(40'000'000'000, 0, needs), "");
+  EXPECT_EQ(said(39'000'000'000, 0, needs),
+            "out/checkpoints: 39.0 GB free: expected 40.0 GB, for 3 more checkpoints of 12.0 GB "
+            "(checkpoint.keep = 2, and one while it is written) and 4.0 GB of final/");
+  EXPECT_EQ(said(16'000'000'000, 2, needs), "");
+  EXPECT_EQ(said(16'000'000'000, 7, needs), "");
+  EXPECT_EQ(said(16'000'000'000, 0, {12e9, 4e9, 2, false}), "") << "one, at the end";
+  EXPECT_EQ(said(11'000'000'000, 2, needs),
+            "error: out/checkpoints: 11.0 GB free: expected 16.0 GB, for 1 more checkpoint of "
+            "12.0 GB and 4.0 GB of final/; not even one can be saved");
+  DiskNeeds recovery = needs;
+  recovery.must_fit = false;
+  EXPECT_THAT(said(11'000'000'000, 2, recovery), ::testing::StartsWith("out/checkpoints: 11.0 GB"));
+}
+
+TEST(DiskRoom, FolderOfCheckpointsIsTried) {
+  const TempDir dir;
+  const DiskNeeds needs{1, 1, 1, true};
+  EXPECT_EQ(check_disk_room(dir.path(), 0, needs), "");
+  EXPECT_FALSE(path_exists(dir / "checkpoints"));
+  fs::create_symlink("nowhere", dir / "checkpoints");
+  EXPECT_THROW(check_disk_room(dir.path(), 0, needs), IoError);
+  fs::remove(dir / "checkpoints");
+  fs::create_directories(dir / "disk");
+  fs::create_symlink("disk", dir / "checkpoints");  // may be another disk
+  EXPECT_EQ(check_disk_room(dir.path(), 0, needs), "");
+  EXPECT_EQ(names_in(dir / "disk"), std::vector<std::string>{});
+}
+
+TEST(MetricsLog, MissingStepsAreNamed) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl";
+  const auto said = [&](int64_t last_step) {
+    testing::internal::CaptureStderr();
+    { MetricsLog log(path, last_step); }
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(0), "");
+  write_bytes(path, line_of(1) + line_of(2) + line_of(3) + line_of(5));
+  EXPECT_EQ(said(3), "");
+  write_bytes(path, line_of(1) + line_of(2) + line_of(5));
+  EXPECT_THAT(said(5), HasSubstr("no lines of 2 of the 5 steps (the first: step 3)"));
+  fs::remove(path);
+  EXPECT_THAT(said(4), HasSubstr("no lines of 4 of the 4 steps (the first: step 1)"));
 }
 
 TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {

@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "core/safetensors.h"
+#include "engine/checkpoint/state_json.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -28,7 +29,7 @@ constexpr const char* kTemporary = ".tmp-";
 constexpr const char* kRemoved = ".old-";
 constexpr const char* kReplaced = ".was-";
 constexpr const char* kPrefix = "step-";
-constexpr int kFormat = 1;
+constexpr const char* kFinal = "final";
 constexpr size_t kMaxStateBytes = size_t{16} << 20;  // the job's configuration contains paths
 constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
 
@@ -99,96 +100,42 @@ void move_to_target(const std::string& from, const std::string& to) {
   fs::remove_all(old, ignored);
 }
 
-/// Completes a replacement interrupted between its two renames.
-void restore_replaced(const std::string& parent) {
+/// Completes a replacement of `target` interrupted between its two renames.
+void restore_replaced(const std::string& target) {
+  const std::string old = hidden_next_to(target, kReplaced);
+  if (name_taken(old) && !name_taken(target)) rename_path(old, target);
+}
+
+void restore_checkpoints(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     if (!name.starts_with(kReplaced) || !is_leftover(name)) continue;
-    const std::string target = parent + "/" + name.substr(std::string_view(kReplaced).size());
-    if (!name_taken(target)) rename_path(parent + "/" + name, target);
+    restore_replaced(parent + "/" + name.substr(std::string_view(kReplaced).size()));
   }
 }
 
-/// Text of state.json: canonical, with a hash of its other contents.
-std::string seal(json root) {
-  root.erase("hash");
-  root["hash"] = content_hash(root.dump(2));
-  return root.dump(2) + "\n";
-}
-
-json to_json(const ControlState& state) {
-  return {{"tokens", state.tokens},
-          {"warmup_tokens", state.warmup_tokens},
-          {"nonfinite_skips", state.nonfinite_skips},
-          {"spike_skips", state.spike_skips},
-          {"mean_steps", state.mean_steps},
-          {"mean_loss", state.mean_loss},
-          {"lowest_validation_loss", state.lowest_validation_loss},
-          {"validations_since_lowest", state.validations_since_lowest}};
-}
-
-ControlState control_from_json(const json& root) {
-  ControlState state;
-  state.tokens = -1;
-  if (!root.contains("control")) return state;  // an older checkpoint
-  const json& control = root.at("control");
-  control.at("tokens").get_to(state.tokens);
-  control.at("warmup_tokens").get_to(state.warmup_tokens);
-  control.at("nonfinite_skips").get_to(state.nonfinite_skips);
-  control.at("spike_skips").get_to(state.spike_skips);
-  control.at("mean_steps").get_to(state.mean_steps);
-  control.at("mean_loss").get_to(state.mean_loss);
-  control.at("lowest_validation_loss").get_to(state.lowest_validation_loss);
-  control.at("validations_since_lowest").get_to(state.validations_since_lowest);
-  return state;
-}
-
-json to_json(const TrainState& state) {
-  return {{"format", kFormat},
-          {"step", state.step},
-          {"next_sample", state.next_sample},
-          {"elapsed_s", state.elapsed_s},
-          {"warmup_s", state.warmup_s},
-          {"control", to_json(state.control)},
-          {"seq", state.seq},
-          {"seed", state.seed},
-          {"data", state.data},
-          {"config", state.config},
-          {"made_by", state.made_by}};
-}
-
-json parse_state(const std::string& text, const std::string& file) {
-  json root = parse_json(text);
-  if (!root.is_object() || seal(root) != text) {
-    throw IoError(file + ": does not match its own hash (damaged)");
+void remove_leftovers(const std::string& parent) {
+  for (const std::string& name : names_in(parent)) {
+    std::error_code ignored;
+    if (is_leftover(name)) fs::remove_all(parent + "/" + name, ignored);
   }
-  if (root.value("format", json()) != kFormat) {
-    throw IoError(fmt::format("{}: format {}: expected {}", file,
-                              root.value("format", json()).dump(), kFormat));
+}
+
+/// Bytes on disk that are free once the files of the folder, and of folders in it, are removed.
+uint64_t removable_bytes(const std::string& folder) {
+  uint64_t bytes = 0;
+  std::error_code code;
+  fs::recursive_directory_iterator at(folder, code), end;
+  for (; !code && at != end; at.increment(code)) {
+    std::error_code unknown;
+    if (!at->is_regular_file(unknown) || at->hard_link_count(unknown) != 1) continue;
+    const uintmax_t size = at->file_size(unknown);
+    if (!unknown) bytes += size;
   }
-  return root;
+  return bytes;
 }
 
 json read_state(const std::string& file) {
   return parse_state(read_small_file(file, kMaxStateBytes), file);
-}
-
-TrainState state_from_json(const json& root, const std::string& file) {
-  TrainState state;
-  try {
-    root.at("step").get_to(state.step);
-    root.at("next_sample").get_to(state.next_sample);
-    root.at("elapsed_s").get_to(state.elapsed_s);
-    state.warmup_s = root.value("warmup_s", 0.0);  // absent in older checkpoints
-    state.control = control_from_json(root);
-    root.at("seq").get_to(state.seq);
-    root.at("seed").get_to(state.seed);
-    root.at("data").get_to(state.data);
-    root.at("config").get_to(state.config);
-    state.made_by = root.value("made_by", state.made_by);  // absent in older checkpoints
-  } catch (const json::exception& error) {
-    throw IoError(fmt::format("{}: {}", file, error.what()));
-  }
-  return state;
 }
 
 std::string expected_hash(const StoredState& stored, const std::string& name) {
@@ -248,6 +195,15 @@ std::string set_aside(const std::string& path, const std::string& suffix) {
   }
   rename_path(path, target);
   return target;
+}
+
+std::string final_path(const std::string& out) {
+  const std::string target = out + "/" + kFinal, old = hidden_next_to(target, kReplaced);
+  return !name_taken(target) && path_exists(old) ? old : target;
+}
+
+void restore_final(const std::string& out) {
+  restore_replaced(out + "/" + kFinal);
 }
 
 std::string checkpoint_path(const std::string& out, int64_t step) {
@@ -358,7 +314,7 @@ Checkpoint verify_checkpoint(const std::string& path, const Share& share) {
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
                                             const std::function<void(const std::string&)>& warn,
                                             int64_t after_step) {
-  restore_replaced(out + "/checkpoints");
+  restore_checkpoints(out + "/checkpoints");
   std::string last;
   for (const std::string& path : list_checkpoints(out)) {
     if (checkpoint_step(path) <= after_step) break;  // the newest is the first
@@ -415,11 +371,44 @@ void CheckpointKeeper::prune() {
       remove(path);
     }
   }
-  if (num_valid == 0) return;
+  if (num_valid > 0) remove_leftovers(out_ + "/checkpoints");
+}
+
+void CheckpointKeeper::note_overflow(int64_t step, const std::string& what) {
+  if (what.empty() || std::exchange(has_noted_overflow_, true)) return;
+  warn_(fmt::format("step {}: {} (lower optimizer.lr)", step, what));
+}
+
+void CheckpointKeeper::make_room(uint64_t bytes, uint64_t free) {
+  const std::vector<std::string> present = list_checkpoints(out_);  // newest first
+  if (!present.empty()) bytes = std::max(bytes, removable_bytes(present.front()));
+  const bool had_room = std::exchange(has_room_, free >= bytes);
+  if (has_room_) return;
+  std::vector<std::string> intact;
+  for (const std::string& path : present) {
+    if (valid(path)) intact.push_back(path);
+  }
+  if (intact.empty()) return;
   const std::string parent = out_ + "/checkpoints";
   for (const std::string& name : names_in(parent)) {
-    std::error_code ignored;
-    if (is_leftover(name)) fs::remove_all(parent + "/" + name, ignored);
+    if (is_leftover(name)) free += removable_bytes(parent + "/" + name);
+  }
+  remove_leftovers(parent);
+  std::vector<std::string> dropped;
+  for (size_t i = intact.size(); i-- > 1 && free < bytes;) {
+    if (!written_by_run(intact[i])) continue;
+    dropped.push_back(intact[i]);
+    free += removable_bytes(intact[i]);
+  }
+  if (free < bytes) return;
+  for (const std::string& path : dropped) {
+    if (had_room) {
+      warn_(fmt::format(
+          "{}: no room for {} and one more checkpoint: the oldest intact ones are removed "
+          "before others are written, and at least one stays",
+          parent, fs::path(path).filename().string()));
+    }
+    remove(path);
   }
 }
 

@@ -79,6 +79,10 @@ class CheckpointWriter {
   std::string temporary_, final_;
 };
 
+/// OUT/final or, if a run was interrupted while it replaced that, the folder with the one before.
+std::string final_path(const std::string& out);
+/// Completes a replacement of OUT/final that was interrupted. Only with the lock of OUT.
+void restore_final(const std::string& out);
 /// OUT/checkpoints/step-00000100 for step 100.
 std::string checkpoint_path(const std::string& out, int64_t step);
 /// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) belong
@@ -129,6 +133,12 @@ class CheckpointKeeper {
   /// Prunes old checkpoints and leftovers of interrupted saves. `problem`: error of
   /// verify_checkpoint for the new one, or empty.
   void saved(const std::string& path, const std::string& problem);
+  /// To be called before a checkpoint of about `bytes` is written, with the `free` bytes of the
+  /// disk: if these do not suffice, removes leftovers of interrupted saves and then the oldest of
+  /// several intact checkpoints, if that makes room; never the newest, and none in vain.
+  void make_room(uint64_t bytes, uint64_t free);
+  /// Warns once of `what`, the result of describe_overflow (engine/checkpoint/saving.h), if any.
+  void note_overflow(int64_t step, const std::string& what);
 
  private:
   void prune();
@@ -140,6 +150,7 @@ class CheckpointKeeper {
   std::function<void(const std::string&)> warn_;
   std::map<std::string, bool> looked_at_;  // path -> verified
   std::set<std::string> stuck_;            // could not be removed
+  bool has_room_ = true, has_noted_overflow_ = false;
 };
 
 /// Writer of files to OUT/NAME that replaces those of the same names only once the new ones are

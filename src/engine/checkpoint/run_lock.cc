@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,14 +21,6 @@ namespace {
 
 /// For a killed process, such as the rank of a killed launcher, to end.
 constexpr double kEndingPatienceS = 15;
-
-/// Whether the open file is the one with this name.
-bool is_named(int fd, const std::string& path) {
-  struct stat locked {
-  }, named{};
-  return ::fstat(fd, &locked) == 0 && ::stat(path.c_str(), &named) == 0 &&
-         locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
-}
 
 /// Name of a `train` output found in OUT; empty if it holds no run.
 std::string find_run(const std::string& out) {
@@ -84,19 +75,40 @@ std::string RunLock::read_holder() const {
   }
 }
 
-bool RunLock::renew() {
-  if (is_current()) return false;
-  const bool removed = !is_named(folder_->get(), out_);
-  if (const std::string found = removed ? find_run(out_) : ""; !found.empty()) {
-    throw IoError(
-        fmt::format("--out {}: the folder of this run was removed, and holds another run's now "
-                    "({}): nothing is "
-                    "saved there",
-                    out_, found));
+void RunLock::check() const {
+  const std::lock_guard lock(mutex_);
+  check_owner();
+}
+
+void RunLock::check_owner() const {
+  if (is_current()) return;
+  const auto reject = [&](const std::string& found) {
+    throw ConfigError(fmt::format(
+        "--out {}: the folder of this run now belongs to another run ({}): nothing is saved there",
+        out_, found));
+  };
+  const bool is_removed = !is_named(folder_->get(), out_);
+  if (const std::string found = is_removed ? find_run(out_) : ""; !found.empty()) reject(found);
+  if (!path_exists(path_)) return;
+  const FileDescriptor found(path_, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+  if (::flock(found.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    reject("process " + read_holder());
   }
+}
+
+bool RunLock::is_locked() const {
+  const std::lock_guard lock(mutex_);
+  return is_current();
+}
+
+bool RunLock::renew() {
+  const std::lock_guard lock(mutex_);
+  check_owner();
+  if (is_current()) return false;
+  const bool is_removed = !is_named(folder_->get(), out_);
   make_directories(out_);
-  lock(0);
-  return removed;
+  this->lock(0);
+  return is_removed;
 }
 
 void require_no_run(const std::string& out) {

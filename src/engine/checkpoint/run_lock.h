@@ -1,6 +1,7 @@
 // Exclusive lock of a run's output folder.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -20,16 +21,22 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// Must be called before each save, as OUT may have been removed and recreated by another run.
-  /// Recreates and locks a removed folder and then returns true: files written earlier are lost.
-  /// Throws IoError or ConfigError if OUT now belongs to another run.
+  /// Throws ConfigError if OUT now belongs to another run, which has locked it, or has replaced the
+  /// folder and may have ended: nothing may be written there.
+  void check() const;
+  /// Whether OUT and the lock are those that were locked.
+  bool is_locked() const;
+  /// Must be called before each save, as OUT may have been removed. Recreates and locks a removed
+  /// folder and then returns true: files written earlier are lost. Throws as `check`, or IoError.
   bool renew();
 
  private:
   void lock(double patience_s);
   std::string read_holder() const;
   bool is_current() const;
+  void check_owner() const;
 
+  mutable std::mutex mutex_;  // checkpoints are written by another thread than logs
   std::string out_, path_;
   std::optional<FileDescriptor> folder_, file_;
 };

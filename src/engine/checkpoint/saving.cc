@@ -4,12 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "core/files.h"
 #include "core/log.h"
 #include "core/safetensors.h"
 #include "engine/checkpoint/sections.h"
@@ -37,25 +40,43 @@ void for_each_slice(const TrainedRanks& ranks, const OwnedState& owned, Moment m
   }
 }
 
-/// Throws on every rank if a weight of any rank is not finite, before unusable files are written.
-/// Collective.
-void require_finite(const TrainedRanks& ranks, const OwnedState& owned, int64_t step) {
+using FindValue = std::optional<size_t>(std::span<const float> values);
+
+/// "tensor 'NAME' has VALUE at element N" for a weight that `find` finds on the first rank that has
+/// one; empty: there is none. Collective.
+std::string find_weight(const TrainedRanks& ranks, const OwnedState& owned, FindValue* find) {
   std::string what;
   for_each_slice(ranks, owned, Moment::weights,
                  [&](const ParameterSlice& slice, std::span<const float> values) {
-                   const auto bad = first_not_finite(values);
-                   if (!bad || !what.empty()) return;
+                   const auto found = what.empty() ? find(values) : std::nullopt;
+                   if (!found) return;
                    what = fmt::format("tensor '{}' has {} at element {}",
-                                      ranks.parameter_list()[slice.parameter].name, values[*bad],
-                                      slice.whole + int64_t(*bad));
+                                      ranks.parameter_list()[slice.parameter].name, values[*found],
+                                      slice.whole + int64_t(*found));
                  });
-  const auto all = ranks.world.exchange(std::as_bytes(std::span(what)), "finite weights");
-  for (const auto& blob : all) {
-    if (blob.empty()) continue;
-    throw ConfigError(
-        fmt::format("weights after step {}: {}: expected finite numbers (lower optimizer.lr)", step,
-                    std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size())));
+  for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(what)), "weights")) {
+    if (!blob.empty()) return {reinterpret_cast<const char*>(blob.data()), blob.size()};
   }
+  return "";
+}
+
+/// Throws on every rank if a weight of any rank is not finite, before unusable files are written.
+/// Collective.
+void require_finite(const TrainedRanks& ranks, const OwnedState& owned, int64_t step) {
+  const std::string what = find_weight(ranks, owned, first_not_finite);
+  if (what.empty()) return;
+  throw ConfigError(fmt::format(
+      "weights after step {}: {}: expected finite numbers (lower optimizer.lr)", step, what));
+}
+
+/// Index of the first value whose square is not finite.
+std::optional<size_t> first_overflow(std::span<const float> values) {
+  const float max = std::sqrt(std::numeric_limits<float>::max());
+  float largest = 0;
+  for (const float value : values) largest = std::max(largest, std::abs(value));
+  if (largest <= max) return std::nullopt;
+  const auto found = std::ranges::find_if(values, [&](float x) { return std::abs(x) > max; });
+  return size_t(found - values.begin());
 }
 
 /// File written by all ranks.
@@ -125,12 +146,20 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
 
 }  // namespace
 
+std::string describe_overflow(const TrainedRanks& ranks, const OwnedState& owned) {
+  const std::string what = find_weight(ranks, owned, first_overflow);
+  return what.empty() ? "" : what + ", whose square overflows: norms make 0 of it";
+}
+
 std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
                             const std::string& out, const TrainState& state,
                             const ModelConfig& model, CheckpointKeeper* keeper) {
   require_finite(ranks, owned, state.step);
+  const std::string overflow = describe_overflow(ranks, owned);
   std::unique_ptr<CheckpointWriter> checkpoint;  // on rank 0
   on_rank_zero(ranks.world, "opening a checkpoint", [&] {
+    keeper->note_overflow(state.step, overflow);
+    if (const auto free = free_bytes(out + "/checkpoints")) keeper->make_room(ranks.bytes(), *free);
     checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
     return std::string();
   });

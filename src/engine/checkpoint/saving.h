@@ -18,6 +18,9 @@ namespace tandem {
 std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
                             const std::string& out, const TrainState& state,
                             const ModelConfig& model, CheckpointKeeper* keeper);
+/// "tensor 'NAME' has VALUE at element N, …" for a weight that is so large that its square is not
+/// finite, such as of an embedding, which a norm then makes 0; empty without one. Collective.
+std::string describe_overflow(const TrainedRanks& ranks, const OwnedState& owned);
 /// Writes OUT/final/{config.json, model.safetensors, state.json}, the weights as f32 or bf16.
 void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::string& out,
                 const TrainState& state, const ModelConfig& model, DType dtype);

@@ -46,7 +46,7 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
 
 std::string find_model(const std::string& path, const Note& note) {
   if (path_exists(path + "/config.json")) return path;
-  std::string final = path + "/final";
+  std::string final = final_path(path);
   const std::vector<std::string> checkpoints = list_checkpoints(path);
   if (!checkpoints.empty() && is_newer(checkpoints.front(), final, note))
     return checkpoints.front();

@@ -13,7 +13,7 @@ uint64_t TrainedRanks::bytes() const {
     elements +=
         uint64_t(std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>()));
   }
-  return 3 * sizeof(float) * elements;
+  return (has_masters() ? 4 : 3) * sizeof(float) * elements;
 }
 
 const std::vector<Parameter>& TrainedRanks::parameter_list() const {

@@ -60,6 +60,10 @@ void Ledger::await() {
   if (!unsynced_.empty()) sync();
 }
 
+bool Ledger::is_in_place() const {
+  return is_named(file_.get(), path_);
+}
+
 /// A sync that failed may have lost bytes that were written: they are written again.
 void Ledger::write() {
   if (is_torn_) {

@@ -28,6 +28,8 @@ class Ledger {
   /// Returns once all lines are on disk. After an IoError they are retained, and the next call
   /// tries again. Any thread may call it.
   void await();
+  /// Whether the file still has its name: false if it was removed or replaced.
+  bool is_in_place() const;
 
  private:
   void write();

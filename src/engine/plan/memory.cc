@@ -118,21 +118,24 @@ double gpu_bytes(const TrainConfig& config) {
          gradient_window_bytes(config, true) + rank_activation_bytes(config, 0, true);
 }
 
-double snapshot_bytes(const TrainConfig& config) {
-  if (!CheckpointSchedule(config).is_periodic()) return 0;
+double checkpoint_bytes(const TrainConfig& config) {
   const auto of = [&](double parameters, int64_t replicas) {
     const bool has_differences =
         replicas > 1 && !CodecPolicy::parse(config.parallel.codec).weights.is_exact();
-    // Weights, both moments and masters; twice the residuals of every replica.
-    const int generations =
-        CheckpointSchedule(config).generations() + (config.checkpoint.peer_copy ? 2 : 0);
-    return parameters * generations *
-           ((has_differences ? 16 : 12) +
-            double(replicas) * state_bytes(config, replicas).residuals / 2);
+    // Weights, both moments and masters; residuals of every replica.
+    return parameters * ((has_differences ? 16 : 12) +
+                         double(replicas) * state_bytes(config, replicas).residuals / 2);
   };
   const auto experts = double(config.model.expert_parameters());
   return of(double(config.model.parameters()) - experts, config.parallel.dp) +
          of(experts, ParallelDims(config).size(kExpertDp));
+}
+
+double snapshot_bytes(const TrainConfig& config) {
+  const CheckpointSchedule schedule(config);
+  if (!schedule.is_periodic()) return 0;
+  return (schedule.generations() + (config.checkpoint.peer_copy ? 2 : 0)) *
+         checkpoint_bytes(config);
 }
 
 namespace {

@@ -24,6 +24,8 @@ double training_bytes(const TrainConfig& config);
 double gradient_window_bytes(const TrainConfig& config, bool on_gpus);
 /// Bytes of a rank's messages to and from its replicas.
 double message_bytes(const TrainConfig& config, bool on_gpus);
+/// Bytes of a checkpoint, without its text files.
+double checkpoint_bytes(const TrainConfig& config);
 /// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
 /// host memory.
 double snapshot_bytes(const TrainConfig& config);

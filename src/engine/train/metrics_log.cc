@@ -5,9 +5,9 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
-#include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "engine/report/progress.h"
@@ -40,12 +40,31 @@ void set_aside(const std::string& path, const std::vector<std::string>& lines, s
                           path, lines.size(), lines.size() == 1 ? "" : "s", first, aside));
 }
 
+/// Logs a warning if not all steps up to `last_step` are among `steps`, which are at most that.
+void warn_of_missing(const std::string& path, const std::set<int64_t>& steps, int64_t last_step) {
+  const int64_t missing = last_step - int64_t(steps.size());
+  if (missing <= 0) return;
+  int64_t first = 1;
+  for (const int64_t step : steps) {
+    if (step > first) break;
+    first = step + 1;
+  }
+  log_message(LogLevel::warn,
+              fmt::format("{}: no lines of {} of the {} steps (the first: step {}): the file was "
+                          "removed or changed",
+                          path, missing, last_step, first));
+}
+
 /// Rewrites `path` (if it exists) without the lines past `last_step` and without damaged ones;
 /// returns it. A truncated line is always past `last_step`: lines up to a checkpoint are synced
 /// before the checkpoint.
 const std::string& trimmed(const std::string& path, int64_t last_step) {
   std::error_code code;
-  if (!std::filesystem::exists(std::filesystem::symlink_status(path, code))) return path;
+  std::set<int64_t> steps;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, code))) {
+    warn_of_missing(path, steps, last_step);
+    return path;
+  }
   const std::string text = path_exists(path) ? read_file(path) : "";
   std::istringstream lines(text);
   std::string text_up_to_step, line;
@@ -55,15 +74,32 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
     ++number;
     const bool cut = lines.eof();
     if (const auto step = parse_step(line)) {
-      if (*step <= last_step) text_up_to_step += line + "\n";
+      if (*step > last_step) continue;
+      text_up_to_step += line + "\n";
+      if (*step > 0) steps.insert(*step);
     } else if (!cut && !line.empty()) {
       if (damaged.empty()) first = number;
       damaged.push_back(line);
     }
   }
   set_aside(path, damaged, first);
+  warn_of_missing(path, steps, last_step);
   replace_file(path, text_up_to_step);
   return path;
+}
+
+}  // namespace
+
+namespace {
+
+ordered_json to_json(const AxisMeans& means) {
+  return {{"tp", means.tp}, {"ep", means.ep}, {"dp", means.dp}, {"pp", means.pp}};
+}
+
+ordered_json sent_by_axis(const StepRecord& m) {
+  ordered_json sent = to_json(m.sent_bytes);
+  if (!m.counts_layer_bytes) sent["tp"] = sent["ep"] = nullptr;
+  return sent;
 }
 
 }  // namespace
@@ -80,6 +116,9 @@ std::string to_json_line(const StepRecord& m) {
                     {"compute_ms", m.compute_ms},
                     {"gemm_ms", m.gemm_ms},
                     {"exposed_comm_ms", m.exposed_comm_ms},
+                    {"exposed_ms", to_json(m.exposed_ms)},
+                    {"sent_bytes", sent_by_axis(m)},
+                    {"state_bytes_per_parameter", m.state_bytes_per_parameter},
                     {"data_wait_ms", m.data_wait_ms},
                     {"mfu", m.mfu},
                     {"memory_bytes", m.memory_bytes}};
@@ -101,7 +140,7 @@ std::string to_json_line(const StepRecord& m) {
     line["expert_imbalance"] = m.expert_imbalance;
     line["expert_rows"] = m.expert_rows;
   }
-  return line.dump() + "\n";
+  return dump_json(line) + "\n";
 }
 
 std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,

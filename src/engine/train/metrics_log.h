@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/file_descriptor.h"
+#include "core/files.h"
 #include "engine/model/codec_policy.h"
 #include "engine/train/step_record.h"
 
@@ -20,13 +21,15 @@ std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_fee
 class MetricsLog : public StepSink {
  public:
   /// Keeps the lines of steps up to `last_step` and drops later ones and a truncated last line.
-  /// Damaged lines are moved to PATH.damaged, with a log message.
+  /// Damaged lines are moved to PATH.damaged. Logs a warning of these, and of steps without a line.
   MetricsLog(const std::string& path, int64_t last_step);
   /// After an IoError the line is kept: the next call writes it first.
   void add(const StepRecord& step) override;
   /// Tries lines that add() could not write again, and syncs the file. Another thread may add
   /// meanwhile.
   void sync();
+  /// Whether the file still has its name: false if it was removed or replaced.
+  bool is_in_place() const { return is_named(file_.get(), path_); }
 
  private:
   std::string path_;

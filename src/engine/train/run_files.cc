@@ -7,9 +7,13 @@
 
 #include "core/files.h"
 #include "core/log.h"
+#include "engine/checkpoint/disk_room.h"
 #include "engine/checkpoint/made_by.h"
+#include "engine/checkpoint/run_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/data/corpus.h"
+#include "engine/data/ledger_check.h"
+#include "engine/plan/memory.h"
 #include "engine/tokenizer/open.h"
 #include "observe/file_activity.h"
 #include "tandem/error.h"
@@ -35,6 +39,7 @@ RunFiles::RunFiles(const std::string& out, bool resume, const TokenSource& sourc
     : out_(out), source_(source), progress_(progress) {
   make_directories(out);
   lock_.emplace(out, patience_s);
+  restore_final(out);
   if (!resume) require_no_run(out);
   run_id_ = read_run_id(out);
 }
@@ -75,9 +80,37 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   }
 }
 
+std::string RunFiles::find_other_owner() const {
+  try {
+    lock_->check();
+  } catch (const ConfigError& error) {
+    return error.what();
+  } catch (const IoError&) {  // not known: the next write says why
+  }
+  return "";
+}
+
+void RunFiles::check_room(const TrainConfig& config, int64_t step, bool in_memory) {
+  const auto bytes = double(size_of(parse_dtype(config.checkpoint.export_dtype)));
+  const std::string text = check_disk_room(
+      out_, step,
+      {checkpoint_bytes(config), bytes * double(config.model.parameters()), config.checkpoint.keep,
+       CheckpointSchedule(config).is_periodic(), !in_memory});
+  if (!text.empty()) warn(text);
+}
+
 void RunFiles::open_logs(const LedgerStart& start) {
   const std::lock_guard lock(mutex_);
   replace_logs(start);
+  if (start.next_sample == 0) return;
+  const std::string path = out_ + "/ledger.jsonl";
+  const std::vector<std::string> problems = check_ledger(path, {}).problems;
+  if (problems.empty()) return;
+  warn(fmt::format(
+      "{}: {}{}: the file was removed or changed", path, problems.front(),
+      problems.size() == 1
+          ? ""
+          : fmt::format("; and {} more, which tandem data check names", problems.size() - 1)));
 }
 
 /// With the mutex.
@@ -88,6 +121,16 @@ void RunFiles::replace_logs(const LedgerStart& start) {
   position_ = start;
 }
 
+/// With the mutex. Makes a log that was removed, or is another file now, again; not if the folder
+/// is another, which is prepare_checkpoint's to decide.
+void RunFiles::replace_removed() {
+  const bool has_ledger = ledger_->is_in_place();
+  if ((has_ledger && log_->is_in_place()) || !lock_->is_locked()) return;
+  warn(fmt::format("{}/{} was removed or replaced: it is continued from here", out_,
+                   has_ledger ? "metrics.jsonl" : "ledger.jsonl"));
+  replace_logs(LedgerStart(position_));
+}
+
 RunFiles::Logs RunFiles::logs() {
   const std::lock_guard lock(mutex_);
   return {ledger_, log_};
@@ -96,6 +139,7 @@ RunFiles::Logs RunFiles::logs() {
 void RunFiles::add(const StepRecord& step) {
   try_writing(metrics_fail_, [&] {
     const std::lock_guard lock(mutex_);
+    replace_removed();
     log_->add(step);
   });
 }
@@ -118,6 +162,7 @@ void RunFiles::append(const LedgerStep& step) {
   }
   {
     const std::lock_guard lock(mutex_);
+    replace_removed();
     ledger_->append(step);
     position_.step = step.skip_reason.empty() ? step.step : step.step - 1;
     position_.next_sample = step.end();

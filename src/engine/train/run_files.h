@@ -36,8 +36,16 @@ class RunFiles {
   /// Writes config.toml, with the settings in effect, run_id, heldout.txt, data.json and the
   /// tokenizer.
   void write_configuration(const TrainConfig& config) const;
+  /// Throws ConfigError if OUT now belongs to another run: nothing may be written there.
+  void require_output() const { lock_->check(); }
+  /// Why nothing may be written to OUT, as require_output() throws it; empty: it is this run's.
+  std::string find_other_owner() const;
+  /// Throws IoError, or warns with the numbers, if OUT has no room for the checkpoints of the run
+  /// after `step`; with `in_memory`, it has its state there and only warns.
+  void check_room(const TrainConfig& config, int64_t step, bool in_memory);
   /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
-  /// dropped from the first, and marked by a line in the second.
+  /// dropped from the first, and marked by a line in the second. Warns of lines before that are
+  /// missing or were changed.
   void open_logs(const LedgerStart& start);
   /// Adds a line to metrics.jsonl. Warns once while it cannot be written: the next call tries
   /// again.
@@ -65,6 +73,7 @@ class RunFiles {
   };
   Logs logs();
   void replace_logs(const LedgerStart& start);
+  void replace_removed();
 
   std::mutex mutex_;
   std::shared_ptr<Ledger> ledger_;  // this and the next two are replaced under the mutex

@@ -6,18 +6,36 @@
 #include <variant>
 
 #include "core/files.h"
+#include "core/machine.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/data/shard_stream.h"
+#include "engine/optim/learning_rate.h"
 #include "engine/parallel/agreement.h"
 #include "engine/parallel/buckets.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/plan/auto_dtype.h"
 #include "engine/report/progress.h"
+#include "engine/train/gpu_training.h"
+#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem {
+
+const TrainRequest& check_request(Communicator& world, const TrainRequest& request,
+                                  const TokenSource& source) {
+  if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
+  world.require_same("configuration", to_toml(request.config));
+  world.require_same("--resume", request.resume ? "yes" : "no");
+  world.require_same("--out", request.out);
+  world.require_same("--init", request.init);
+  world.require_same("--inject", request.faults.text());
+  require_same_location(world, "--out", request.out);
+  world.require_same("the training text", source.identity());
+  set_kernel_threads(threads_per_rank(world.size()));
+  return request;
+}
 
 std::vector<std::string> describe_run(const TrainConfig& config, const TokenSource& source,
                                       const Sampler& sampler) {
@@ -93,12 +111,21 @@ std::vector<std::string> describe_streams(const TokenSource& source) {
   return lines;
 }
 
+double next_learning_rate(const TrainConfig& config, const TrainState& state, double elapsed_s) {
+  return config.train.tokens > 0 ? learning_rate(config, state.step, double(state.control.tokens),
+                                                 double(state.control.warmup_tokens))
+                                 : learning_rate(config, state.step, elapsed_s, state.warmup_s);
+}
+
 int64_t count_targets(const Sampler& sampler, int64_t end) {
   int64_t targets = 0;
   for (int64_t sample = 0; sample < end; ++sample) targets += sampler.targets(sample);
   return targets;
 }
 
+namespace {
+
+/// Line of the last step that ends at or before the sample.
 std::string find_cursors(const std::string& ledger, int64_t next_sample) {
   if (!path_exists(ledger)) return "";
   const std::string text = read_file(ledger);
@@ -117,7 +144,13 @@ std::string find_cursors(const std::string& ledger, int64_t next_sample) {
   return "";
 }
 
-void seek_cursors(const std::string& line, const Sampler& sampler) {
+}  // namespace
+
+void seek_streams(Communicator& world, const std::string& ledger, int64_t next_sample,
+                  const Sampler& sampler) {
+  if (sampler.windows() > 0) return;
+  const std::string line =
+      on_rank_zero(world, "reading the ledger", [&] { return find_cursors(ledger, next_sample); });
   if (line.empty()) return;
   sampler.seek(std::get<LedgerStep>(parse_ledger_line(line).record).cursors);
 }

@@ -14,9 +14,15 @@
 #include "engine/data/sampler.h"
 #include "engine/data/token_source.h"
 #include "engine/parallel/dims.h"
+#include "engine/train/trainer.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
+
+/// Throws unless all ranks have the same request and text, and for what GPUs cannot train.
+/// Collective.
+const TrainRequest& check_request(Communicator& world, const TrainRequest& request,
+                                  const TokenSource& source);
 
 /// Lines for the log: model, data, padding, batch ramp-up.
 std::vector<std::string> describe_run(const TrainConfig& config, const TokenSource& source,
@@ -43,14 +49,17 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
 /// samples were read in order.
 std::vector<std::string> describe_streams(const TokenSource& source);
 
+/// Learning rate of the step after `state`. `elapsed_s`: seconds of training.
+double next_learning_rate(const TrainConfig& config, const TrainState& state, double elapsed_s);
+
 /// Targets of samples [0, end).
 int64_t count_targets(const Sampler& sampler, int64_t end);
 
-/// Line of the last step in the file `ledger` that ends at or before sample `next_sample`; empty if
-/// there is none. Throws IoError for a file that cannot be read.
-std::string find_cursors(const std::string& ledger, int64_t next_sample);
-/// Gives the sampler the cursors of such a line.
-void seek_cursors(const std::string& line, const Sampler& sampler);
+/// Gives a sampler of streams the cursors of the last step in the file `ledger` that ends at or
+/// before sample `next_sample`, if there is one. Throws IoError for a file that cannot
+/// be read. Collective.
+void seek_streams(Communicator& world, const std::string& ledger, int64_t next_sample,
+                  const Sampler& sampler);
 
 LedgerStart ledger_start(const TrainState& state, const TrainConfig& config,
                          const Sampler& sampler);

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "core/machine.h"
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/run_checkpoints.h"
@@ -17,14 +16,11 @@
 #include "engine/checkpoint/saving.h"
 #include "engine/data/sampler.h"
 #include "engine/eval/validation.h"
-#include "engine/optim/learning_rate.h"
-#include "engine/parallel/agreement.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/plan/memory.h"
 #include "engine/plan/utilization.h"
 #include "engine/report/progress.h"
 #include "engine/train/fault_injector.h"
-#include "engine/train/gpu_training.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/phase_log.h"
 #include "engine/train/progress_sink.h"
@@ -37,7 +33,6 @@
 #include "engine/train/step_executor.h"
 #include "engine/train/step_guard.h"
 #include "engine/train/trace_steps.h"
-#include "gemm/gemm.h"
 #include "observe/file_activity.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -47,25 +42,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-const TrainRequest& checked(Communicator& world, const TrainRequest& request,
-                            const TokenSource& source) {
-  if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
-  world.require_same("configuration", to_toml(request.config));
-  world.require_same("--resume", request.resume ? "yes" : "no");
-  world.require_same("--out", request.out);
-  world.require_same("--init", request.init);
-  world.require_same("--inject", request.faults.text());
-  require_same_location(world, "--out", request.out);
-  world.require_same("the training text", source.identity());
-  set_kernel_threads(threads_per_rank(world.size()));
-  return request;
-}
-
 class Trainer {
  public:
   Trainer(Communicator& world, const TrainRequest& request, const TokenSource& source)
       : world_(world),
-        request_(checked(world, request, source)),
+        request_(check_request(world, request, source)),
         config_(request.config),
         source_(source),
         sampler_(source, config_.train.seq, uint64_t(config_.train.seed),
@@ -108,6 +89,8 @@ class Trainer {
       self_check_.emplace(config_, groups_);
     }
     phase_log_.emplace(config_, request_.out + "/ranks", groups_, state_.step);
+    on_output("room on disk",
+              [&] { files_->check_room(config_, state_.step, begin_at.memory.has_value()); });
     if (!files_) return;
     files_->open_logs(ledger_start(state_, config_, sampler_));
     progress_sink_.emplace(config_, *progress_, state_);
@@ -137,6 +120,7 @@ class Trainer {
             self_check_->add(*record, phase_log_->phases(), request_.out + "/self_check.json"));
       }
     }
+    on_output("the folder of the run", [&] { files_->require_output(); });
     if (!corrupt_.empty()) end_corrupt();
     const bool saves = !request_.only_saves || memory_->restored() >= 0;
     const std::string unsaved = saves ? save_now() : "";
@@ -148,8 +132,13 @@ class Trainer {
     if (!unsaved.empty() && stopped) throw IoError(unsaved);
     if (!unsaved.empty()) note(fmt::format("warning: step {} not saved: {}", state_.step, unsaved));
     if (!stopped) {
+      on_output("the folder of the run", [&] { files_->require_output(); });
       save_final(*trained_, LiveState(*trained_), request_.out, state_, config_.model,
                  parse_dtype(config_.checkpoint.export_dtype));
+    }
+    if (!unsaved.empty() && checkpoints_->saved_step() < 0) {
+      throw IoError(fmt::format("{}/final is written, but no checkpoint could be saved: {}",
+                                request_.out, unsaved));
     }
     if (progress_) progress_->finish();
     note_lines(describe_streams(source_));
@@ -197,7 +186,7 @@ class Trainer {
     const auto state = restore(*trained_, *memory_, from, files_ ? &*files_ : nullptr, config_);
     if (state) {
       state_ = *state;
-      seek_streams();
+      seek_streams(world_, request_.out + "/ledger.jsonl", state_.next_sample, sampler_);
       if (state_.control.tokens < 0) {
         state_.control.tokens = count_targets(sampler_, state_.next_sample);
       }
@@ -220,23 +209,20 @@ class Trainer {
     state_.made_by = build_identity();
   }
 
-  /// Streams of shards are read from the ledger's last cursors before the next sample on.
-  void seek_streams() {
-    if (sampler_.windows() > 0) return;
-    const std::string line = on_rank_zero(world_, "reading the ledger", [&] {
-      return find_cursors(request_.out + "/ledger.jsonl", state_.next_sample);
-    });
-    seek_cursors(line, sampler_);
-  }
-
   /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
   /// settings to OUT/config.toml.
   void resolve_dtype(const ResumePoint& from) {
     const std::string choice =
         choose_run_dtype(world_, config_, from.is_start() ? "" : from.state().config);
     if (!choice.empty()) note(choice);
-    on_rank_zero(world_, "writing the configuration", [&] {
-      files_->write_configuration(config_);
+    on_output("writing the configuration", [&] { files_->write_configuration(config_); });
+  }
+
+  /// Calls `work` on rank 0, whose files_ it uses. Collective.
+  template <typename Work>
+  void on_output(std::string_view what, const Work& work) {
+    on_rank_zero(world_, what, [&] {
+      work();
       return std::string();
     });
   }
@@ -255,6 +241,7 @@ class Trainer {
     executor_->progress();
     executor_->verify_text(state_.next_sample);
     const int64_t targets = executor_->targets(state_.next_sample);
+    if (files_ && error_.empty()) error_ = files_->find_other_owner();
     if (injector_) injector_->before_passes(state_.step + 1, *executor_);
     const auto compute = [&] { return executor_->compute(state_.next_sample, targets); };
     StepExecutor::Result result = compute();
@@ -298,12 +285,13 @@ class Trainer {
       state_.warmup_s = sums.elapsed_s;
       state_.control.warmup_tokens = state_.control.tokens;
     }
-    record.lr = next_learning_rate(sums.elapsed_s);
+    record.lr = next_learning_rate(config_, state_, sums.elapsed_s);
     state_.next_sample += record.batch;
     state_.control.tokens += targets;
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
     if (verdict.action == StepAction::skip) return {};
+    if (record.grad_norm == 0) note_zero_gradient();
     checkpoints_->before_update();
     executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
     loss_ = record.loss;
@@ -319,6 +307,7 @@ class Trainer {
                        format_bytes(double(executor_->activation_bytes()))));
     }
     record.memory_bytes = memory_in_use(ranks_->chunks.front().stage.exec());
+    record.state_bytes_per_parameter = ranks_->state_bytes_per_parameter();
     phase_log_->count_layer_bytes(record);
     exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
@@ -355,11 +344,12 @@ class Trainer {
                             state_.step, saved));
   }
 
-  double next_learning_rate(double elapsed_s) const {
-    return config_.train.tokens > 0
-               ? learning_rate(config_, state_.step, double(state_.control.tokens),
-                               double(state_.control.warmup_tokens))
-               : learning_rate(config_, state_.step, elapsed_s, state_.warmup_s);
+  /// A norm of exactly 0 is noted once. Collective; before the update.
+  void note_zero_gradient() {
+    if (std::exchange(has_noted_zero_, true)) return;
+    const std::string cause = describe_overflow(*trained_, LiveState(*trained_));
+    note(fmt::format("warning: step {}: the gradient norm is 0: nothing is learned from it{}",
+                     state_.step + 1, cause.empty() ? "" : "; " + cause));
   }
 
   /// Sums over the ranks.
@@ -481,7 +471,7 @@ class Trainer {
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  bool has_noted_activations_ = false;
+  bool has_noted_activations_ = false, has_noted_zero_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
   RunCheckpoints::Running running_;    // of any rank, during the step
   std::string init_from_;              // folder of the model whose weights the run starts from
