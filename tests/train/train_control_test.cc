@@ -6,10 +6,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <sstream>
+#include <string_view>
 #include <variant>
 
 #include "core/files.h"
+#include "core/safetensors.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger_check.h"
 #include "engine/data/ledger_lines.h"
@@ -291,6 +294,57 @@ TEST(TrainControl, ProcessStopsAfterItsTimeAndIsResumed) {
   const std::string steps = "train.steps=" + std::to_string(end.step + 2);
   EXPECT_EQ(run_on_threads(control_request(dir / "out", {steps, "parallel.dp=2"})).step,
             end.step + 2);
+}
+
+/// Copies a model with its embedding times `factor`.
+void scale_embedding(const std::string& from, const std::string& to, float factor) {
+  fs::create_directories(to);
+  fs::copy(from + "/config.json", to + "/config.json");
+  const SafetensorsFile file(from + "/model.safetensors");
+  std::vector<SafetensorsWriter::Spec> specs;
+  for (const SafetensorsEntry& entry : file.entries()) {
+    specs.push_back({entry.name, entry.dtype, entry.shape});
+  }
+  SafetensorsWriter writer(to + "/model.safetensors", specs);
+  for (const SafetensorsEntry& entry : file.entries()) {
+    std::vector<float> values(size_t(entry.elements()));
+    file.read_f32(entry, 0, values);
+    if (entry.name == "model.embed_tokens.weight") {
+      for (float& value : values) value *= factor;
+    }
+    writer.write(std::as_bytes(std::span<const float>(values)));
+  }
+  writer.finish();
+}
+
+// Such a run once went on to its end with the loss of a guess.
+TEST(TrainControl, GradientOfZeroIsNamedOnceWithTheTensorThatOverflows) {
+  const TempDir dir;
+  run_on_threads(control_request(dir / "small", {"train.steps=1"}));
+  scale_embedding(dir / "small/final", dir / "large", 1e21f);
+  TrainRequest request = control_request(dir / "run", {"train.steps=4", "checkpoint.every=2"});
+  request.init = dir / "large";
+  request.resume = false;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), &std::fclose);
+  request.log = log.get();
+  run_on_threads(request);
+  std::string text(size_t(std::ftell(log.get())), '\0');
+  std::rewind(log.get());
+  text.resize(std::fread(text.data(), 1, text.size(), log.get()));
+  const auto count = [&](std::string_view words) {
+    int found = 0;
+    for (size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(count("warning: step 1: the gradient norm is 0: nothing is learned from it; tensor "
+                  "'model.embed_tokens.weight' has "),
+            1)
+      << text;
+  EXPECT_EQ(count("the gradient norm is 0"), 1) << text;
+  EXPECT_EQ(count("warning: step 0: tensor 'model.embed_tokens.weight' has "), 1) << text;
+  EXPECT_EQ(count("whose square overflows"), 2) << text;
 }
 
 }  // namespace
