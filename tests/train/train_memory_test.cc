@@ -81,7 +81,7 @@ TEST(TrainMemory, MetricsHaveTheStateOfTheLargestRank) {
     const std::string out = dir / std::to_string(zero);
     const TrainRequest request =
         request_for({1, 2}, out,
-                    {"train.steps=1", "train.dtype=f32", "parallel.dp_bucket_mib=0.02",
+                    {"train.steps=1", "train.dtype=f32", "parallel.dp_bucket_mib=0.004",
                      "parallel.zero=" + std::to_string(zero)});
     run_on_threads(request);
     const double window =

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +22,12 @@ namespace {
 
 /// For a killed process, such as the rank of a killed launcher, to end.
 constexpr double kEndingPatienceS = 15;
+
+/// Whether the system tells if the folder was replaced: a network file system may be away.
+bool is_known(int fd, const std::string& path) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 && (::stat(path.c_str(), &status) == 0 || errno == ENOENT);
+}
 
 /// Name of a `train` output found in OUT; empty if it holds no run.
 std::string find_run(const std::string& out) {
@@ -81,7 +88,7 @@ void RunLock::check() const {
 }
 
 void RunLock::check_owner() const {
-  if (is_current()) return;
+  if (is_current() || !is_known(folder_->get(), out_)) return;
   const auto reject = [&](const std::string& found) {
     throw ConfigError(fmt::format(
         "--out {}: the folder of this run now belongs to another run ({}): nothing is saved there",
