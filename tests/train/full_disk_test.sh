@@ -16,7 +16,7 @@ start() {
     --set checkpoint.every=2 "$@" >"$dir/$name.log" 2>&1 &
   job=$!
 }
-# fill NAME: from now on the run can write no file beyond 20 kB: metrics of some 50 steps, and no model.
+# fill NAME: from now on the run can write no file beyond 20 kB: metrics of some 30 steps, and no model.
 fill() {
   wait_for "$dir/$1/metrics.jsonl" '"step":1,'
   prlimit --pid $job --fsize=20000:unlimited
@@ -61,6 +61,15 @@ status=$?
 [ $status = 3 ] && grep -q "error: .*final/model.safetensors: cannot write: File too large" "$dir/final.log" &&
   grep -qE "warning: step [0-9]* not saved: .*(step-|ledger)" "$dir/final.log" ||
   complain "final: exit $status:" "$(cat "$dir/final.log")"
+
+# Room for a model of half the size, and for no checkpoint.
+start nothing --set train.seconds=2 --set checkpoint.export_dtype=bf16 --set checkpoint.every=1000000
+wait_for "$dir/nothing/metrics.jsonl" '"step":1,'
+prlimit --pid $job --fsize=300000:unlimited
+wait $job
+status=$?
+[ $status = 3 ] && grep -q "error: .*nothing/final is written, but no checkpoint could be saved: .*File too large" "$dir/nothing.log" &&
+  [ -e "$dir/nothing/final/model.safetensors" ] || complain "nothing saved: exit $status:" "$(cat "$dir/nothing.log")"
 
 # The start.
 text=$(ulimit -f 0 && "$tandem" train "$config" --out "$dir/start" --set train.steps=4 2>&1)
