@@ -320,11 +320,12 @@ void scale_embedding(const std::string& from, const std::string& to, float facto
 // Such a run once went on to its end with the loss of a guess.
 TEST(TrainControl, GradientOfZeroIsNamedOnceWithTheTensorThatOverflows) {
   const TempDir dir;
-  run_on_threads(control_request(dir / "small", {"train.steps=1"}));
+  run_on_threads(request_for({1, 1}, dir / "small", {"train.steps=1", "train.seq=16"}));
   scale_embedding(dir / "small/final", dir / "large", 1e21f);
-  TrainRequest request = control_request(dir / "run", {"train.steps=4", "checkpoint.every=2"});
+  TrainRequest request =
+      request_for({1, 1}, dir / "run",
+                  {"train.steps=4", "train.seq=16", "train.dtype=f32", "checkpoint.every=2"});
   request.init = dir / "large";
-  request.resume = false;
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), &std::fclose);
   request.log = log.get();
   run_on_threads(request);
