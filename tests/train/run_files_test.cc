@@ -104,7 +104,7 @@ TEST(RunLock, FolderTakenByAnotherRunIsNotTouched) {
     first->renew();
     ADD_FAILURE() << "renewed";
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("now belongs to another run (checkpoints)"));
+    EXPECT_THAT(error.what(), HasSubstr("was removed, and holds another run's now (checkpoints)"));
   }
   EXPECT_EQ(names_in(out), std::vector<std::string>{"checkpoints"});
 }

@@ -56,7 +56,7 @@ start first --set train.steps=1000000 --set train.batch=4
 second=$job
 wait $first
 status=$?
-[ $status = 2 ] && grep -q "error: .*--out $dir/first: the folder of this run now belongs to another run (process $second)" "$dir/moved.log" ||
+[ $status = 3 ] && grep -q "error: --out $dir/first: the folder of this run was removed, and holds another run's now (process $second)" "$dir/moved.log" ||
   complain "taken: exit $status" "$(cat "$dir/moved.log")"
 wait_for "$dir/first/metrics.jsonl" '"step":3,'
 stop $second
@@ -76,7 +76,7 @@ before=$(cd "$dir/first2" && find . -type f -exec md5sum {} + | sort)
 kill -CONT $first
 wait $first
 status=$?
-[ $status = 2 ] && grep -q 'now belongs to another run (checkpoints)' "$dir/moved2.log" || complain "ended: exit $status" "$(cat "$dir/moved2.log")"
+[ $status = 3 ] && grep -q "holds another run's now (checkpoints)" "$dir/moved2.log" || complain "ended: exit $status" "$(cat "$dir/moved2.log")"
 [ "$before" = "$(cd "$dir/first2" && find . -type f -exec md5sum {} + | sort)" ] || complain "ended: the folder was written"
 
 # Links in OUT: ranks and trace are not followed, checkpoints are.

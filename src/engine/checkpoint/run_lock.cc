@@ -89,18 +89,18 @@ void RunLock::check() const {
 
 void RunLock::check_owner() const {
   if (is_current() || !is_known(folder_->get(), out_)) return;
-  const auto reject = [&](const std::string& found) {
-    throw ConfigError(fmt::format(
-        "--out {}: the folder of this run now belongs to another run ({}): nothing is saved there",
-        out_, found));
-  };
   const bool is_removed = !is_named(folder_->get(), out_);
-  if (const std::string found = is_removed ? find_run(out_) : ""; !found.empty()) reject(found);
-  if (!path_exists(path_)) return;
-  const FileDescriptor found(path_, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-  if (::flock(found.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    reject("process " + read_holder());
+  std::string owner;
+  if (path_exists(path_)) {
+    const FileDescriptor found(path_, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    const bool is_taken = ::flock(found.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (is_taken) owner = "process " + read_holder();
   }
+  if (owner.empty() && is_removed) owner = find_run(out_);
+  if (owner.empty()) return;
+  throw ConfigError(fmt::format(
+      "--out {}: the folder of this run {} ({}): nothing is saved there", out_,
+      is_removed ? "was removed, and holds another run's now" : "was taken by another run", owner));
 }
 
 bool RunLock::is_locked() const {

@@ -80,6 +80,10 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   }
 }
 
+void RunFiles::require_output() const {
+  if (const std::string reason = find_other_owner(); !reason.empty()) throw IoError(reason);
+}
+
 std::string RunFiles::find_other_owner() const {
   try {
     lock_->check();

@@ -36,8 +36,8 @@ class RunFiles {
   /// Writes config.toml, with the settings in effect, run_id, heldout.txt, data.json and the
   /// tokenizer.
   void write_configuration(const TrainConfig& config) const;
-  /// Throws ConfigError if OUT now belongs to another run: nothing may be written there.
-  void require_output() const { lock_->check(); }
+  /// Throws IoError if OUT now belongs to another run: nothing may be written there.
+  void require_output() const;
   /// Why nothing may be written to OUT, as require_output() throws it; empty: it is this run's.
   std::string find_other_owner() const;
   /// Throws IoError, or warns with the numbers, if OUT has no room for the checkpoints of the run
