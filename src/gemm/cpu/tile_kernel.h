@@ -24,6 +24,8 @@ constexpr int64_t kStep = 32;    // k of a tile of an operand
 constexpr int64_t kDepth = 512;  // k between loads and stores of sums: column panels stay in L1
 constexpr int64_t kBlock = 16;   // tiles along a side of a thread's block of sums, which is in L2
 
+constexpr int64_t kTogether = 4;  // panels packed at a time: whole lines of the cache of each k
+
 /// Two values of adjacent k.
 using Pair = uint32_t;
 
@@ -65,22 +67,20 @@ inline void transpose(const void* from, int64_t row, Pair* to) {
 inline void pack_rest(const Operand& o, int64_t tile, int64_t pair, Pair* to) {
   const BFloat16* from = o.data + tile * kSide * o.vector;
   const int64_t vectors = std::min(kSide, o.count - tile * kSide);
-  for (; pair < o.steps() * kStep / 2; ++pair) {
-    for (int64_t j = 0; j < kSide; ++j) {
-      const auto bits = [&](int64_t k) -> Pair {
-        return j < vectors && k < o.k ? from[j * o.vector + k * o.value].bits : 0;
-      };
-      to[pair * kSide + j] = bits(2 * pair) | bits(2 * pair + 1) << 16;
+  std::fill(to + pair * kSide, to + o.panel_pairs(), 0);
+  for (int64_t j = 0; j < vectors; ++j) {
+    const BFloat16* const vector = from + j * o.vector;
+    for (int64_t p = pair; 2 * p < o.k; ++p) {
+      const Pair odd = 2 * p + 1 < o.k ? vector[(2 * p + 1) * o.value].bits : 0;
+      to[p * kSide + j] = vector[2 * p * o.value].bits | odd << 16;
     }
   }
 }
 
-/// Packs `tiles`, one panel after the other. Where vectors are adjacent, that is 4 tiles at a time:
-/// a whole line of the cache or more of each k.
+/// Packs `tiles`, one panel after the other.
 inline void pack_panels(const Operand& o, Range tiles, Pair* to) {
   using Half = uint16_t __attribute__((vector_size(32)));
   using Whole = Pair __attribute__((vector_size(64)));
-  constexpr int64_t kTogether = 4;
   const int64_t panel = o.panel_pairs(), whole = std::min(tiles.end, o.count / kSide);
   for (int64_t first = tiles.begin; first < tiles.end; first += kTogether) {
     const int64_t end = std::min(first + kTogether, whole);
@@ -113,16 +113,23 @@ inline void pack_panels(const Operand& o, Range tiles, Pair* to) {
   }
 }
 
-/// Copies tile `tile` of vectors as [16][k rounded up to 32], with a panel of room at `panel`.
-inline void copy_vectors(const Operand& o, int64_t tile, Pair* panel, BFloat16* to) {
-  pack_panels(o, {tile, tile + 1}, panel);
-  const int64_t k = o.steps() * kStep;
-  for (int64_t step = 0; step < o.steps(); ++step) {
-    Pair turned[kSide * kSide];
-    transpose(panel + step * kSide * kSide, kSide * int64_t(sizeof(Pair)), turned);
-    for (int64_t j = 0; j < kSide; ++j) {
-      std::memcpy(static_cast<void*>(to + j * k + step * kStep), turned + j * kSide,
-                  kStep * sizeof(BFloat16));
+/// Copies `tiles` as [16][k rounded up to 32] each.
+inline void copy_vectors(const Operand& o, Range tiles, BFloat16* to) {
+  const int64_t k = o.steps() * kStep, panel = o.panel_pairs();
+  const auto panels = std::make_unique_for_overwrite<Pair[]>(size_t(kTogether * panel));
+  for (int64_t first = tiles.begin; first < tiles.end; first += kTogether) {
+    const int64_t count = std::min(kTogether, tiles.end - first);
+    pack_panels(o, {first, first + count}, panels.get());
+    for (int64_t tile = 0; tile < count; ++tile, to += kSide * k) {
+      for (int64_t step = 0; step < o.steps(); ++step) {
+        Pair turned[kSide * kSide];
+        transpose(panels.get() + tile * panel + step * kStep / 2 * kSide, kSide * sizeof(Pair),
+                  turned);
+        for (int64_t j = 0; j < kSide; ++j) {
+          std::memcpy(static_cast<void*>(to + j * k + step * kStep), turned + j * kSide,
+                      kStep * sizeof(BFloat16));
+        }
+      }
     }
   }
 }
@@ -271,10 +278,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
     pack_panels(horizontal, {begin, end}, panels + begin * panel_pairs);
   });
   parallel_ranges(copied, min_panels, [&](int64_t begin, int64_t end) {
-    const auto panel = std::make_unique_for_overwrite<Pair[]>(size_t(panel_pairs));
-    for (int64_t tile = begin; tile < end; ++tile) {
-      copy_vectors(vertical, first_copied + tile, panel.get(), copies + tile * panel_pairs * 2);
-    }
+    copy_vectors(vertical, {first_copied + begin, first_copied + end},
+                 copies + begin * panel_pairs * 2);
   });
 
   const Rows rows{vertical.data, vertical.vector, first_copied, copies, steps * kStep};
