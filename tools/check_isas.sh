@@ -4,13 +4,13 @@
 # x86-64-v3) in BUILD-MARCH, there without the suites that need the program tandem: they are a third of
 # the build. Builds what is missing. Prints a line a combination; exit 1 if one fails.
 #
-# TANDEM_ISAS    instruction sets to run (default: all below; the others are said to be left out)
-# TANDEM_SUITES  ctest's names of suites
+# CHECK_ISAS    instruction sets to run (default: all below; the others are said to be left out)
+# CHECK_SUITES  ctest's names of suites
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=${1:-build} march=${2:-x86-64-v3}
-suites=${TANDEM_SUITES:-core_test kernels_test gemm_test infer_test train_messages_test bench_generate}
-isas=${TANDEM_ISAS:-SSE41 AVX2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16 AVX512_CORE_AMX}
+suites=${CHECK_SUITES:-core_test kernels_test gemm_test infer_test train_messages_test bench_generate}
+isas=${CHECK_ISAS:-SSE41 AVX2 AVX512_CORE AVX512_CORE_VNNI AVX512_CORE_BF16 AVX512_CORE_AMX}
 jobs=$(nproc)
 status=0
 
