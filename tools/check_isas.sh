@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_isas.sh [BUILD [MARCH]]: the suites of arithmetic under each instruction set of oneDNN that this
 # processor has, by the programs in BUILD (default: build) and by ones compiled for MARCH (default:
-# x86-64-v3) in BUILD-MARCH, there without the suites that need the program tandem: they are a third of
-# the build. Builds what is missing. Prints a line a combination; exit 1 if one fails.
+# x86-64-v3) in BUILD-MARCH, there without the suites that need the program tandem, for a
+# shorter build. Builds what is missing. Prints a line a combination; exit 1 if one fails.
 #
 # CHECK_ISAS    instruction sets to run (default: all below; the others are said to be left out)
 # CHECK_SUITES  ctest's names of suites
