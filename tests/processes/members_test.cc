@@ -20,9 +20,12 @@ namespace {
 
 using testing::HasSubstr;
 
+using MakeBootstrap = std::function<std::unique_ptr<processes::Bootstrap>(const Launch&)>;
+
 /// Runs `body` on each of the `present` ranks of a world of `size`, and returns their errors.
 std::vector<std::string> run_members(int size, const std::vector<int>& present, double deadline_s,
-                                     const std::function<void(Communicator&)>& body) {
+                                     const std::function<void(Communicator&)>& body,
+                                     const MakeBootstrap& make_bootstrap = {}) {
   static std::atomic<int> worlds = 0;
   raise_file_limit();
   Launch launch;
@@ -37,9 +40,10 @@ std::vector<std::string> run_members(int size, const std::vector<int>& present, 
     threads.emplace_back([&, rank, launch]() mutable {
       launch.rank = rank;
       try {
-        const auto comm = processes::new_member(
-            std::make_unique<processes::RendezvousBootstrap>(launch, control::Secret{}, deadline_s),
-            {.deadline_s = deadline_s});
+        auto bootstrap = make_bootstrap ? make_bootstrap(launch)
+                                        : std::make_unique<processes::RendezvousBootstrap>(
+                                              launch, control::Secret{}, deadline_s);
+        const auto comm = processes::new_member(std::move(bootstrap), {.deadline_s = deadline_s});
         body(*comm);
       } catch (const Error& error) {
         const std::lock_guard lock(mutex);
@@ -83,6 +87,36 @@ TEST(Members, LargeWorldsExchangeAndMeet) {
     EXPECT_EQ(sum, kRanks / 2);
   });
   EXPECT_THAT(errors, testing::IsEmpty());
+}
+
+/// Exchanges a blob of `lengths[rank]` bytes of each rank.
+void expect_exchanged(const std::vector<size_t>& lengths, double deadline_s) {
+  const int ranks = int(lengths.size());
+  std::vector<std::vector<std::byte>> blobs;
+  for (const size_t bytes : lengths) {
+    auto& blob = blobs.emplace_back(bytes);
+    for (size_t i = 0; i < bytes; ++i) blob[i] = std::byte(uint8_t(blobs.size() + i * 7 / 3));
+  }
+  const auto errors = run_members(ranks, first_ranks(ranks), deadline_s, [&](Communicator& comm) {
+    EXPECT_TRUE(comm.exchange(blobs[size_t(comm.rank())], "blobs") == blobs);
+    comm.barrier();
+  });
+  EXPECT_THAT(errors, testing::IsEmpty());
+}
+
+// Lengths that need several meetings, of one rank, of some and of all.
+TEST(Members, LargeWorldsExchangeBlobsOfAnySize) {
+  std::vector<size_t> one(66, 0), some(66), all(66, 100'000);
+  one[7] = 300'000;
+  for (size_t rank = 0; rank < some.size(); ++rank) {
+    some[rank] = rank % 3 == 0 ? rank * 4'000 : rank % 3 - 1;
+  }
+  for (const auto& lengths : {one, some, all}) expect_exchanged(lengths, 120);
+}
+
+// More bytes than a message of the store may have; each rank receives all of them.
+TEST(MembersLong, LargeWorldsExchangeMoreThanAMessageHolds) {
+  expect_exchanged(std::vector<size_t>(65, control::kMaxBlobBytes / 65 + 1000), 300);
 }
 
 TEST(Members, AProcessMayHoldWorldsOneAfterAnother) {

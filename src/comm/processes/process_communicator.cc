@@ -15,6 +15,9 @@ namespace {
 
 /// Ranks of a group that exchanges by shared memory: each writes to all others.
 constexpr int kMaxDirectRanks = 64;
+/// Max bytes that the ranks of a larger group exchange in one meeting: their replies are messages
+/// of at most control::kMaxBlobBytes.
+constexpr size_t kMeetingBytes = size_t(4) << 20;
 /// A wait that lasts asks now and then whether its peer has ended its run.
 constexpr auto kPatience = std::chrono::milliseconds(250);
 
@@ -223,15 +226,38 @@ control::Met ProcessCommunicator::meet(std::string_view what, std::string_view c
   return control::StoreClient::met(*reply);
 }
 
+// Ranks meet until the longest blob has arrived, each with the next chunk of its own; a blob's
+// first chunk follows its length. A barrier, of empty blobs, is one meeting without contents.
 bool ProcessCommunicator::do_exchange(std::span<const std::byte> blob, std::string_view what,
                                       std::vector<std::vector<std::byte>>& all) {
   if (size_ <= kMaxDirectRanks) return false;
-  control::Met met = meet(what, what, blob);
-  if (met.differs >= 0) {
-    throw Mismatch(fmt::format("rank 0 is in {}, rank {} in {}: expected the same call", met.first,
-                               met.differs, met.other));
+  const size_t chunk = std::max<size_t>(kMeetingBytes / size_t(size_), 1);
+  uint64_t longest = 0;
+  for (size_t at = 0; at == 0 || at < longest; at += chunk) {
+    control::Blob local;
+    const uint64_t total = blob.size();
+    if (at == 0 && total > 0) {
+      const auto length = std::as_bytes(std::span(&total, 1));
+      local.assign(length.begin(), length.end());
+    }
+    const auto next = blob.subspan(std::min(at, blob.size()));
+    local.insert(local.end(), next.begin(), next.begin() + int64_t(std::min(chunk, next.size())));
+    const control::Met met = meet(what, what, local);
+    if (met.differs >= 0) {
+      throw Mismatch(fmt::format("rank 0 is in {}, rank {} in {}: expected the same call",
+                                 met.first, met.differs, met.other));
+    }
+    for (size_t rank = 0; rank < met.blobs.size(); ++rank) {
+      std::span<const std::byte> remote = met.blobs[rank];
+      if (at == 0 && !remote.empty()) {
+        uint64_t length = 0;
+        std::memcpy(&length, remote.data(), sizeof length);
+        longest = std::max(longest, length);
+        remote = remote.subspan(sizeof length);
+      }
+      all[rank].insert(all[rank].end(), remote.begin(), remote.end());
+    }
   }
-  if (!met.blobs.empty()) all = std::move(met.blobs);
   return true;
 }
 

@@ -126,12 +126,7 @@ ServerConnection::Received ControlCommunicator::receive(Message& message, double
 std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<const std::byte> blob,
                                                                   std::string_view what) {
   process_.require(what);
-  if (what.size() > kMaxNameBytes || blob.size() > kMaxBlobBytes) {
-    throw InvalidArgument(
-        fmt::format("exchange of {} bytes, its name of {}: expected at most {} "
-                    "and {}",
-                    blob.size(), what.size(), kMaxBlobBytes, kMaxNameBytes));
-  }
+  require_lengths("exchange", what.size(), blob.size());
   const Header local{Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())};
   if (!connection_->send(deadline_s_, local, what, blob)) {
     throw Timeout({what, 0}, rank_, round_, 0, deadline_s_);

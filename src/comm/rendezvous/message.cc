@@ -1,8 +1,18 @@
 #include "comm/rendezvous/message.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
+#include "tandem/error.h"
+
 namespace tandem::control {
+
+void require_lengths(std::string_view what, size_t name_bytes, size_t blob_bytes) {
+  if (name_bytes <= kMaxNameBytes && blob_bytes <= kMaxBlobBytes) return;
+  throw InvalidArgument(fmt::format("{} of {} bytes, its name of {}: expected at most {} and {}",
+                                    what, blob_bytes, name_bytes, kMaxBlobBytes, kMaxNameBytes));
+}
 
 void Inbox::append(std::span<const std::byte> bytes) {
   if (damaged_) return;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/sha256.h"
@@ -69,6 +70,8 @@ struct Header {
 
 /// Max lengths that a message may announce.
 constexpr uint32_t kMaxNameBytes = 64u << 10, kMaxBlobBytes = 64u << 20;
+/// Throws InvalidArgument naming `what` and the lengths unless a message may announce them.
+void require_lengths(std::string_view what, size_t name_bytes, size_t blob_bytes);
 
 struct Message {
   Header header{};

@@ -18,8 +18,10 @@ constexpr double kSendSeconds = 10;
 
 }  // namespace
 
-void StoreClient::send(const Header& header, std::string_view name,
-                       std::span<const std::byte> blob) {
+void StoreClient::send(Header header, std::string_view name, std::span<const std::byte> blob) {
+  require_lengths("store: a message", name.size(), blob.size());
+  header.name_bytes = uint32_t(name.size());
+  header.blob_bytes = uint32_t(blob.size());
   const auto until = after(kSendSeconds);
   const std::lock_guard lock(sending_);
   if (stuck_) return;
@@ -38,14 +40,12 @@ StoreClient::Pending StoreClient::request(Header header, std::string_view name,
     if (header.value == 0) header.value = next_++;
     pending_[header.value] = pending;
   }
-  header.name_bytes = uint32_t(name.size());
-  header.blob_bytes = uint32_t(blob.size());
   send(header, name, blob);
   return pending;
 }
 
 void StoreClient::set(std::string_view key, std::span<const std::byte> value, int lease_s) {
-  send({Kind::set, lease_s, 0, uint32_t(key.size()), uint32_t(value.size())}, key, value);
+  send({Kind::set, lease_s, 0, 0, 0}, key, value);
 }
 
 StoreClient::Pending StoreClient::get(std::span<const std::string> keys, bool wait) {
@@ -57,7 +57,7 @@ StoreClient::Pending StoreClient::add(std::string_view key, int64_t number) {
 }
 
 void StoreClient::watch(std::string_view family, bool settings) {
-  send({Kind::watch, settings ? 1 : 0, 0, uint32_t(family.size()), 0}, family, {});
+  send({Kind::watch, settings ? 1 : 0, 0, 0, 0}, family, {});
 }
 
 StoreClient::Pending StoreClient::meet(const Meeting& meeting) {

@@ -67,7 +67,8 @@ class StoreClient {
 
  private:
   Pending request(Header header, std::string_view name, std::span<const std::byte> blob);
-  void send(const Header& header, std::string_view name, std::span<const std::byte> blob);
+  /// Fills in the lengths. Throws as require_lengths.
+  void send(Header header, std::string_view name, std::span<const std::byte> blob);
 
   const int rank_;
   Channel channel_;
