@@ -146,6 +146,45 @@ TEST(Members, AnErrorOfOneEndsTheWaitsOfAll) {
   for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("rank 33: out of luck"));
 }
 
+// As under MPI: a rank that has ended waits for the others, here for longer than its lease.
+class BootstrapToTheEnd final : public processes::Bootstrap {
+ public:
+  explicit BootstrapToTheEnd(const Launch& launch)
+      : rendezvous_(launch, control::Secret{}, kDeadlineSeconds) {
+    rank_ = launch.rank;
+    size_ = launch.size;
+    deadline_s_ = kDeadlineSeconds;
+  }
+  double lease_s() const override { return kLeaseSeconds; }
+  std::string_view transport() const override { return rendezvous_.transport(); }
+  control::Connection connect_to_store() override { return rendezvous_.connect_to_store(); }
+  bool has_fabric() const override { return false; }
+  bool must_end_together() const override { return true; }
+  std::unique_ptr<processes::Transport> make_transport(processes::TransportSink& sink,
+                                                       processes::EventFd& event_fd) override {
+    return rendezvous_.make_transport(sink, event_fd);
+  }
+
+  static constexpr double kDeadlineSeconds = 60, kLeaseSeconds = 3;
+
+ private:
+  processes::RendezvousBootstrap rendezvous_;
+};
+
+TEST(Members, ARankThatHasEndedKeepsItsLease) {
+  const auto errors = run_members(
+      3, first_ranks(3), 60,
+      [](Communicator& comm) {
+        const auto pair = comm.split(comm.rank() == 2, 0);
+        if (comm.rank() == 2) return;
+        std::this_thread::sleep_for(
+            std::chrono::duration<double>(2 * BootstrapToTheEnd::kLeaseSeconds));
+        pair->barrier();
+      },
+      [](const Launch& launch) { return std::make_unique<BootstrapToTheEnd>(launch); });
+  EXPECT_THAT(errors, testing::IsEmpty());
+}
+
 TEST(Members, ARankThatHasLeftIsNamed) {
   constexpr int kRanks = 70;
   const auto errors = run_members(kRanks, first_ranks(kRanks), 60, [](Communicator& comm) {

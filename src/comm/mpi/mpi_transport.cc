@@ -104,6 +104,7 @@ bool MpiTransport::start_sends(int rank, Peer& peer) {
 
 void MpiTransport::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
   Started& started = peer.started.emplace_back();
+  seal(message->header);
   started.out = std::move(message);
   const Outgoing& out = *started.out;
   const bool large = is_large(out.header);
@@ -157,11 +158,15 @@ bool MpiTransport::take_headers() {
 }
 
 void MpiTransport::accept(int source, std::span<const std::byte> message) {
+  Peer& peer = peers_[size_t(source)];
+  if (peer.damaged) return;
   Incoming entry;
-  std::memcpy(&entry.header, message.data(), sizeof(Header));
+  std::memcpy(&entry.header, message.data(), std::min(message.size(), sizeof(Header)));
+  peer.damaged = !is_sealed(entry.header);
+  if (peer.damaged) return sink_.on_corrupt_header(source);
   const bool large = is_large(entry.header);
   if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
-  peers_[size_t(source)].incoming.push_back(std::move(entry));
+  peer.incoming.push_back(std::move(entry));
 }
 
 // Posts a payload's receive, unless an earlier, unfinished put of the same peer touches the same

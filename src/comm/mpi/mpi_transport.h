@@ -48,6 +48,7 @@ class MpiTransport final : public processes::Transport {
     std::deque<Started> started;
     std::deque<Incoming> incoming;
     int large_started = 0;
+    bool damaged = false;  ///< a header was: which payload follows is unknown
   };
 
   void post_header(size_t slot);

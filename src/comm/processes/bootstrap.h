@@ -4,6 +4,7 @@
 // (rendezvous_bootstrap.h). One thread at a time calls it.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string_view>
@@ -22,6 +23,9 @@ class Bootstrap {
   int size() const { return size_; }
   /// Max seconds of a step of the startup.
   double deadline_s() const { return deadline_s_; }
+  /// Seconds after which a rank that does not renew its membership counts as lost: a host that is
+  /// cut off.
+  virtual double lease_s() const { return std::clamp(2 * deadline_s_, 120.0, 1e9); }
   /// Name of its ranks' transport.
   virtual std::string_view transport() const = 0;
 

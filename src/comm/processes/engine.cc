@@ -74,6 +74,7 @@ uint64_t Engine::begin_run() {
         rank_));
   }
   std::lock_guard lock(mutex_);
+  if (thread_failure_) throw Aborted(rank_, *thread_failure_);
   if (running_ || stopping_) {
     throw InvalidArgument(
         stopping_ ? "world: this process has left the others: expected to begin before"
@@ -133,22 +134,28 @@ bool Engine::call(std::function<void()> work, FutexWaiter::Clock::time_point dea
   call_ = std::move(work);
   calling_ = true;
   event_fd_.wake();
-  return called_.wait_until(lock, deadline, [&] { return !calling_; });
+  return called_.wait_until(lock, deadline, [&] { return !calling_; }) && !thread_failure_;
 }
 
 void Engine::abort(const std::string& reason, int origin) {
   if (!process_.is_this_process()) return;
   uint64_t run = 0;
-  AbortNotice first;
   {
     std::lock_guard lock(mutex_);
     run = run_;
+  }
+  announce_abort(run, reason, origin < 0 ? rank_ : origin);
+}
+
+void Engine::announce_abort(uint64_t run, const std::string& reason, int origin) {
+  AbortNotice first;
+  {
+    std::lock_guard lock(mutex_);
     if (std::exchange(announced_abort_, run) == run) return;
     // An earlier notice is passed on: the others may not have received it, and would otherwise name
     // this rank, which leaves.
-    first =
-        aborts_.try_emplace(run, AbortNotice{origin < 0 ? rank_ : origin, reason}).first->second;
-    run_aborted_ = true;
+    first = aborts_.try_emplace(run, AbortNotice{origin, reason}).first->second;
+    if (run == run_) run_aborted_ = true;
   }
   ring(rank_);
   const int32_t culprit = first.origin;
@@ -198,12 +205,27 @@ void Engine::on_put(LocalBuffer& buffer, const Header& header) {
   ring(rank_);
 }
 
+void Engine::note_corrupt(uint64_t run, std::string text) {
+  corrupt_run_ = run;
+  corrupt_messages_.push_back({FutexWaiter::Clock::now(), run, std::move(text)});
+}
+
 void Engine::on_corrupt(int source, const Header& header) {
-  corrupt_run_ = header.communicator >> kRunShift;
-  corrupt_messages_.push_back({FutexWaiter::Clock::now(), corrupt_run_,
-                               fmt::format("the message of {} bytes from rank {} to rank {} is "
-                                           "corrupt: its hash differs from the sender's",
-                                           header.bytes, source, rank_)});
+  note_corrupt(header.communicator >> kRunShift,
+               fmt::format("the message of {} bytes from rank {} to rank {} is corrupt: its hash "
+                           "differs from the sender's",
+                           header.bytes, source, rank_));
+}
+
+void Engine::on_corrupt_header(int source) {
+  uint64_t run = 0;
+  {
+    std::lock_guard lock(mutex_);
+    run = run_;
+  }
+  note_corrupt(run, fmt::format("the header of a message from rank {} to rank {} is corrupt: its "
+                                "hash differs from the sender's",
+                                source, rank_));
 }
 
 bool Engine::is_early(const Header& header) {

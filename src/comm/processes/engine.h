@@ -169,6 +169,8 @@ class Engine final : TransportSink {
 
   void start_and_serve(const Start& start);
   void serve();
+  bool serve_once();
+  void note_failure(const std::string& what);
   bool run_call();
   bool take_posted();
   bool take_from_store();
@@ -179,9 +181,11 @@ class Engine final : TransportSink {
   void note_store_gone();
   void check_lost_connections();
   void check_corrupt_messages();
+  std::chrono::microseconds renewal_time() const;
   void renew_lease();
   void say_goodbye();
   void expect(int change);
+  void announce_abort(uint64_t run, const std::string& reason, int origin);
   void note_abort(uint64_t run, int origin, const std::string& reason);
   void note_lost(int source);
   void on_event(const control::Event& event);
@@ -189,7 +193,9 @@ class Engine final : TransportSink {
 
   std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
   void on_put(LocalBuffer& buffer, const Header& header) override;
+  void note_corrupt(uint64_t run, std::string text);
   void on_corrupt(int source, const Header& header) override;
+  void on_corrupt_header(int source) override;
   bool is_early(const Header& header) override;
   void on_sent() override;
   void on_lost(int source) override;
@@ -221,6 +227,7 @@ class Engine final : TransportSink {
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
   int expecting_ = 0;
   std::exception_ptr start_error_;
+  std::optional<std::string> thread_failure_;  ///< written by the communication thread
   std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
 
   std::unique_ptr<Bootstrap> bootstrap_;

@@ -14,8 +14,8 @@ namespace tandem::processes {
 namespace {
 
 constexpr auto kLongSleep = std::chrono::seconds(20);
-// A rank that does not renew its membership for so long counts as lost: a host that is cut off.
-constexpr double kMinLeaseSeconds = 120;
+// Renewals of a rank's membership in the time of its lease.
+constexpr int kRenewals = 6;
 // Time for the store to report why a connection has ended.
 constexpr auto kVerdictTime = std::chrono::milliseconds(500), kVerdictNap = kVerdictTime / 5;
 
@@ -48,26 +48,56 @@ void Engine::start_and_serve(const Start& start) {
 
 void Engine::serve() {
   block_sigpipe();
-  receive_from_store();  // what has arrived during the start
-  while (true) {
-    bool moved = take_posted();
-    moved |= transport_->progress();
-    moved |= run_call();
-    moved |= take_from_store();
-    check_lost_connections();
-    check_corrupt_messages();
-    if (moved) continue;
-    bool awaited = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (stopping_ && posted_.empty()) break;
-      awaited = expecting_ > 0;
+  const auto guard = [this](const auto& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      note_failure(error.what());
     }
-    renew_lease();
-    const bool is_quiet = lost_connections_.empty() && corrupt_messages_.empty();
-    transport_->sleep(awaited, is_quiet ? kLongSleep : kVerdictNap);
+  };
+  guard([&] { receive_from_store(); });  // what has arrived during the start
+  bool stays = true;
+  while (stays) guard([&] { stays = serve_once(); });
+  guard([&] { say_goodbye(); });
+}
+
+// Advances everything once. False if this rank leaves.
+bool Engine::serve_once() {
+  renew_lease();
+  bool moved = take_posted();
+  moved |= !thread_failure_ && transport_->progress();
+  moved |= run_call();
+  moved |= take_from_store();
+  check_lost_connections();
+  check_corrupt_messages();
+  if (moved) return true;
+  bool awaited = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ && posted_.empty()) return false;
+    awaited = expecting_ > 0;
   }
-  say_goodbye();
+  const bool is_quiet = lost_connections_.empty() && corrupt_messages_.empty();
+  transport_->sleep(awaited, is_quiet ? renewal_time() : std::chrono::microseconds(kVerdictNap));
+  return true;
+}
+
+// Ends this run or the next one on all ranks, and every later one of this process: nothing is sent
+// or received any more.
+void Engine::note_failure(const std::string& what) {
+  const std::string reason = fmt::format("its communication thread has failed: {}", what);
+  uint64_t run = 0;
+  bool running = false;
+  {
+    std::lock_guard lock(mutex_);
+    running = running_;
+    run = running_ ? run_ : run_ + 1;
+    if (!thread_failure_) thread_failure_ = reason;
+    calling_ = false;
+  }
+  called_.notify_all();
+  if (!running) log_message(LogLevel::warn, fmt::format("rank {}: {}", rank_, reason));
+  announce_abort(run, reason, rank_);
 }
 
 bool Engine::take_posted() {
@@ -76,7 +106,10 @@ bool Engine::take_posted() {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (auto& item : posted) transport_->send(item.peer, std::move(item.message));
+  for (auto& item : posted) {
+    thread_failure_ ? item.message->release()
+                    : transport_->send(item.peer, std::move(item.message));
+  }
   return !posted.empty();
 }
 
@@ -139,12 +172,16 @@ void Engine::check_corrupt_messages() {
   }
 }
 
+std::chrono::microseconds Engine::renewal_time() const {
+  const std::chrono::microseconds part(int64_t(1e6 * bootstrap_->lease_s() / kRenewals));
+  return std::min<std::chrono::microseconds>(kLongSleep, part);
+}
+
 void Engine::renew_lease() {
   const auto now = FutexWaiter::Clock::now();
-  if (store_gone_ || now - renewed_ < kLongSleep) return;
+  if (store_gone_ || now - renewed_ < renewal_time()) return;
   renewed_ = now;
-  const double lease_s = std::clamp(2 * bootstrap_->deadline_s(), kMinLeaseSeconds, 1e9);
-  store_->set(fmt::format("member/{}", rank_), {}, int(lease_s));
+  store_->set(fmt::format("member/{}", rank_), {}, int(bootstrap_->lease_s()));
 }
 
 /// Ranks that have not left, as "rank 2, rank 3".
@@ -172,9 +209,9 @@ void Engine::say_goodbye() {
   bool failed = false;
   {
     std::lock_guard lock(mutex_);
-    failed = failed_;
+    failed = failed_ || thread_failure_;
   }
-  transport_->notify_leave();
+  if (!thread_failure_) transport_->notify_leave();
   const uint64_t all_runs = ~uint64_t{0};
   store_->set(fmt::format("ended/{}", rank_), std::as_bytes(std::span(&all_runs, 1)));
   const auto others =
@@ -185,7 +222,8 @@ void Engine::say_goodbye() {
   const auto until = FutexWaiter::Clock::now() +
                      std::chrono::duration_cast<FutexWaiter::Clock::duration>(Seconds(patience));
   bool said = false;
-  while (!all_left() || transport_->sending()) {
+  while (!all_left() || (!thread_failure_ && transport_->sending())) {
+    renew_lease();
     if (FutexWaiter::Clock::now() > until) {
       if (!failed && !std::exchange(said, true)) {
         const std::string absent = describe_absent();
@@ -197,12 +235,13 @@ void Engine::say_goodbye() {
       }
       if (failed || !bootstrap_->must_end_together()) break;
     }
-    if (!transport_->progress() && !take_from_store()) {
+    const bool moved = !thread_failure_ && transport_->progress();
+    if (!moved && !take_from_store()) {
       transport_->sleep(false, std::chrono::milliseconds(patience < 10 ? 100 : 1000));
     }
   }
   store_->leave();
-  if (!others->here) return;
+  if (!others->here || thread_failure_) return;
   transport_->close();
   bootstrap_->end();
 }

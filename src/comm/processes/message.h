@@ -23,8 +23,13 @@ struct Header {
   uint64_t offset;
   uint64_t bytes;
   uint64_t epoch;
-  uint64_t hash = 0;  ///< put, if messages are checked: of the header without it, and the contents
+  uint64_t hash = 0;         ///< put, if messages are checked: of the contents, not 0
+  uint64_t header_hash = 0;  ///< of the fields before it
 };
+/// Completes a header that is about to be sent.
+void seal(Header& header);
+/// Whether a received header is as it was sealed. Nothing is written where another one says.
+bool is_sealed(const Header& header);
 
 /// Min size of a put's contents that sockets send zero-copy: their pages go to the system and must
 /// not change before the receiver reports that it has copied them out.

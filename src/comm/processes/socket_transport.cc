@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <span>
 #include <string>
 
 #include "comm/message_fault.h"
@@ -29,11 +30,25 @@ bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK;
 }
 
-/// Hash of a put, not 0.
-uint64_t hash_put(Header header, const std::byte* contents) {
-  header.hash = 0;
-  const uint64_t seed = XXH3_64bits(&header, sizeof header);
-  return std::max<uint64_t>(1, XXH3_64bits_withSeed(contents, header.bytes, seed));
+/// Hash of a put's contents, not 0.
+uint64_t hash_contents(const Header& header, const std::byte* contents) {
+  return std::max<uint64_t>(1, XXH3_64bits(contents, header.bytes));
+}
+
+/// Message without contents.
+std::unique_ptr<Outgoing> make_notice(MessageKind kind) {
+  auto message = std::make_unique<Outgoing>();
+  message->header = {kind, 0, 0, 0, 0, 0, 0};
+  seal(message->header);
+  return message;
+}
+
+/// Flips the bit of a received header that a test asks for.
+void flip_header_bit(Header& header) {
+  const int64_t bit = header.kind == MessageKind::put ? take_header_bit(header.bytes) : -1;
+  if (bit < 0) return;
+  std::as_writable_bytes(std::span(&header, 1))[size_t(bit) / 8 % sizeof header] ^=
+      std::byte(1u << bit % 8);
 }
 
 /// Copies the contents, which belong to the caller.
@@ -74,10 +89,13 @@ void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message) {
   }
   if (first) connections_->call(rank, address_of_(rank));
   if (message->header.kind == MessageKind::put) {
-    if (env().check_messages) message->header.hash = hash_put(message->header, message->bytes());
+    if (env().check_messages) {
+      message->header.hash = hash_contents(message->header, message->bytes());
+    }
     const int64_t bit = take_bit_to_flip(message->header.bytes);
     if (bit >= 0) flip_bit(*message, uint64_t(bit));
   }
+  seal(message->header);
   entry->second.out.push_back(std::move(message));
 }
 
@@ -101,8 +119,7 @@ void SocketTransport::notify_leave() {
   leaving_ = true;
   for (auto& [rank, peer] : peers_) {
     if (peer.lost || std::exchange(peer.left, true)) continue;
-    peer.out.push_back(std::make_unique<Outgoing>());
-    peer.out.back()->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
+    peer.out.push_back(make_notice(MessageKind::leave));
   }
 }
 
@@ -275,10 +292,22 @@ bool SocketTransport::read_some(int rank, Peer& peer) {
     }
     moved = true;
     peer.received += size_t(bytes);
-    if (peer.received == sizeof(Header) && !begin_contents(peer)) return moved;
+    if (peer.received == sizeof(Header) && !(accepts(rank, peer) && begin_contents(peer))) {
+      return moved;
+    }
     if (peer.received == sizeof(Header) + peer.header.bytes) deliver(rank, peer);
   }
   return moved;
+}
+
+// False if the header is damaged: where its message ends is unknown.
+bool SocketTransport::accepts(int rank, Peer& peer) {
+  flip_header_bit(peer.header);
+  if (is_sealed(peer.header)) return true;
+  sink_.on_corrupt_header(rank);
+  peer.leaving = true;  // the error is reported by its name
+  lose(rank, peer);
+  return false;
 }
 
 // False if nothing more can be read now.
@@ -299,14 +328,12 @@ void SocketTransport::deliver(int rank, Peer& peer) {
     if (buffer) {
       const Header& header = peer.header;
       const bool is_corrupt =
-          header.hash != 0 && header.hash != hash_put(header, buffer->data + header.offset);
+          header.hash != 0 && header.hash != hash_contents(header, buffer->data + header.offset);
       is_corrupt ? sink_.on_corrupt(rank, header) : sink_.on_put(*buffer, header);
     }
     if (!is_zero_copy(peer.header)) return;
-    auto taken = std::make_unique<Outgoing>();
-    taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};
     // As early as possible; a partially sent message keeps its position.
-    peer.out.insert(peer.out.begin() + (peer.sent > 0), std::move(taken));
+    peer.out.insert(peer.out.begin() + (peer.sent > 0), make_notice(MessageKind::taken));
     return;
   }
   if (peer.header.kind == MessageKind::taken) return take_back(peer);

@@ -64,6 +64,7 @@ class SocketTransport final : public Transport {
   int64_t write_zero_copy(Peer& peer);
   void take_sent(Peer& peer, size_t bytes);
   bool read_some(int rank, Peer& peer);
+  bool accepts(int rank, Peer& peer);
   bool begin_contents(Peer& peer);
   void connect_some();
   void deliver(int rank, Peer& peer);

@@ -55,6 +55,8 @@ class TransportSink {
   virtual void on_sent() = 0;
   /// Called instead of `on_put` for a message whose hash differs from the sender's.
   virtual void on_corrupt(int source, const Header& header) = 0;
+  /// Called for a header that was damaged on its way: no more is received from `source`.
+  virtual void on_corrupt_header(int source) = 0;
   /// Called if a peer disconnects without announcing that it leaves.
   virtual void on_lost(int source) = 0;
   virtual void on_unreachable(int peer, const std::string& why) = 0;
