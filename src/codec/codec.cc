@@ -6,6 +6,7 @@
 #include "codec/tiles.h"
 #include "codec/whole.h"
 #include "codec/whole_codec.h"
+#include "core/cpu/float_mode.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -102,6 +103,7 @@ void require_host(const char* op, const Tensor& values) {
 }  // namespace codec
 
 size_t encode(const Wire& wire, const Tensor& values, std::span<std::byte> message) {
+  const cpu::FloatMode mode;
   require_host("encode", values);
   require_encodable(wire, values.dtype());
   const size_t bytes = wire.bytes(values.elements(), values.dtype());
@@ -113,6 +115,7 @@ size_t encode(const Wire& wire, const Tensor& values, std::span<std::byte> messa
 }
 
 void decode(const Wire& wire, std::span<const std::byte> message, const Tensor& values) {
+  const cpu::FloatMode mode;
   require_host("decode", values);
   require_encodable(wire, values.dtype());
   if (values.read_only()) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/cpu/float_mode.h"
 #include "core/operands.h"
 
 namespace tandem {
@@ -39,7 +40,7 @@ struct CallCard {
   std::array<Operands, 2> operands;  ///< indexed by the call's parity
 };
 
-/// Scope of a call of this rank. Nested in another call it changes nothing. After an error the
+/// Scope of a call of this rank, in which its thread has the default float mode. Nested in another call it changes nothing. After an error the
 /// entry remains on the card, as no other call follows.
 class CallOnCard {
  public:
@@ -60,6 +61,7 @@ class CallOnCard {
   void use(std::string_view name, const Tensor& tensor, bool written);
 
   Communicator& comm_;
+  const cpu::FloatMode mode_;
   Workspace* space_ = nullptr;  // nullptr if there are no cards
   CallCard* card_ = nullptr;
   CallCard::Operands* local_operands_ = nullptr;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/cpu/float_mode.h"
+
 namespace tandem {
 namespace {
 
@@ -32,6 +34,7 @@ void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
 }  // namespace
 
 void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales) {
+  const cpu::FloatMode mode;
   switch (x.dtype()) {
     case DType::f32:
       return quantize<float>(x, codes, scales);

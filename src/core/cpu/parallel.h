@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/cpu/float_mode.h"
+
 namespace tandem::cpu {
 
 /// Min rows per thread: fewer do not pay for waking another thread.
@@ -20,6 +22,7 @@ void parallel_ranges(int64_t count, int64_t min_count, const Body& body) {
   if (ranges <= 1) return body(int64_t{0}, count);
 #pragma omp parallel for schedule(static) num_threads(int(ranges))
   for (int64_t range = 0; range < ranges; ++range) {
+    const FloatMode mode;
     body(count * range / ranges, count * (range + 1) / ranges);
   }
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "core/cpu/float_mode.h"
 #include "core/fork.h"
 #include "core/log.h"
 #include "gemm/cpu/bf16_gemm.h"
@@ -263,6 +264,7 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   product.out.set_data_handle(out.data());
   product.scratchpad.set_data_handle(state.scratchpad.data());
   if (options.bias) product.bias.set_data_handle(options.bias->data());
+  cpu::reset_team();
   product.primitive.execute(state.stream, product.arguments);
 }
 
