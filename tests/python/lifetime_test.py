@@ -73,6 +73,11 @@ class Lifetimes(unittest.TestCase):
         before, after = tandem.run(2, body)[0]
         self.assertLess(after - before, 8 << 20)
 
+    @unittest.skipUnless(torch, "PyTorch is not installed")
+    def test_memory_does_not_grow_with_shapes(self):
+        done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, timeout=240)
+        self.assertLess(int(done.stdout), 160, done.stderr)
+
     def test_worlds_leak_nothing(self):
         sizes = []
         for i in range(200):
@@ -215,6 +220,27 @@ world = tandem.World(2)
 threading.Thread(target=world.comm(0).barrier, daemon=True).start()
 time.sleep(0.3)
 print("waiting", flush=True)
+"""
+
+
+# Layers that see many numbers of tokens; MB of growth.
+SHAPES = """
+import gc, os, torch, tandem
+from tandem import torch as layers
+
+def resident():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def body(comm):
+    up, down = layers.ColumnParallelLinear(comm, 256, 256), layers.RowParallelLinear(comm, 256, 256)
+    for i in range(240):
+        down(up(torch.randn(64 + i, 256, requires_grad=True))).sum().backward()
+        if i == 40: begin = resident()
+    return (resident() - begin) // 10**6
+
+print(tandem.run(2, body)[0])
 """
 
 

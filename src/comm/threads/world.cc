@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <thread>
 
 #include "comm/agreement.h"
+#include "core/host_memory.h"
 #include "core/out_of_memory.h"
 
 namespace tandem::threads {
@@ -45,22 +45,13 @@ void SharedWorld::remove(Group* group) {
   std::erase(groups_, group);
 }
 
-void Segments::Free::operator()(void* p) const {
-  std::free(p);
-}
-
 Segments::Segments(int ranks, size_t bytes, int signals) : segments_(size_t(ranks)) {
-  constexpr size_t kAlign = 64;
   for (RankSegment& segment : segments_) {
-    // calloc leaves the first touch of large memory to the rank that uses it.
-    segment.owner.reset(std::calloc(bytes + kAlign, 1));
-    if (!segment.owner) {
+    segment.memory = allocate_zeroed(bytes);  // large memory is first touched by its rank
+    if (!segment.memory) {
       throw AgreedError(
           fmt::format("symmetric memory of {} bytes: the system has none left", bytes));
     }
-    void* start = segment.owner.get();
-    size_t space = bytes + kAlign;
-    segment.memory = static_cast<std::byte*>(std::align(kAlign, bytes, start, space));
     segment.signals = std::make_unique<PaddedSignal[]>(size_t(signals));
   }
 }

@@ -57,7 +57,7 @@ class SharedWorld {
 class Segments {
  public:
   Segments(int ranks, size_t bytes, int signals);
-  std::byte* memory(int rank) const { return segments_[size_t(rank)].memory; }
+  std::byte* memory(int rank) const { return segments_[size_t(rank)].memory.get(); }
   SignalWord& signal(int rank, int index) const {
     return segments_[size_t(rank)].signals[index].word;
   }
@@ -66,12 +66,8 @@ class Segments {
   struct alignas(64) PaddedSignal {
     SignalWord word{0};
   };
-  struct Free {
-    void operator()(void* p) const;
-  };
   struct RankSegment {
-    std::unique_ptr<void, Free> owner;
-    std::byte* memory = nullptr;
+    std::shared_ptr<std::byte> memory;
     std::unique_ptr<PaddedSignal[]> signals;
   };
   std::vector<RankSegment> segments_;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -105,8 +106,17 @@ struct KeyHash {
   }
 };
 
+/// Max primitives of a thread, each of some 100 KiB of code and descriptors, and of oneDNN's own
+/// cache, through which threads share them: else it keeps 1,024 beyond those in use.
+constexpr int kMaxProducts = 256;
+
 const dnnl::engine& engine() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  static const dnnl::engine cpu = [] {
+    if (!std::getenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")) {
+      dnnl::set_primitive_cache_capacity(kMaxProducts);
+    }
+    return dnnl::engine(dnnl::engine::kind::cpu, 0);
+  }();
   return cpu;
 }
 
@@ -167,7 +177,6 @@ Product make_product(const Key& key) {
 
 /// State of one thread, so that rank threads never wait for each other here.
 struct ThreadState {
-  static constexpr size_t kCapacity = 1024;
   std::unordered_map<Key, Product, KeyHash> products;
   dnnl::stream stream{engine()};
   Memory scratchpad, dense_a, dense_b, dense_out;
@@ -252,7 +261,7 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
                 omp_get_max_threads()};
   auto found = state.products.find(key);
   if (found == state.products.end()) {
-    if (state.products.size() >= ThreadState::kCapacity) state.products.clear();
+    if (state.products.size() >= size_t(kMaxProducts)) state.products.clear();
     found = state.products.emplace(key, make_product(key)).first;
   }
   Product& product = found->second;
