@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,22 +36,26 @@ class Collective {
 
  protected:
   /// `name`: name in error messages; `rows`: true if x must have a first dimension.
-  Collective(const char* type, const char* name, std::shared_ptr<Comm> comm, Shape shape,
+  Collective(const char* type, const char* name, std::shared_ptr<Comm> comm, const Integers& shape,
              nb::handle dtype, bool rows)
       : type_(type),
         name_(name),
         comm_(std::move(comm)),
-        shape_(std::move(shape)),
+        shape_(to_numbers(shape, name, "shape")),
         result_shape_(shape_),
         dtype_(dtype_from(dtype)) {
     comm_->open(name_);
     comm_->refuse_capture(name_);
-    const bool possible = (!rows || !shape_.empty()) && shape_.size() <= size_t(kMaxDims) &&
-                          std::all_of(shape_.begin(), shape_.end(),
-                                      [](int64_t n) { return n >= 0 && n <= kMaxRows; });
+    bool possible = (!rows || !shape_.empty()) && shape_.size() <= size_t(kMaxDims);
+    int64_t bytes = int64_t(size_of(dtype_));
+    for (const int64_t extent : shape_) {
+      possible = possible && extent >= 0 && extent <= kMaxRows &&
+                 !__builtin_mul_overflow(bytes, std::max<int64_t>(extent, 1), &bytes);
+    }
     if (!possible) {
-      throw InvalidArgument(fmt::format("{}: shape [{}]: expected {} to {} dimensions of 0 to 2^48",
-                                        name_, fmt::join(shape_, ", "), rows ? 1 : 0, kMaxDims));
+      throw InvalidArgument(fmt::format(
+          "{}: shape [{}]: expected {} to {} dimensions of 0 to 2^48, of less than 2^63 bytes",
+          name_, fmt::join(shape_, ", "), rows ? 1 : 0, kMaxDims));
     }
   }
   Collective(const Collective&) = delete;
@@ -108,9 +111,9 @@ std::string options_of(const SumKind& kind) {
 
 class AllReduce : public Collective {
  public:
-  AllReduce(std::shared_ptr<Comm> comm, Shape shape, nb::handle dtype, const std::string& op,
-            nb::handle codec)
-      : Collective("AllReduce", "all_reduce", std::move(comm), std::move(shape), dtype, false),
+  AllReduce(std::shared_ptr<Comm> comm, const Integers& shape, nb::handle dtype,
+            const std::string& op, nb::handle codec)
+      : Collective("AllReduce", "all_reduce", std::move(comm), shape, dtype, false),
         kind_(name_, op, codec) {
     agree(options_of(kind_), true);
   }
@@ -133,14 +136,15 @@ class AllReduce : public Collective {
 
 class AllGather : public Collective {
  public:
-  AllGather(std::shared_ptr<Comm> comm, Shape shape, nb::handle dtype, nb::handle codec)
-      : Collective("AllGather", "all_gather", std::move(comm), std::move(shape), dtype, true),
+  AllGather(std::shared_ptr<Comm> comm, const Integers& shape, nb::handle dtype, nb::handle codec)
+      : Collective("AllGather", "all_gather", std::move(comm), shape, dtype, true),
         wire_(wire_from(codec)) {
     agree(fmt::format(" {}", wire_.describe()), false);
     const auto rows = comm_->use(
         name_, [&](Communicator& c) { return exchange(c, {shape_[0]}, "rows of all_gather"); });
-    int64_t all = 0;
-    for (const Counts& each : rows) all += each[0];
+    Counts of_ranks;
+    for (const Counts& each : rows) of_ranks.push_back(each[0]);
+    const int64_t all = sum_of("all_gather: rows of the ranks", of_ranks);
     for (int r = 0; r < comm_->size(); ++r) {
       const int64_t expected = shard_of(all, comm_->size(), r).count;
       if (rows[size_t(r)][0] == expected) continue;
@@ -162,10 +166,9 @@ class AllGather : public Collective {
 
 class ReduceScatter : public Collective {
  public:
-  ReduceScatter(std::shared_ptr<Comm> comm, Shape shape, nb::handle dtype, const std::string& op,
-                nb::handle codec)
-      : Collective("ReduceScatter", "reduce_scatter", std::move(comm), std::move(shape), dtype,
-                   true),
+  ReduceScatter(std::shared_ptr<Comm> comm, const Integers& shape, nb::handle dtype,
+                const std::string& op, nb::handle codec)
+      : Collective("ReduceScatter", "reduce_scatter", std::move(comm), shape, dtype, true),
         kind_(name_, op, codec) {
     agree(options_of(kind_), true);
     result_shape_[0] = shard_of(shape_[0], comm_->size(), comm_->rank()).count;
@@ -184,19 +187,20 @@ class ReduceScatter : public Collective {
 
 class AllToAll : public Collective {
  public:
-  AllToAll(std::shared_ptr<Comm> comm, Shape shape, nb::handle dtype,
-           std::optional<Counts> send_counts, nb::handle codec)
-      : Collective("AllToAll", "all_to_all", std::move(comm), std::move(shape), dtype, true),
+  AllToAll(std::shared_ptr<Comm> comm, const Integers& shape, nb::handle dtype,
+           const std::optional<Integers>& send_counts, nb::handle codec)
+      : Collective("AllToAll", "all_to_all", std::move(comm), shape, dtype, true),
         wire_(wire_from(codec)) {
     const int size = comm_->size();
-    send_counts_ = send_counts ? std::move(*send_counts) : even_counts(shape_[0], size);
+    send_counts_ =
+        send_counts ? to_numbers(*send_counts, name_, "send_counts") : even_counts(shape_[0], size);
     check_counts(send_counts_, size, "send_counts");
     check_rows();
     agree(fmt::format(" {}", wire_.describe()), false);
     const auto all = comm_->use(
         name_, [&](Communicator& c) { return exchange(c, send_counts_, "counts of all_to_all"); });
     for (const Counts& remote : all) recv_counts_.push_back(remote[size_t(comm_->rank())]);
-    result_shape_[0] = std::accumulate(recv_counts_.begin(), recv_counts_.end(), int64_t{0});
+    result_shape_[0] = sum_of("all_to_all: recv_counts", recv_counts_);
   }
   const Counts& recv_counts() const { return recv_counts_; }
   nb::object call(nb::object x, nb::object out) const {
@@ -245,7 +249,7 @@ void bind_collective_objects(nb::module_& m) {
                          "all_reduce. Collective to construct and to call. Raises InvalidArgument, "
                          "Mismatch, Timeout,\n"
                          "Aborted.")
-      .def(nb::init<std::shared_ptr<Comm>, Shape, nb::handle, const std::string&, nb::handle>(),
+      .def(nb::init<std::shared_ptr<Comm>, Integers, nb::handle, const std::string&, nb::handle>(),
            nb::arg("comm"), nb::arg("shape"), nb::arg("dtype") = "f32", nb::kw_only(),
            nb::arg("op") = "sum", nb::arg("codec") = nb::none())
       .def("__call__", &AllReduce::call, nb::arg("x").none(), nb::arg("residual") = nb::none(),
@@ -258,7 +262,7 @@ void bind_collective_objects(nb::module_& m) {
       "each\n"
       "other their rows. codec: as of all_gather. Collective to construct and to call. Raises\n"
       "InvalidArgument, Mismatch, Timeout, Aborted.")
-      .def(nb::init<std::shared_ptr<Comm>, Shape, nb::handle, nb::handle>(), nb::arg("comm"),
+      .def(nb::init<std::shared_ptr<Comm>, Integers, nb::handle, nb::handle>(), nb::arg("comm"),
            nb::arg("shape"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("codec") = nb::none())
       .def("__call__", &AllGather::call, nb::arg("x").none(), nb::arg("out") = nb::none(),
            "[M, ...]: out, or new. Raises InvalidArgument, Timeout, Aborted.");
@@ -267,7 +271,7 @@ void bind_collective_objects(nb::module_& m) {
       "reduce_scatter of x [shape], made once. op: 'sum' or 'max'; codec: as of all_reduce. "
       "Collective\n"
       "to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.")
-      .def(nb::init<std::shared_ptr<Comm>, Shape, nb::handle, const std::string&, nb::handle>(),
+      .def(nb::init<std::shared_ptr<Comm>, Integers, nb::handle, const std::string&, nb::handle>(),
            nb::arg("comm"), nb::arg("shape"), nb::arg("dtype") = "f32", nb::kw_only(),
            nb::arg("op") = "sum", nb::arg("codec") = nb::none())
       .def(
@@ -281,7 +285,8 @@ void bind_collective_objects(nb::module_& m) {
       "made\n"
       "once: calls do not tell each other their counts. codec: as of all_to_all. Collective to\n"
       "construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.")
-      .def(nb::init<std::shared_ptr<Comm>, Shape, nb::handle, std::optional<Counts>, nb::handle>(),
+      .def(nb::init<std::shared_ptr<Comm>, Integers, nb::handle, std::optional<Integers>,
+                    nb::handle>(),
            nb::arg("comm"), nb::arg("shape"), nb::arg("dtype") = "f32",
            nb::arg("send_counts") = nb::none(), nb::kw_only(), nb::arg("codec") = nb::none())
       .def_prop_ro("recv_counts", &AllToAll::recv_counts, "Rows from each rank.")

@@ -2,13 +2,13 @@
 #include "collectives.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,9 +65,22 @@ Counts even_counts(int64_t rows, int size) {
 }
 
 void check_counts(const Counts& counts, int size, const char* name) {
-  if (int(counts.size()) == size) return;
-  throw InvalidArgument(fmt::format("all_to_all: {}: {} counts: expected one for each of {} ranks",
-                                    name, counts.size(), size));
+  if (int(counts.size()) != size) {
+    throw InvalidArgument(fmt::format(
+        "all_to_all: {}: {} counts: expected one for each of {} ranks", name, counts.size(), size));
+  }
+  sum_of(fmt::format("all_to_all: {}", name), counts);
+}
+
+int64_t sum_of(std::string_view what, const Counts& rows) {
+  int64_t sum = 0;
+  for (const int64_t count : rows) {
+    if (count >= 0 && !__builtin_add_overflow(sum, count, &sum)) continue;
+    throw InvalidArgument(
+        fmt::format("{} [{}]: expected counts of at least 0 whose sum is below 2^63", what,
+                    fmt::join(rows, ", ")));
+  }
+  return sum;
 }
 
 void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind,
@@ -131,8 +144,9 @@ nb::object gather_all(Comm& comm, nb::object x, nb::object out, nb::handle codec
     auto shape = shape_of(shard.tensor());
     const auto rows = comm.use(
         kOp, [&](Communicator& c) { return exchange(c, {shape[0]}, "rows of all_gather"); });
-    shape[0] = 0;
-    for (const Counts& each : rows) shape[0] += each[0];
+    Counts of_ranks;
+    for (const Counts& each : rows) of_ranks.push_back(each[0]);
+    shape[0] = sum_of("all_gather: rows of the ranks", of_ranks);
     out = new_result(x, shape, kOp);
   }
   const Operand all(out, kOp, "out");
@@ -159,11 +173,18 @@ nb::object scatter_sum(Comm& comm, nb::object x, const std::string& op_name, nb:
   return written(x, std::move(out), fresh);
 }
 
-nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_counts,
-                         std::optional<Counts> recv_counts, nb::object out, nb::handle codec) {
+nb::object exchange_rows(Comm& comm, nb::object x, const std::optional<Integers>& sent,
+                         const std::optional<Integers>& received, nb::object out,
+                         nb::handle codec) {
   constexpr const char* kOp = "all_to_all";
   const Wire wire = wire_from(codec);
   comm.open(kOp);
+  std::optional<Counts> send_counts, recv_counts;
+  if (sent) send_counts = to_numbers(*sent, kOp, "send_counts");
+  if (received) {
+    recv_counts = to_numbers(*received, kOp, "recv_counts");
+    check_counts(*recv_counts, comm.size(), "recv_counts");
+  }
   const Operand send(x, kOp, "x");
   require_rows(send.tensor(), kOp, "x");
   auto shape = shape_of(send.tensor());
@@ -174,11 +195,11 @@ nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_co
         kOp, [&](Communicator& c) { return exchange(c, *send_counts, "counts of all_to_all"); });
     recv_counts.emplace();
     for (const Counts& remote : all) recv_counts->push_back(remote[size_t(comm.rank())]);
+    check_counts(*recv_counts, comm.size(), "recv_counts");
   }
-  check_counts(*recv_counts, comm.size(), "recv_counts");
   const bool fresh = out.is_none();
   if (fresh) {
-    shape[0] = std::accumulate(recv_counts->begin(), recv_counts->end(), int64_t{0});
+    shape[0] = sum_of("all_to_all: recv_counts", *recv_counts);
     out = new_result(x, shape, kOp);
   }
   const Operand recv(out, kOp, "out");
@@ -223,14 +244,16 @@ void bind_collectives(nb::module_& m) {
         "recv_counts the\n"
         "ranks first tell each other. codec: a wire format. Collective. Raises InvalidArgument,\n"
         "Mismatch, Timeout, Aborted.");
-  m.def("_broadcast", [](Comm& comm, nb::object x, int root) {
+  m.def("_broadcast", [](Comm& comm, nb::object x, const Integer& root_rank) {
+    const int root = root_rank.to<int>("broadcast", "root");
     with_memory(comm, x, "broadcast",
                 [&](Communicator& c, const Tensor& data) { broadcast(c, data, root); });
     return written(x, x);
   });
   m.def(
       "send",
-      [](Comm& comm, nb::object x, int peer) {
+      [](Comm& comm, nb::object x, const Integer& peer_rank) {
+        const int peer = peer_rank.to<int>("send", "peer");
         with_memory(comm, x, "send",
                     [&](Communicator& c, const Tensor& data) { send(c, data, peer); });
       },
@@ -241,7 +264,8 @@ void bind_collectives(nb::module_& m) {
       "Aborted.");
   m.def(
       "recv",
-      [](Comm& comm, nb::object x, int peer) {
+      [](Comm& comm, nb::object x, const Integer& peer_rank) {
+        const int peer = peer_rank.to<int>("recv", "peer");
         with_memory(comm, x, "recv",
                     [&](Communicator& c, const Tensor& data) { recv(c, data, peer); });
         return written(x, x);
@@ -251,7 +275,10 @@ void bind_collectives(nb::module_& m) {
       "InvalidArgument, Timeout, Aborted.");
   m.def(
       "shard_of",
-      [](int64_t total, int world, int rank) {
+      [](const Integer& total_rows, const Integer& world_size, const Integer& of_rank) {
+        const auto total = total_rows.to<int64_t>("shard_of", "total");
+        const auto world = world_size.to<int>("shard_of", "world");
+        const auto rank = of_rank.to<int>("shard_of", "rank");
         if (total < 0 || world < 1 || rank < 0 || rank >= world) {
           throw InvalidArgument(
               fmt::format("shard_of: total {}, world {}, rank {}: expected a rank of the world",

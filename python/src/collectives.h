@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm.h"
+#include "integer.h"
 #include "operand.h"
 #include "wire.h"
 
@@ -41,8 +42,11 @@ std::vector<int64_t> shape_of(const Tensor& tensor);
 /// Collective: gathers every rank's numbers, by rank.
 std::vector<Counts> exchange(Communicator& comm, const Counts& local, const char* what);
 Counts even_counts(int64_t rows, int size);
-/// Throws InvalidArgument unless there is one count for each rank.
+/// Throws InvalidArgument unless there is one count for each rank, at least 0, and as their sum
+/// int64.
 void check_counts(const Counts& counts, int size, const char* name);
+/// Sum of rows of all ranks. Throws InvalidArgument naming `what` if it is no int64.
+int64_t sum_of(std::string_view what, const Counts& rows);
 
 void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind,
                     const Tensor* residual);

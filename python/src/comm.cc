@@ -13,6 +13,7 @@
 
 #include "current_stream.h"
 #include "errors.h"
+#include "integer.h"
 #include "operand.h"
 #include "tandem/error.h"
 #include "torch_tensor.h"
@@ -29,13 +30,12 @@ Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
 
 // Destruction may wait until the last transfers are sent.
 Comm::~Comm() {
+  Ending ending = take();
   const nb::gil_scoped_release unlocked;
-  end(std::move(owned_), std::move(dropped_), std::move(gpu_), std::move(comm_));
+  ending.end();
 }
 
-// Runs without the GIL, on the rank's GPU.
-void Comm::end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
-               std::shared_ptr<Communicator> comm) {
+void Comm::Ending::end() {
   {
     const OnRank on_rank(gpu.get());
     owned.clear();
@@ -43,6 +43,11 @@ void Comm::end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
   }
   gpu.reset();
   comm.reset();
+}
+
+Comm::Ending Comm::take() {
+  return {std::exchange(owned_, {}), std::exchange(dropped_, {}), std::move(gpu_),
+          std::exchange(comm_, nullptr)};
 }
 
 Communicator& Comm::open(std::string_view what) const {
@@ -102,21 +107,27 @@ void Comm::abort(const std::string& reason) const {
   comm->abort(reason);
 }
 
-void Comm::close() {
-  if (!comm_) return;
-  if (busy_) {
-    throw InvalidArgument(fmt::format(
-        "close: rank {} is inside a call of another thread: expected it to have ended", rank_));
-  }
+void Comm::list_open(std::vector<std::shared_ptr<Comm>>& comms) {
   for (const auto& split_comm : splits_) {
-    if (const auto open = split_comm.lock()) open->close();
+    if (const auto open = split_comm.lock()) open->list_open(comms);
   }
-  auto owned = std::exchange(owned_, {});
-  auto dropped = std::exchange(dropped_, {});
-  auto gpu = std::move(gpu_);
-  auto comm = std::exchange(comm_, nullptr);
+  if (comm_) comms.push_back(shared_from_this());
+}
+
+// The GIL is held until all of them are closed, so that no thread begins a call on one.
+void Comm::close(std::span<const std::shared_ptr<Comm>> comms) {
+  std::vector<std::shared_ptr<Comm>> open;
+  for (const auto& comm : comms) comm->list_open(open);
+  for (const auto& comm : open) {
+    if (!comm->busy_) continue;
+    throw InvalidArgument(
+        fmt::format("close: rank {} is inside a call of another thread: expected it to have ended",
+                    comm->rank_));
+  }
+  std::vector<Ending> endings;
+  for (const auto& comm : open) endings.push_back(comm->take());
   const nb::gil_scoped_release unlocked;
-  end(std::move(owned), std::move(dropped), std::move(gpu), std::move(comm));
+  for (Ending& ending : endings) ending.end();
 }
 
 Comm::Caller Comm::caller(std::string_view what, nb::handle like) const {
@@ -200,8 +211,9 @@ void bind_comm(nb::module_& m) {
           "Collective: returns after every rank has entered. Timeout names a rank that has not.")
       .def(
           "split",
-          [](Comm& c, int color, std::optional<int> key) {
-            return c.split(color, key.value_or(c.rank()));
+          [](Comm& c, const Integer& color, const std::optional<Integer>& key) {
+            return c.split(color.to<int>("split", "color"),
+                           key ? key->to<int>("split", "key") : c.rank());
           },
           nb::arg("color"), nb::arg("key") = nb::none(),
           "Collective: one Comm per distinct color, ranks ordered by (key, rank).")

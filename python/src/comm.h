@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -68,7 +69,9 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   std::shared_ptr<Comm> split(int color, int key);
   /// Thread-safe, also while another thread is inside a call.
   void abort(const std::string& reason) const;
-  void close();
+  /// Ends the communicators, what is created on them, and those split from them. Throws
+  /// InvalidArgument, and closes none, while a thread is inside a call of one.
+  static void close(std::span<const std::shared_ptr<Comm>> comms);
 
  private:
   class InUse {
@@ -108,8 +111,18 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   }
   Caller caller(std::string_view what, nb::handle like) const;
   void free_dropped();
-  static void end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
-                  std::shared_ptr<Communicator> comm);
+  /// Contents of a communicator that was closed.
+  struct Ending {
+    Owned owned;
+    Things dropped;
+    std::unique_ptr<GpuRank> gpu;
+    std::shared_ptr<Communicator> comm;
+    /// Without the GIL, on the rank's GPU.
+    void end();
+  };
+  Ending take();
+  /// Appends this communicator and those split from it, which come first, unless closed.
+  void list_open(std::vector<std::shared_ptr<Comm>>& comms);
 
   std::shared_ptr<Comm> parent_;
   std::shared_ptr<Communicator> comm_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm.h"
+#include "integer.h"
 #include "operand.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"
@@ -185,19 +186,19 @@ void bind_moe(nb::module_& m) {
       "on.")
       .def(
           "__init__",
-          [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
-             int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
-             int chunks, nb::handle codec, nb::handle combine_codec, bool allow_uncompressed,
-             bool backward) {
-            const MoeShape shape{.tokens = tokens,
-                                 .hidden = hidden,
-                                 .ffn = ffn,
-                                 .experts = experts,
-                                 .top_k = top_k,
-                                 .tp = tp,
+          [](Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens, const Integer& hidden,
+             const Integer& ffn, const Integer& experts, const Integer& top_k, const Integer& tp,
+             nb::object dtype, const std::string& strategy, const Integer& chunks, nb::handle codec,
+             nb::handle combine_codec, bool allow_uncompressed, bool backward) {
+            const MoeShape shape{.tokens = tokens.to<int64_t>("moe", "tokens"),
+                                 .hidden = hidden.to<int64_t>("moe", "hidden"),
+                                 .ffn = ffn.to<int64_t>("moe", "ffn"),
+                                 .experts = experts.to<int>("moe", "experts"),
+                                 .top_k = top_k.to<int>("moe", "top_k"),
+                                 .tp = tp.to<int>("moe", "tp"),
                                  .dtype = dtype_from(dtype)};
             const MoeOptions options{.strategy = strategy_from(strategy),
-                                     .chunks = chunks,
+                                     .chunks = chunks.to<int>("moe", "chunks"),
                                      .dispatch = wire_from(codec),
                                      .combine = wire_from(combine_codec),
                                      .allow_uncompressed = allow_uncompressed,

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm.h"
+#include "integer.h"
 #include "operand.h"
 #include "overlap/registry.h"
 #include "tandem/collectives.h"
@@ -133,12 +134,13 @@ class Operator : public Living<Operator> {
         throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
                                           name(), t.describe(), whole.describe()));
       }
-      if (GpuRank* const gpu = comm_->gpu()) {
-        comm_->use(name(), like,
-                   [&](Communicator&) { gpu->copy(t.data(), whole.data(), whole.bytes()); });
-      } else if (whole.bytes() > 0) {
-        std::memcpy(t.data(), whole.data(), whole.bytes());
-      }
+      comm_->use(name(), like, [&](Communicator&) {  // which may have been closed since
+        if (GpuRank* const gpu = comm_->gpu()) {
+          gpu->copy(t.data(), whole.data(), whole.bytes());
+        } else if (whole.bytes() > 0) {
+          std::memcpy(t.data(), whole.data(), whole.bytes());
+        }
+      });
     }
     return written(like, std::move(out), fresh);
   }
@@ -274,12 +276,15 @@ Text text_of(const OperatorRow& row) {
 template <typename... Extra>
 void bind_constructor(const nb::object& scope, const OperatorRow& row, const Extra&... extra) {
   nb::cpp_function_def(
-      [&row](Operator* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
-             nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
-             nb::handle codec, bool allow_uncompressed, same_as_bool<Extra>... with) {
-        new (self) Operator(row, std::move(comm), m_, n, k, dtype,
-                            {bias, weight_kn, std::move(strategy), chunks, wire_from(codec),
-                             allow_uncompressed, (with || ... || false)});
+      [&row](Operator* self, std::shared_ptr<Comm> comm, const Integer& m_, const Integer& n,
+             const Integer& k, nb::object dtype, bool bias, bool weight_kn, std::string strategy,
+             const Integer& chunks, nb::handle codec, bool allow_uncompressed,
+             same_as_bool<Extra>... with) {
+        new (self)
+            Operator(row, std::move(comm), m_.to<int64_t>(row.name, "m"),
+                     n.to<int64_t>(row.name, "n"), k.to<int64_t>(row.name, "k"), dtype,
+                     {bias, weight_kn, std::move(strategy), chunks.to<int>(row.name, "chunks"),
+                      wire_from(codec), allow_uncompressed, (with || ... || false)});
       },
       nb::scope(scope), nb::name("__init__"), nb::is_method(), nb::arg("comm"), nb::arg("m"),
       nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("bias") = false,

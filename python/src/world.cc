@@ -20,6 +20,7 @@
 #include "core/machine.h"
 #include "errors.h"
 #include "gemm/gemm.h"
+#include "integer.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
 
@@ -57,7 +58,8 @@ class PyWorld {
     if (!closed()) (rank ? comm(rank) : comms_.front())->abort(reason);
   }
   void close() {
-    for (const auto& comm : comms_) comm->close();
+    const auto comms = comms_;  // another thread may close the world meanwhile
+    Comm::close(comms);
     comms_.clear();
   }
 
@@ -109,7 +111,7 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
       const nb::gil_scoped_release unlocked_meanwhile;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    comm->close();
+    Comm::close(std::span(&comm, 1));
   });
 }
 
@@ -140,8 +142,9 @@ void bind_world(nb::module_& m) {
       .def("close", &PyWorld::close);
   m.def(
       "_threads",
-      [](int ranks, const std::optional<std::string>& link, std::optional<double> deadline) {
-        const WorldOptions options = options_of(ranks, link, deadline);
+      [](const Integer& ranks, const std::optional<std::string>& link,
+         std::optional<double> deadline) {
+        const WorldOptions options = options_of(ranks.to<int>("world", "ranks"), link, deadline);
         return made([&] { return World::of_threads(options); });
       },
       nb::arg("ranks"), nb::arg("link") = nb::none(), nb::arg("deadline") = nb::none());
@@ -161,10 +164,10 @@ void bind_world(nb::module_& m) {
       nb::arg("communicator"), nb::arg("deadline") = nb::none());
   m.def(
       "_on_gpus",
-      [](int ranks, int ranks_per_gpu, const std::optional<std::string>& link,
+      [](const Integer& ranks, const Integer& ranks_per_gpu, const std::optional<std::string>& link,
          std::optional<double> deadline, const nb::callable& body) {
-        WorldOptions options = options_of(ranks, link, deadline);
-        options.ranks_per_gpu = ranks_per_gpu;
+        WorldOptions options = options_of(ranks.to<int>("world", "ranks"), link, deadline);
+        options.ranks_per_gpu = ranks_per_gpu.to<int>("world", "ranks_per_gpu");
         run_on_gpus(options, body);
       },
       nb::arg("ranks"), nb::arg("ranks_per_gpu"), nb::arg("link") = nb::none(),

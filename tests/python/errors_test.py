@@ -77,7 +77,7 @@ class Refused(unittest.TestCase):
                               {"strategy": "best"}, {"chunks": -3}, {"dtype": "i32"}):
                 self.refuse(".", lambda: product(comm, **arguments))
             with self.assertRaises(TypeError):
-                product(comm, m=2**70)
+                product(comm, m=4.0)
             with self.assertRaises(TypeError):
                 tandem.AgGemm(None, 1, 1, 1)
 
@@ -98,6 +98,59 @@ class Refused(unittest.TestCase):
         self.refuse("ranks_per_gpu 2 on the CPU", lambda: tandem.run(2, print, ranks_per_gpu=2))
         if _core._gpu_count() == 0:
             self.refuse("no CUDA|no GPU", lambda: tandem.run(2, print, device="cuda"), tandem.Unsupported)
+
+    def test_every_number_of_every_call(self):
+        """Numbers that are negative, or that no C++ integer holds, in each place that takes one."""
+        bad = (-2**31 - 1, -2**63, 2**63 - 1, -2**63 - 1, 2**63, 2**70, 10**5000, -10**5000)
+        world = tandem.World(2)
+        comm, x = world.comm(0), np.ones((4, 5), "f4")
+        calls = [("broadcast", "root", lambda n: tandem.broadcast(comm, x, n), -1),
+                 ("send", "peer", lambda n: tandem.send(comm, x, n), -1),
+                 ("recv", "peer", lambda n: tandem.recv(comm, x, n), -1),
+                 ("split", "color", lambda n: comm.split(n), None),
+                 ("split", "key", lambda n: comm.split(0, n), None),
+                 ("", "ranks", lambda n: tandem.World(n), -1),
+                 ("shard_of", "world", lambda n: tandem.shard_of(4, n, 0), -1),
+                 ("shard_of", "rank", lambda n: tandem.shard_of(4, 2, n), -1)]
+        for at in range(2):
+            counts = lambda n, at=at: [n if i == at else 2 for i in range(2)]
+            for name in "send_counts", "recv_counts":
+                calls.append(("all_to_all", f"{name[:4]}", lambda n, name=name, counts=counts: tandem.all_to_all(
+                    comm, x, **{"send_counts": [2, 2], "recv_counts": [2, 2], name: counts(n)}), -1))
+            calls.append(("all_to_all", "send_counts",
+                          lambda n, counts=counts: tandem.AllToAll(comm, (4, 5), send_counts=counts(n)), -1))
+        for kind in "AllReduce", "AllGather", "ReduceScatter", "AllToAll":
+            for at in range(3):
+                shape = lambda n, at=at: [n if i == at else 4 for i in range(3)]
+                op = {"AllReduce": "all_reduce", "AllGather": "all_gather",
+                      "ReduceScatter": "reduce_scatter", "AllToAll": "all_to_all"}[kind]
+                calls.append((op, "shape", lambda n, kind=kind, shape=shape: getattr(tandem, kind)(comm, shape(n)), -1))
+        for kind, op in ("AgGemm", "ag_gemm"), ("GemmRs", "gemm_rs"), ("GemmAr", "gemm_ar"), ("AgWgrad", "ag_wgrad"):
+            for name in "m", "n", "k":
+                calls.append((op, name, lambda n, kind=kind, name=name: getattr(tandem, kind)(
+                    comm, **{"m": 4, "n": 3, "k": 5, name: n}), -1))
+            calls.append((op, "chunks", lambda n, kind=kind: getattr(tandem, kind)(
+                comm, 4, 3, 5, chunks=n, strategy="overlapped"), -1))
+        for name in "tokens", "hidden", "ffn", "experts", "top_k", "tp", "chunks":
+            calls.append(("moe", name, lambda n, name=name: tandem.MoeLayer(
+                comm, **{"tokens": 4, "hidden": 4, "ffn": 4, "experts": 2, name: n}), -1))
+        for op, name, call, more in calls:
+            for number in bad + ((more,) if more else ()):
+                with self.subTest(op=op, name=name, number=hex(number)[:20]):
+                    self.refuse(f"{op}.*{name}", lambda: call(number))
+        world.close()
+
+    def test_shapes_whose_product_is_no_integer(self):
+        comm = tandem.World(1).comm()
+        for kind in tandem.AllReduce, tandem.AllGather, tandem.ReduceScatter, tandem.AllToAll:
+            self.refuse("shape .281474976710656, 281474976710656.: expected .* less than 2.63 bytes",
+                        lambda: kind(comm, (2**48, 2**48)))
+            self.refuse("shape", lambda: kind(comm, (2**48, 2**48, 0)))
+        for size in 2**40, 2**62:
+            self.refuse("ag_gemm: .*expected at most", lambda: tandem.AgGemm(comm, size, size, 4))
+        x = np.ones((4, 5), "f4")
+        self.refuse("all_to_all: recv_counts .*below 2.63", lambda: tandem.all_to_all(
+            tandem.World(2).comm(0), x, [2, 2], [2**62, 2**62]))
 
     def test_one_array_of_all_ranks(self):
         for count in 4, 30000:

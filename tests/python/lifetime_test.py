@@ -242,9 +242,46 @@ def body(comm):
 
 print(tandem.run(2, body)[0])
 """
+# Two threads close a world in which another one makes calls and communicators.
+CLOSING = """
+import sys, threading, numpy as np, tandem
+sys.setswitchinterval(1e-6)
+x, w = np.ones((8, 4), "f4"), np.ones((3, 4), "f4")
+
+def call(world):
+    try:
+        comm = world.comm(0)
+        op = tandem.AgGemm(comm, 8, 3, 4, keep_gathered=True)
+        while True:
+            halves = [comm.split(0) for _ in range(20)]
+            op(x, w)
+            assert op.gathered(x).sum() == 32
+            halves[3].split(0).barrier()
+    except tandem.InvalidArgument as error:
+        named.append("is closed" in str(error))
+
+def close(world):
+    while not world.closed:
+        try:
+            world.close()
+        except tandem.InvalidArgument as error:
+            assert "inside a call of another thread" in str(error), error
+
+named = []
+for _ in range(40):
+    world = tandem.World(1)
+    threads = [threading.Thread(target=f, args=(world,)) for f in (call, close, close)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+print(len(named), all(named))
+"""
 
 
 class Endings(unittest.TestCase):
+    def test_a_world_closed_during_calls_of_other_threads(self):
+        done = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True, timeout=240)
+        self.assertEqual((done.returncode, done.stdout), (0, "40 True\n"), done.stderr)
+
     def test_a_thread_that_still_waits(self):
         done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=30)
         self.assertEqual((done.returncode, done.stdout), (0, "waiting\n"), done.stderr)

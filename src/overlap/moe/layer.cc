@@ -38,6 +38,8 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
   const MoeRankCoords coords(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);
   check_wire("combine", options.combine, shape.dtype);
+  // Throws for unsupported chunk counts.
+  chunk_counts("moe", {options.strategy, options.chunks}, shape.tokens);
   comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}", coords.describe(),
                                        name_of(options.strategy), options.chunks,
                                        options.dispatch.describe(), options.combine.describe(),
