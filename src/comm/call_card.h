@@ -40,8 +40,8 @@ struct CallCard {
   std::array<Operands, 2> operands;  ///< indexed by the call's parity
 };
 
-/// Scope of a call of this rank, in which its thread has the default float mode. Nested in another call it changes nothing. After an error the
-/// entry remains on the card, as no other call follows.
+/// Scope of a call of this rank, in which its thread has the default float mode. Nested in another
+/// call it changes nothing. After an error the entry remains on the card, as no other call follows.
 class CallOnCard {
  public:
   CallOnCard(Communicator& comm, std::string_view name);

@@ -22,12 +22,8 @@ Flip contents, header;
 
 }  // namespace
 
-void flip_bit_of_next_message(uint32_t bit, uint64_t min_bytes) {
-  contents.ask(bit, min_bytes);
-}
-
-void flip_bit_of_next_header(uint32_t bit, uint64_t min_bytes) {
-  header.ask(bit, min_bytes);
+void flip_bit_of_next_message(uint32_t bit, uint64_t min_bytes, bool in_header) {
+  (in_header ? header : contents).ask(bit, min_bytes);
 }
 
 int64_t take_bit_to_flip(uint64_t bytes) {

@@ -69,7 +69,7 @@ Outcome send_message(const Trial& trial, const std::function<void()>& before_put
         comm->barrier();
         if (rank == trial.source) {
           if (trial.flip == Flip::contents) flip_bit_of_next_message(trial.bit, kMinBytes);
-          if (trial.flip == Flip::header) flip_bit_of_next_header(trial.bit, kMinBytes);
+          if (trial.flip == Flip::header) flip_bit_of_next_message(trial.bit, kMinBytes, true);
           if (before_put) before_put();
           comm->put(destination, *buffer, 0, sent.data(), sent.size(), 0, 1);
           comm->flush();

@@ -144,10 +144,10 @@ void Engine::abort(const std::string& reason, int origin) {
     std::lock_guard lock(mutex_);
     run = run_;
   }
-  announce_abort(run, reason, origin < 0 ? rank_ : origin);
+  notify_abort(run, reason, origin < 0 ? rank_ : origin);
 }
 
-void Engine::announce_abort(uint64_t run, const std::string& reason, int origin) {
+void Engine::notify_abort(uint64_t run, const std::string& reason, int origin) {
   AbortNotice first;
   {
     std::lock_guard lock(mutex_);

@@ -185,7 +185,7 @@ class Engine final : TransportSink {
   void renew_lease();
   void say_goodbye();
   void expect(int change);
-  void announce_abort(uint64_t run, const std::string& reason, int origin);
+  void notify_abort(uint64_t run, const std::string& reason, int origin);
   void note_abort(uint64_t run, int origin, const std::string& reason);
   void note_lost(int source);
   void on_event(const control::Event& event);

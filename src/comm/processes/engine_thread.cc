@@ -97,7 +97,7 @@ void Engine::note_failure(const std::string& what) {
   }
   called_.notify_all();
   if (!running) log_message(LogLevel::warn, fmt::format("rank {}: {}", rank_, reason));
-  announce_abort(run, reason, rank_);
+  notify_abort(run, reason, rank_);
 }
 
 bool Engine::take_posted() {
@@ -173,8 +173,8 @@ void Engine::check_corrupt_messages() {
 }
 
 std::chrono::microseconds Engine::renewal_time() const {
-  const std::chrono::microseconds part(int64_t(1e6 * bootstrap_->lease_s() / kRenewals));
-  return std::min<std::chrono::microseconds>(kLongSleep, part);
+  const std::chrono::microseconds interval(int64_t(1e6 * bootstrap_->lease_s() / kRenewals));
+  return std::min<std::chrono::microseconds>(kLongSleep, interval);
 }
 
 void Engine::renew_lease() {
