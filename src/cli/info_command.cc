@@ -108,6 +108,8 @@ void print_info() {
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",
            "1: operators on GPUs replay calls of many steps as CUDA graphs");
+  variable("TANDEM_API_KEY", env().api_key.empty() ? "not set" : "not shown",
+           "key that clients of tandem serve must give");
   variable("TANDEM_SECRET", env().secret.empty() ? "not set" : "not shown",
            "what ranks of several hosts prove to know, without MPI");
   variable("TANDEM_SECRET_FILE", env().secret_file.empty() ? "not set" : env().secret_file,

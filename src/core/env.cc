@@ -81,6 +81,7 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_SNAPSHOT_MEMORY",
       "TANDEM_SNAPSHOT_TO_DISK",  // set by tandem launch
       "TANDEM_LINK",
+      "TANDEM_API_KEY",
       "TANDEM_SECRET",
       "TANDEM_SECRET_FILE",
       "TANDEM_ALLOW_MIXED_BUILDS",
@@ -129,7 +130,8 @@ const Env& env() {
                          one_of("TANDEM_CHECK_MESSAGES", {"0", "1"}) == "1",
                          text("TANDEM_LINK", ""),
                          number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20),
-                         one_of("TANDEM_SNAPSHOT_TO_DISK", {"0", "1"}) == "1"};
+                         one_of("TANDEM_SNAPSHOT_TO_DISK", {"0", "1"}) == "1",
+                         text("TANDEM_API_KEY", "")};
 
   return value;
 }

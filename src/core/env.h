@@ -32,6 +32,8 @@ struct Env {
                         ///< (-1: none); `tandem launch` sets it
   bool saves_snapshot;  ///< TANDEM_SNAPSHOT_TO_DISK: train only writes the newest one in memory to
                         ///< disk (0); `tandem launch` sets it
+  std::string api_key;  ///< TANDEM_API_KEY: key that clients of `tandem serve` must give (none);
+                        ///< never printed
 };
 
 /// Throws InvalidArgument with the variable, its value and the expected form.
