@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace tandem {
 
@@ -14,11 +15,18 @@ constexpr int kMaxJsonDepth = 100;
 /// recurses per level, so deeper text could overflow the stack.
 bool json_depth_fits(std::string_view text);
 
+/// As the library's parser, which compares each key with all before it, but in linear time.
+nlohmann::ordered_json parse_ordered_json(std::string_view text);
+
 /// Discarded (`is_discarded()`, neither object nor array) if `text` is no JSON or nested too deep.
 template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text) {
-  return json_depth_fits(text) ? Json::parse(text, nullptr, /*allow_exceptions=*/false)
-                               : Json(Json::value_t::discarded);
+  if (!json_depth_fits(text)) return Json(Json::value_t::discarded);
+  if constexpr (std::is_same_v<Json, nlohmann::ordered_json>) {
+    return parse_ordered_json(text);
+  } else {
+    return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  }
 }
 
 /// Text of `json`, on one line or indented by `indent` spaces. Bytes of strings that are not UTF-8,

@@ -9,6 +9,8 @@
 
 #include <filesystem>
 #include <functional>
+#include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -195,6 +197,47 @@ TEST(ParseJson, RefusesDeepNestingBeforeItIsParsed) {
   EXPECT_TRUE(parse_json("{\"a\":").is_discarded());
   EXPECT_EQ(parse_json("{\"a[[\\\"{\":[{}]}").size(), 1u);  // brackets in strings do not count
   EXPECT_TRUE(parse_json("\"" + std::string(200, '[') + "\"").is_string());
+}
+
+/// Random JSON, some of it damaged, with keys that repeat.
+std::string random_json(std::mt19937& random, int depth) {
+  const auto below = [&](unsigned bound) { return random() % bound; };
+  if (depth == 0 || below(3) == 0) {
+    constexpr const char* kValues[] = {"null",           "true",  "-3", "1.5e3",
+                                       "\"\\u00e9\\n\"", "1e999", "x"};
+    return kValues[below(60) == 0 ? 5 + below(2) : below(5)];
+  }
+  const bool is_object = below(2) == 0;
+  std::string text;
+  for (unsigned i = 0, count = below(is_object ? 60 : 4); i < count; ++i) {
+    if (i > 0) text += ",";
+    if (is_object) text += "\"k" + std::to_string(below(40)) + "\":";
+    text += random_json(random, depth - 1);
+  }
+  return is_object ? "{" + text + "}" : "[" + text + "]";
+}
+
+TEST(ParseJson, OrderedIsThatOfTheLibrary) {
+  using Ordered = nlohmann::ordered_json;
+  std::mt19937 random(5);
+  int valid = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string text = random_json(random, 3);
+    const Ordered want = Ordered::parse(text, nullptr, false), found = parse_json<Ordered>(text);
+    ASSERT_EQ(found.is_discarded(), want.is_discarded()) << text;
+    if (want.is_discarded()) continue;
+    ASSERT_EQ(found.dump(), want.dump()) << text;
+    ++valid;
+  }
+  EXPECT_GT(valid, 200);
+  EXPECT_LT(valid, 1000);
+}
+
+TEST(ParseJson, TimeOfOrderedIsLinearInTheKeys) {
+  std::string text = "{\"0\":0";
+  constexpr int kKeys = 400'000;
+  for (int i = 1; i < kKeys; ++i) text += ",\"" + std::to_string(i) + "\":0";
+  EXPECT_EQ(parse_json<nlohmann::ordered_json>(text + "}").size(), size_t(kKeys));
 }
 
 }  // namespace
