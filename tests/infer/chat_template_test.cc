@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/files.h"
+#include "core/json.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
@@ -104,6 +105,27 @@ TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
     std::string error;
     EXPECT_FALSE(render(source, chat, {}, error)) << source.substr(0, 60);
     EXPECT_TRUE(error.starts_with("line ") || error.starts_with("more than")) << error;
+  }
+}
+
+TEST(ChatTemplate, TimeOfLargeChatsIsBounded) {
+  Json message{{"role", "user"}, {"content", ""}};
+  std::string& content = message["content"].get_ref<std::string&>();
+  for (int i = 0; i < 1'000'000; ++i) content += "a ";
+  std::string error;
+  EXPECT_EQ(render("{{ messages[0].content.split()|length }} {{ messages[0].content|trim|length }}",
+                   Json::array({message}), {}, error),
+            "1000000 1999999")
+      << error;
+  std::string text = R"({"role": "user", "content": "x")";
+  for (int i = 0; i < 300'000; ++i) text += ", \"" + std::to_string(i) + "\": 0";
+  const Json chat = Json::array({parse_json<Json>(text + "}")});
+  for (const std::string work :
+       {"messages[0].z", "messages[0]['z']", "'z' in messages[0]", "messages|selectattr('z')|list",
+        "messages[0]|length", "messages[0].get('z')"}) {
+    EXPECT_FALSE(
+        render("{% for i in range(90000) %}{{ " + work + " }}{% endfor %}", chat, {}, error));
+    EXPECT_TRUE(error.ends_with("more steps than a chat needs")) << work << ": " << error;
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <ctime>
 #include <functional>
 #include <map>
@@ -102,13 +103,14 @@ Value split(const std::string& text, const Arguments& arguments) {
   int64_t left = max.is_defined() ? max.integer("split") : -1;
   Json list = Json::array();
   if (!separator.is_defined() || separator.is_none()) {
-    std::string rest = strip(text, true, false);
-    while (!rest.empty()) {
+    const std::string stripped = strip(text, true, false);
+    for (std::string_view rest = stripped; !rest.empty();) {
       size_t end = 0;
       while (end < rest.size() && std::isspace(static_cast<unsigned char>(rest[end])) == 0) ++end;
       if (left-- == 0) end = rest.size();
-      list.push_back(rest.substr(0, end));
-      rest = strip(std::string_view(rest).substr(end), true, false);
+      list.push_back(std::string(rest.substr(0, end)));
+      rest.remove_prefix(end);
+      rest.remove_prefix(leading_space(rest));
     }
     return {std::move(list)};
   }
@@ -386,6 +388,25 @@ Value attribute(const Value& object, const std::string& name) {
   if (!object.is_dict()) return {};
   const auto found = object.data->find(name);
   return found == object.data->end() ? Value() : Value(object, *found);
+}
+
+Value arithmetic(const std::string& op, const Value& a, const Value& b) {
+  if (!a.is_numeric() || !b.is_numeric()) {
+    fail(fmt::format("{} {} {}: expected two numbers, or two strings to add", printable(to_text(a)),
+                     op, printable(to_text(b))));
+  }
+  const double x = a.number(), y = b.number();
+  if ((op == "/" || op == "//" || op == "%") && y == 0) fail(op + ": division by 0");
+  double result = op == "+"    ? x + y
+                  : op == "-"  ? x - y
+                  : op == "*"  ? x * y
+                  : op == "/"  ? x / y
+                  : op == "**" ? std::pow(x, y)
+                  : op == "//" ? std::floor(x / y)
+                               : x - y * std::floor(x / y);
+  const bool are_int = (a.is_int() || a.is_bool()) && (b.is_int() || b.is_bool());
+  const bool is_int = are_int && op != "/" && std::fabs(result) < 0x1p53;
+  return is_int ? Value(Json(int64_t(result))) : Value(Json(result));
 }
 
 Value range(const Arguments& given) {

@@ -23,6 +23,8 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& ar
 Value call_method(const std::string& name, const Value& object, const Arguments& arguments);
 /// Attribute or element of a dictionary or namespace; undefined if there is none.
 Value attribute(const Value& object, const std::string& name);
+/// Result of an operator for two numbers, an integer where Python's is one.
+Value arithmetic(const std::string& op, const Value& a, const Value& b);
 /// Python's list(range(…)).
 Value range(const Arguments& given);
 /// Local time as strftime() writes it; "" for more than 255 bytes.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,8 +16,10 @@ namespace {
 constexpr int64_t kMaxSteps = 3'000'000;
 constexpr size_t kElementBytes = 64;  // that an element of a list counts
 constexpr int kMaxCalls = 50, kMaxDepth = 150;
-constexpr int kMaxLevels = 1500;       // of expressions and statements in one another
-constexpr size_t kBytesOfAStep = 256;  // of a string that is searched for a character
+constexpr int kMaxLevels = 1500;  // of expressions and statements in one another
+// Bytes of a string that one step may search for a character, or change, and elements that it may
+// look at.
+constexpr size_t kBytesOfAStep = 256, kChangedBytesOfAStep = 64, kElementsOfAStep = 8;
 
 enum class Flow : uint8_t { next, leave, skip };  // skip: to the next element of a loop
 
@@ -118,7 +119,24 @@ class Interpreter {
 
   void count_step(const Node& node) {
     line_ = node.line;
-    if (++steps_ > kMaxSteps) fail("more steps than a chat needs");
+    count_steps(1);
+  }
+  void count_steps(size_t steps) {
+    if ((steps_ += int64_t(steps)) > kMaxSteps) fail("more steps than a chat needs");
+  }
+  /// Counts a look-up of one of the value's elements.
+  void count_elements(const Value& value) {
+    if (value.data && value.data->is_structured()) {
+      count_steps(value.data->size() / kElementsOfAStep);
+    }
+  }
+  /// Counts work on all of a value.
+  void count_work(const Value& value) {
+    if (value.is_string()) return count_steps(value.string("").size() / kChangedBytesOfAStep);
+    if (!value.data || !value.data->is_structured()) return;
+    size_t all = value.data->size();
+    for (const Json& each : *value.data) all += each.is_structured() ? each.size() : 0;
+    count_steps(all / kElementsOfAStep);
   }
   /// A string that an operator made.
   Value text_value(std::string text) {
@@ -151,7 +169,9 @@ class Interpreter {
   }
 
   void loop(const Node& node) {
-    std::vector<Value> all = elements(evaluate(*node.children[0]));
+    const Value looped = evaluate(*node.children[0]);
+    count_work(looped);
+    std::vector<Value> all = elements(looped);
     scopes_.emplace_back();
     if (node.children[1]->kind != Kind::nothing) {
       std::erase_if(all, [&](const Value& each) {
@@ -224,18 +244,28 @@ class Interpreter {
         }
         return nested(std::move(dict));
       }
-      case Kind::attribute:
-        return attribute(child(0), node.text);
+      case Kind::attribute: {
+        const Value object = child(0);
+        count_elements(object);
+        return attribute(object, node.text);
+      }
       case Kind::item:
         return item(child(0), child(1));
       case Kind::slice:
         return slice(node, child(0));
       case Kind::call:
         return call(node);
-      case Kind::filter:
-        return checked(apply_filter(node.text, child(0), arguments(node)));
-      case Kind::test:
-        return {Json(apply_test(node.text, child(0), arguments(node)))};
+      case Kind::filter: {
+        const Value value = child(0);
+        count_work(value);
+        return checked(apply_filter(node.text, value, arguments(node)));
+      }
+      case Kind::test: {
+        const Value value = child(0);
+        const Arguments given = arguments(node);
+        for (const Value& each : given.positional) count_work(each);
+        return {Json(apply_test(node.text, value, given))};
+      }
       case Kind::unary:
         return unary(node.text, child(0));
       case Kind::binary:
@@ -286,17 +316,19 @@ class Interpreter {
   }
 
   Value item(const Value& object, const Value& index) {
+    count_elements(object.is_dict() ? object : Value());
     if (object.space || object.is_dict() || !object.is_defined()) {
       if (object.is_defined() && !index.is_string()) return {};
       return attribute(object, to_text(index));
     }
     if (!object.is_list() && !object.is_string()) return {};
-    if (object.is_string()) steps_ += int64_t(object.string("").size() / kBytesOfAStep);
+    if (object.is_string()) count_steps(object.string("").size() / kBytesOfAStep);
     return element_at(object, index.integer("index"));
   }
 
   Value slice(const Node& node, const Value& object) {
     if (!object.is_list() && !object.is_string()) fail("slice: expected a list or a string");
+    count_work(object);
     const std::vector<Value> all = elements(object);
     const auto size = int64_t(all.size());
     const auto bound = [&](size_t child, int64_t absent) {
@@ -339,6 +371,7 @@ class Interpreter {
     const Node& function = *node.children[0];
     if (function.kind == Kind::attribute) {
       const Value object = evaluate(*function.children[0]);
+      count_work(object);
       return checked(call_method(function.text, object, arguments(node)));
     }
     const Value value = evaluate(function);
@@ -406,6 +439,7 @@ class Interpreter {
     if (op == "and") return is_true(a) ? evaluate(*node.children[1]) : a;
     if (op == "or") return is_true(a) ? a : evaluate(*node.children[1]);
     const Value b = evaluate(*node.children[1]);
+    if (op == "==" || op == "!=" || op.ends_with("in")) count_work(b);
     if (op == "==") return {Json(equals(a, b))};
     if (op == "!=") return {Json(!equals(a, b))};
     if (op == "<") return {Json(is_less(a, b))};
@@ -437,25 +471,6 @@ class Interpreter {
     std::string all;
     for (int64_t i = 0; i < count; ++i) all += text;
     return text_value(std::move(all));
-  }
-
-  static Value arithmetic(const std::string& op, const Value& a, const Value& b) {
-    if (!a.is_numeric() || !b.is_numeric()) {
-      fail(fmt::format("{} {} {}: expected two numbers, or two strings to add",
-                       printable(to_text(a)), op, printable(to_text(b))));
-    }
-    const double x = a.number(), y = b.number();
-    if ((op == "/" || op == "//" || op == "%") && y == 0) fail(op + ": division by 0");
-    double result = op == "+"    ? x + y
-                    : op == "-"  ? x - y
-                    : op == "*"  ? x * y
-                    : op == "/"  ? x / y
-                    : op == "**" ? std::pow(x, y)
-                    : op == "//" ? std::floor(x / y)
-                                 : x - y * std::floor(x / y);
-    const bool are_int = (a.is_int() || a.is_bool()) && (b.is_int() || b.is_bool());
-    const bool is_int = are_int && op != "/" && std::fabs(result) < 0x1p53;
-    return is_int ? Value(Json(int64_t(result))) : Value(Json(result));
   }
 
  public:

@@ -64,7 +64,7 @@ size_t sequence_bytes(char first) {
   return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-bool is_space(const std::string& character) {
+bool is_space(std::string_view character) {
   static const std::vector<std::string> kWide = {"\u0085", "\u00a0", "\u1680", "\u2000", "\u2001",
                                                  "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
                                                  "\u2007", "\u2008", "\u2009", "\u200a", "\u2028",
@@ -210,19 +210,34 @@ std::vector<std::string> characters(std::string_view text) {
   return all;
 }
 
+size_t leading_space(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t bytes = std::min(text.size() - at, sequence_bytes(text[at]));
+    if (!is_space(text.substr(at, bytes))) break;
+    at += bytes;
+  }
+  return at;
+}
+
 std::string strip(std::string_view text, bool left, bool right, const std::string* set) {
-  const std::vector<std::string> all = characters(text);
-  const auto goes = [&](const std::string& character) {
-    if (!set) return is_space(character);
-    const std::vector<std::string> stripped = characters(*set);
-    return std::ranges::find(stripped, character) != stripped.end();
+  const std::vector<std::string> stripped = set ? characters(*set) : std::vector<std::string>();
+  const auto goes = [&](std::string_view character) {
+    return set ? std::ranges::find(stripped, character) != stripped.end() : is_space(character);
   };
-  size_t begin = 0, end = all.size();
-  while (left && begin < end && goes(all[begin])) ++begin;
-  while (right && end > begin && goes(all[end - 1])) --end;
-  std::string result;
-  for (size_t i = begin; i < end; ++i) result += all[i];
-  return result;
+  if (left && !set) text.remove_prefix(leading_space(text));
+  while (left && set && !text.empty()) {
+    const size_t first = std::min(text.size(), sequence_bytes(text.front()));
+    if (!goes(text.substr(0, first))) break;
+    text.remove_prefix(first);
+  }
+  while (right && !text.empty()) {
+    size_t last = text.size() - 1;
+    while (last > 0 && (uint8_t(text[last]) & 0xc0) == 0x80) --last;
+    if (!goes(text.substr(last))) break;
+    text.remove_suffix(text.size() - last);
+  }
+  return std::string(text);
 }
 
 }  // namespace tandem::jinja

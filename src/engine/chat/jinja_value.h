@@ -68,6 +68,8 @@ std::vector<Value> elements(const Value& value);
 Value element_at(const Value& value, int64_t index);
 /// Characters of UTF-8.
 std::vector<std::string> characters(std::string_view text);
+/// Bytes of white space at the begin.
+size_t leading_space(std::string_view text);
 /// Without white space, or the characters `set`, at its ends.
 std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
 
