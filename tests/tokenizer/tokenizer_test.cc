@@ -53,6 +53,28 @@ TEST_P(TokenizerFile, TokensEqualTheOracles) {
   }
 }
 
+TEST_P(TokenizerFile, TokensHaveAtMostTheirBytes) {
+  const auto tokenizer = open_tokenizer(data(GetParam()));
+  const auto max = size_t(tokenizer->max_bytes_per_token());
+  if (max == 0) return;
+  std::vector<std::string> texts;
+  for (const json& example : expected()[GetParam()]) texts.push_back(example[0]);
+  for (const std::string unit : {" ", "\n", "\t ", "a", "0", "the ", "\u2581", "\u03b9\u0308\u0301",
+                                 "\u1100\u1161\u11a8", "\u65e5", "\U0001f600", "\xff", "\u0301"}) {
+    texts.emplace_back();
+    for (int i = 0; i < 500; ++i) texts.back() += unit;
+  }
+  for (const std::string& text : texts) {
+    EXPECT_LE(text.size(), max * encode(*tokenizer, text).size()) << text.substr(0, 50);
+  }
+}
+
+TEST(Tokenizer, TokensThatTakeWhiteSpaceHaveNoMaxBytes) {
+  EXPECT_EQ(open_tokenizer(data("small_bytes.json"))->max_bytes_per_token(), 0);
+  EXPECT_GT(open_tokenizer(data("small_fallback.json"))->max_bytes_per_token(), 0);
+  EXPECT_GT(open_tokenizer(data("cl100k_small.tiktoken"))->max_bytes_per_token(), 0);
+}
+
 TEST_P(TokenizerFile, ByteByByteDecodingEqualsDecodingAtOnce) {
   const auto tokenizer = open_tokenizer(data(GetParam()));
   for (const json& example : expected()[GetParam()]) {

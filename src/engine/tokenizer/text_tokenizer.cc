@@ -11,7 +11,35 @@
 
 namespace tandem {
 
+namespace {
+
+/// Bytes of U+2581, which tokens may write as a space.
+constexpr int64_t kSpaceBytes = 3;
+
+/// Max bytes that a normalization makes one byte of; 0: any number.
+int64_t max_shrinkage(const Normalization& step) {
+  constexpr int64_t kComposed = 3;  // U+0390 has 6 bytes decomposed and 2 composed, others less
+  switch (step.kind) {
+    case Normalization::Kind::nfc:
+      return kComposed;
+    case Normalization::Kind::prepend:
+      return 1;
+    case Normalization::Kind::replace:
+      return step.to.size() >= step.from.size() ? kSpaceBytes : 0;
+    case Normalization::Kind::sentencepiece:
+      return step.rules->removes_spaces || step.rules->characters ? 0 : kSpaceBytes;
+    case Normalization::Kind::matches:
+    case Normalization::Kind::strip:
+    case Normalization::Kind::clusters:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
 TextTokenizer::TextTokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {
+  max_bytes_per_token_ = find_max_bytes_per_token();
   if (spec_.unigram) {
     unigram_.emplace(std::move(*spec_.unigram));
     spec_.unigram.reset();
@@ -28,6 +56,24 @@ TextTokenizer::TextTokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {
   raw_ = AddedTokens(std::move(raw));
   normalized_ = AddedTokens(std::move(normalized));
   spec_.added = {};
+}
+
+int64_t TextTokenizer::find_max_bytes_per_token() const {
+  const auto& bytes = spec_.unigram ? spec_.unigram->bytes : spec_.bpe.bytes;
+  const bool has_bytes = std::ranges::all_of(bytes, [](int32_t id) { return id >= 0; });
+  const bool keeps_all =
+      has_bytes &&  // else one unknown token may stand for many characters
+      std::ranges::none_of(spec_.added, [](auto& t) { return t.takes_before || t.takes_after; }) &&
+      std::ranges::all_of(spec_.steps, [](auto& s) { return s.keeps_matches && s.keeps_gaps; });
+  if (!keeps_all) return 0;
+  size_t longest = 1;
+  for (const TokenText& text : spec_.texts) longest = std::max(longest, text.bytes.size());
+  for (const AddedToken& token : spec_.added) longest = std::max(longest, token.content.size());
+  auto max = int64_t(longest);
+  for (const Normalization& step : spec_.normalizations) max *= max_shrinkage(step);
+  for (const WordStep& step : spec_.steps)
+    max *= step.kind == WordStep::Kind::metaspace ? kSpaceBytes : 1;
+  return max;
 }
 
 void TextTokenizer::append(std::string_view document, std::vector<int32_t>& tokens) const {

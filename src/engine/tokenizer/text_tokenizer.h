@@ -82,6 +82,9 @@ class TextTokenizer : public Tokenizer {
   bool is_special(int32_t token) const {
     return token >= 0 && token < vocab() && spec_.texts[size_t(token)].is_special;
   }
+  /// Max bytes of a text for each of its tokens, so that a text can be known to be too long before
+  /// it is encoded; 0: there is no such number, as a token may take any number of characters.
+  int64_t max_bytes_per_token() const { return max_bytes_per_token_; }
   /// Whether the file adds tokens before each text.
   bool adds_before() const { return !spec_.before.empty(); }
   /// Appends the tokens of `text`. `adds`: with those that the file adds to each text.
@@ -96,6 +99,7 @@ class TextTokenizer : public Tokenizer {
   /// Position of a section's begin: a text's, after an added token or a word, or within what would
   /// be a section if the text were not cut.
   enum class Begin : uint8_t { text, section, middle };
+  int64_t find_max_bytes_per_token() const;
   struct Encoding {
     Bpe::Cache* cache;
     std::vector<int32_t>& tokens;
@@ -110,6 +114,7 @@ class TextTokenizer : public Tokenizer {
   std::optional<Bpe> bpe_;  ///< this or unigram_
   std::optional<Unigram> unigram_;
   AddedTokens raw_, normalized_;
+  int64_t max_bytes_per_token_;
 };
 
 }  // namespace tandem
