@@ -56,6 +56,7 @@ class TimedEngine {
     const std::vector<TokenEvent> events = engine_.step();
     const double now = seconds();
     for (const TokenEvent& event : events) {
+      if (event.finish == Finish::failed) throw InvalidArgument(event.error);
       const auto text = size_t(event.request - first_id_);
       (tokens_[text].empty() ? first : next).push_back(now - last_[text]);
       tokens_[text].push_back({event.token, event.log_prob});

@@ -190,6 +190,7 @@ void generate_all(Communicator& tp, const GenerateArguments& arguments, const St
   size_t num_written = 0, tokens = 0;
   while (!engine.is_idle()) {
     for (TokenEvent& event : engine.step()) {
+      if (event.finish == Finish::failed) throw InvalidArgument(event.error);
       PromptText& text = texts[size_t(event.request)];
       text.text += event.text;
       ++tokens;

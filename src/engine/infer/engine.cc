@@ -70,6 +70,8 @@ const char* name_of(Finish finish) {
       return "stop";
     case Finish::max_tokens:
       return "max-tokens";
+    case Finish::failed:
+      return "failed";
   }
   return "";
 }
@@ -307,17 +309,20 @@ TokenEvent Engine::choose(Text& text, size_t chosen, const Sampled& sampled) {
   return event;
 }
 
-/// Appends a token to a text. A finished one has no token left and no page.
+/// Appends a token to a text. A finished or failed one has no token left and no page.
 TokenEvent Engine::write(Text& text, const Sampled& sampled) {
   const Request& request = text.request;
   const int32_t token = sampled.token;
-  if (token < 0) {
-    throw InvalidArgument(
-        fmt::format("logits after token {} of request {}: expected finite numbers (the model's "
-                    "values leave the range of its dtype)",
-                    text.tokens.size() - 1, text.id));
-  }
   TokenEvent event{text.id, token, sampled.log_prob, "", std::nullopt};
+  if (token < 0) {
+    event.finish = Finish::failed;
+    event.error = fmt::format(
+        "logits after token {} of request {}: expected finite numbers (the model's values leave "
+        "the range of its dtype)",
+        text.tokens.size() - 1, text.id);
+    release(text);
+    return event;
+  }
   Continuation& continuation = text.continuation;
   if (continuation.is_end(token)) {
     event.finish = Finish::end_token;

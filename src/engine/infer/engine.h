@@ -64,19 +64,20 @@ struct Request {
 /// tokens.
 void check(const Request& request, const ModelConfig& config, int64_t capacity);
 
-enum class Finish : uint8_t { end_token, stop_string, max_tokens };
-/// "end of text", "stop" or "max-tokens".
+enum class Finish : uint8_t { end_token, stop_string, max_tokens, failed };
+/// "end of text", "stop", "max-tokens" or "failed".
 const char* name_of(Finish finish);
 
 /// One token of a request.
 struct TokenEvent {
   int64_t request;
   int32_t token;
-  float log_prob;    ///< of the token, by the logits before temperature and rules
-  std::string text;  ///< that is final with this token
-  std::optional<Finish> finish;
-  std::string stop = {};                   ///< string that ended the text
+  float log_prob;                ///< of the token, by the logits before temperature and rules
+  std::string text;              ///< that is final with this token
+  std::optional<Finish> finish;  ///< failed: there is no token, and `error` says why
+  std::string stop = {};         ///< string that ended the text
   std::vector<Sampled> alternatives = {};  ///< likeliest tokens in its place, likeliest first
+  std::string error = {};
 };
 
 class Engine {
@@ -101,7 +102,8 @@ class Engine {
   /// Drops a request, which then has no further event. Whether it was unfinished: otherwise nothing
   /// is done.
   bool cancel(int64_t request);
-  /// Runs some rows of the requests; returns the tokens written, at most one for each.
+  /// Runs some rows of the requests; returns the tokens written, at most one for each. A request
+  /// whose logits are not finite fails, and the others continue.
   std::vector<TokenEvent> step();
   /// Whether all requests are finished.
   bool is_idle() const { return running_.empty() && waiting_.empty(); }
