@@ -122,7 +122,8 @@ void add_launch(CLI::App& app) {
       ->check(CLI::Range(0, kMaxRanks));
   command
       ->add_option("--restarts", options->processes.restarts,
-                   "New processes to start for killed ones when no spare is left (tandem train)")
+                   "New processes to start for killed ones when no spare is left (tandem train); "
+                   "times to start all ranks again when one is lost (tandem serve)")
       ->check(CLI::Range(0, kMaxRestarts));
   command
       ->add_option("--min-dp", options->processes.min_dp,
@@ -211,6 +212,7 @@ void add_launch(CLI::App& app) {
       "the other ranks stay in theirs, and all continue from the newest checkpoint. A killed "
       "launcher is\n"
       "started again, on one host: docs/recovery.md.\n"
+      "Ranks of tandem serve have no checkpoint: when one is lost, all are started again.\n"
       "\n--hosts: an executor on each host starts its ranks and spares, passes on their output "
       "and\n"
       "connects to a port of this launcher. The program and this folder must exist on every host.\n"

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "cli/launch_injector.h"
@@ -51,6 +52,8 @@ constexpr double kLockPatienceS = 1;
 constexpr const char* kLaunchLock = ".launch.lock";  ///< in the training's output
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
+/// Exit codes of ranks that have missed another one.
+constexpr int kTimeout = 5, kAborted = 6;
 
 std::string new_run_id(const LaunchRequest& request) {
   return std::string(request.hosts.empty() ? kLauncherRunId : kHostsRunId) +
@@ -101,6 +104,9 @@ class RunningLaunch {
     drain();
     return status_;
   }
+
+  /// Whether it ended because a rank was killed, or had missed another one.
+  bool has_lost_rank() const { return has_lost_rank_; }
 
   /// Only saves what a launcher before has left.
   void save() {
@@ -153,7 +159,7 @@ class RunningLaunch {
   /// empty: there is none. Of the memory of other hosts it is not known here.
   std::string find_unsaved_snapshot() const {
     const std::string out = training_output(request_);
-    if (!is_training(request_.command) || out.empty()) return "";
+    if (!runs_tandem(request_.command, "train") || out.empty()) return "";
     if (!launch_.one_host) {
       const bool has_trained = !members_ || finished_steps(members_->board()) > 0;
       return status_ > 128 && has_trained ? "what snapshots in memory have" : "";
@@ -369,6 +375,7 @@ class RunningLaunch {
     }
     failed_ = LaunchClock::now();
     status_ = killed ? 128 + WTERMSIG(end.status) : WEXITSTATUS(end.status);
+    has_lost_rank_ = !stopping_ && (killed || status_ == kTimeout || status_ == kAborted);
     if (killed || !request_.print) {
       complain(fmt::format("tandem: launch: rank {} ({}) {}{}{}", lost_label, process, lost.cause,
                            reason.empty() ? "" : ": ", reason));
@@ -399,7 +406,24 @@ class RunningLaunch {
   LaunchClock::time_point save_until_{};
   bool stopping_ = false;  ///< a signal to stop was passed on
   int status_ = 0;
+  bool has_lost_rank_ = false;
 };
+
+/// Whether a lost rank makes all of them start again: they have nothing to continue from.
+bool restarts_all(const LaunchRequest& request) {
+  return runs_tandem(request.command, "serve") && request.restarts > 0;
+}
+
+/// Ranks that start again, all, when one is lost.
+int run_restarting(const LaunchRequest& request, int snapshot_memory, const sigset_t& mask) {
+  for (int left = request.restarts;; --left) {
+    RunningLaunch launch(request, new_run_id(request), snapshot_memory, mask, nullptr, nullptr);
+    const int status = launch.run();
+    if (!launch.has_lost_rank() || left == 0) return status;
+    complain(fmt::format("tandem: launch: starting all ranks again (restart {} of {})",
+                         request.restarts - left + 1, request.restarts));
+  }
+}
 
 /// Throws InvalidArgument unless processes of the command can take another's rank.
 void check_replaceable(const LaunchRequest& request) {
@@ -409,13 +433,17 @@ void check_replaceable(const LaunchRequest& request) {
         "noticed");
   }
   if (!request.replaces()) return;
-  if (is_training(request.command)) return;
-  throw InvalidArgument(
-      fmt::format("launch --{}: command {}: expected tandem train, whose ranks can be replaced",
-                  request.spares > 0     ? "spares"
-                  : request.restarts > 0 ? "restarts"
-                                         : "min-dp",
-                  printable(request.command.front())));
+  if (runs_tandem(request.command, "train")) return;
+  const bool only_restarts = request.spares == 0 && request.min_dp == 0 && request.inject.empty();
+  if (restarts_all(request) && only_restarts) return;
+  throw InvalidArgument(fmt::format(
+      "launch --{}: command {}: expected tandem train, whose ranks can be replaced{}",
+      request.spares > 0     ? "spares"
+      : request.min_dp > 0   ? "min-dp"
+      : request.restarts > 0 ? "restarts"
+                             : "inject",
+      printable(request.command.front()),
+      runs_tandem(request.command, "serve") ? "; tandem serve has --restarts only" : ""));
 }
 
 /// Folder of the run and its events, which the live page reads. Throws InvalidArgument unless the
@@ -474,6 +502,7 @@ int run_launch(const LaunchRequest& given) {
   const LiveProcess live(request.live, request.out);
   const std::string run_id = new_run_id(request);
   const control::Connection memory = make_snapshot_memory();
+  if (restarts_all(request)) return run_restarting(request, memory.fd(), mask);
   if (!request.replaces()) {
     return RunningLaunch(request, run_id, memory.fd(), mask, nullptr, nullptr).run();
   }

@@ -46,6 +46,8 @@ std::string training_output(const LaunchRequest& request);
 /// how, gives the others a moment to report that they were aborted, and ends them. Signals that
 /// stop this process are passed on.
 ///
+/// `tandem serve` with restarts: when a rank is lost, all end and are started again.
+///
 /// On several hosts an executor on each of them does so for its processes (remote_processes.h), and
 /// a host that is lost counts as the loss of its ranks.
 ///

@@ -25,9 +25,9 @@ std::string describe_end(int status) {
                              : fmt::format("ended with exit status {}", WEXITSTATUS(status));
 }
 
-bool is_training(const std::vector<std::string>& command) {
+bool runs_tandem(const std::vector<std::string>& command, std::string_view subcommand) {
   const std::string program = command.front().substr(command.front().rfind('/') + 1);
-  return program == "tandem" && command.size() > 1 && command[1] == "train";
+  return program == "tandem" && command.size() > 1 && command[1] == subcommand;
 }
 
 LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
@@ -38,7 +38,7 @@ LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, cons
       host_(host_name()),
       processes_(size_t(slots)),
       memory_(snapshot_memory) {
-  if (!is_training(command_)) return;
+  if (!runs_tandem(command_, "train")) return;
   for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&mask_, signal);
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/rank_processes.h"
@@ -61,8 +62,8 @@ class LocalProcesses final : public RankProcesses {
   const int memory_;
 };
 
-/// Whether the command is tandem train.
-bool is_training(const std::vector<std::string>& command);
+/// Whether the command is `tandem` with this subcommand.
+bool runs_tandem(const std::vector<std::string>& command, std::string_view subcommand);
 
 /// New memory for the snapshots of ranks; none if this process was given one, which they inherit.
 control::Connection make_snapshot_memory();
