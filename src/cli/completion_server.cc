@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -14,9 +16,12 @@
 #include <thread>
 #include <utility>
 
+#include "cli/active_completion.h"
+#include "cli/completion_http.h"
 #include "cli/http_listen.h"
+#include "cli/http_thread.h"
+#include "cli/output.h"
 #include "core/file_limit.h"
-#include "core/printable.h"
 #include "engine/serve/completion_answer.h"
 #include "engine/serve/serve_metrics.h"
 #include "engine/serve/serve_page.h"
@@ -30,37 +35,18 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using net::ip::tcp;
 using ErrorCode = boost::system::error_code;
-using HttpRequest = http::request<http::string_body>;
+using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxClients = 1024, kMaxHeaderBytes = 16 << 10, kMaxBodyBytes = 8 << 20;
+constexpr size_t kMaxClients = 1024;
 constexpr size_t kMaxReadBytes = 256 << 20;  // of all bodies that are being read
 constexpr std::chrono::seconds kRequestTime{30}, kWriteTime{30}, kIdleTime{75}, kCloseTime{5},
-    kDropTime{2};
+    kEndTime{30};
+constexpr std::chrono::milliseconds kWatchTime{100};  // between looks at a client that waits
+/// Max bytes of a body, and tokens of an answer, that do not wait behind larger ones.
+constexpr size_t kSmallBodyBytes = 64 << 10;
+constexpr int64_t kSmallAnswerTokens = 4096;
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
-
-/// Texts of one request, whose tokens arrive while its connection waits.
-struct ActiveCompletion {
-  ActiveCompletion(const net::any_io_executor& executor, CompletionAnswer answer_)
-      : answer(std::move(answer_)), changed(executor, net::steady_timer::time_point::max()) {}
-
-  CompletionAnswer answer;
-  std::vector<int64_t> requests;
-  std::string unsent;    ///< events of a stream
-  bool is_gone = false;  ///< the client
-  bool is_answered = false;
-  bool has_token = false;
-  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
-  net::steady_timer changed;
-};
-using Completion = std::shared_ptr<ActiveCompletion>;
-
-/// Compares in a time that does not depend on where they differ.
-bool same_secret(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned(uint8_t(a[i] ^ b[i]));
-  return difference == 0;
-}
 
 std::string random_id() {
   static std::mt19937_64 random{std::random_device{}()};
@@ -70,56 +56,91 @@ std::string random_id() {
 class BeastCompletionServer : public CompletionServer {
  public:
   explicit BeastCompletionServer(const CompletionServerOptions& options)
-      : options_(options), acceptor_(listen_at(context_, options.address, "serve")) {
+      : options_(options), acceptor_(listen_at(http_.context(), options.address, "serve")) {
     raise_file_limit();
     const tcp::endpoint at = acceptor_.local_endpoint();
     is_local_ = at.address().is_loopback();
     url_ = url_of(at, options.address);
-    net::co_spawn(context_, accept(), net::detached);
-    thread_ = std::thread([this] { context_.run(); });
+    net::co_spawn(http_.context(), accept(), net::detached);
   }
   ~BeastCompletionServer() override {
-    context_.stop();
-    if (thread_.joinable()) thread_.join();
+    for (HttpThread* thread : threads()) thread->join();
   }
 
   std::string url() const override { return url_; }
   bool is_local() const override { return is_local_; }
 
   void open(const ServedModel& model, ServeLoop& loop) override {
-    net::post(context_, [this, &model, &loop] { model_ = &model, loop_ = &loop; });
+    net::post(http_.context(), [this, &model, &loop] { model_ = &model, loop_ = &loop; });
   }
 
   void deliver(std::vector<TokenEvent> tokens) override {
-    net::post(context_, [this, tokens = std::move(tokens)] {
+    net::post(http_.context(), [this, tokens = std::move(tokens)] {
       for (const TokenEvent& token : tokens) take(token);
     });
   }
 
-  void close() override {
-    const auto until = std::chrono::steady_clock::now() + kCloseTime;
-    // Posted after the last tokens, so that their answers are counted.
-    const auto are_sent = [&] {
-      return net::post(context_, net::use_future([&] { return num_answering_ == 0; })).get();
-    };
-    while (!are_sent() && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  void fail(const std::string& reason) override {
+    net::post(http_.context(), [this, reason] {
+      failure_ = ApiError(503, "the server is ending: " + reason);
+      for (const auto& [request, choice] : active_) {
+        choice.first->failure = failure_;
+        choice.first->changed.cancel();
+      }
+    });
+  }
+
+  std::string close() override {
+    const size_t unsent = await_answers(Clock::now() + kCloseTime);
+    if (unsent > 0) {
+      complain(fmt::format("serve: closing {} connections whose answers were not sent in {} s",
+                           unsent, kCloseTime.count()));
     }
-    context_.stop();
-    thread_.join();
+    for (HttpThread* thread : threads()) thread->stop();
+    const Clock::time_point until = Clock::now() + kEndTime;
+    for (const HttpThread* thread : threads()) {
+      if (thread->ends_by(until)) continue;
+      return fmt::format("{} did not end in {} s", thread->work(), kEndTime.count());
+    }
+    return "";
   }
 
  private:
+  /// In the order in which they end: the first passes work to the others.
+  std::array<HttpThread*, 3> threads() { return {&http_, &small_, &large_}; }
+
+  /// Waits for answers that are being sent. Posted after the last tokens, so that their answers are
+  /// counted. Returns the number of those that are not sent by `until`, at least 1 if unknown.
+  size_t await_answers(Clock::time_point until) {
+    size_t unsent = 1;
+    while (unsent > 0 && Clock::now() < until) {
+      auto count = net::post(http_.context(), net::use_future([this] { return num_answering_; }));
+      if (count.wait_until(until) != std::future_status::ready) break;
+      if ((unsent = count.get()) > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return unsent;
+  }
+
   net::awaitable<void> accept() {
     while (true) {
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      if (!error && num_clients_ < kMaxClients) {
-        net::co_spawn(context_, talk(beast::tcp_stream(std::move(socket))), net::detached);
-      } else if (error) {  // as for lack of descriptors, until a client has left
-        net::steady_timer timer(context_, std::chrono::milliseconds(100));
+      const bool has_room = (!error && num_clients_ < kMaxClients) || drop_reader();
+      if (error) {  // as for lack of descriptors, until a client has left
+        net::steady_timer timer(http_.context(), std::chrono::milliseconds(100));
         co_await timer.async_wait(kAwait);
+      } else if (has_room) {
+        net::co_spawn(http_.context(), talk(beast::tcp_stream(std::move(socket))), net::detached);
       }
     }
+  }
+
+  /// Closes the connection that has waited longest for its client's request, which makes room for
+  /// another; false if there is none.
+  bool drop_reader() {
+    if (readers_.empty()) return false;
+    readers_.begin()->second->close();
+    readers_.erase(readers_.begin());
+    return true;
   }
 
   /// The requests of one connection.
@@ -128,19 +149,18 @@ class BeastCompletionServer : public CompletionServer {
     beast::flat_buffer buffer(kMaxHeaderBytes + kMaxBodyBytes);
     ErrorCode ignored;
     stream.socket().set_option(tcp::no_delay(true), ignored);
-    stream.socket().non_blocking(true, ignored);  // for `watch`; others wait in the context
     stream.expires_after(kRequestTime);
     for (bool continues = true; continues;) {
+      std::optional<Reader> reader(std::in_place, readers_, next_reader_++, stream);
       http::request_parser<http::string_body> parser;
       parser.header_limit(kMaxHeaderBytes);
       parser.body_limit(kMaxBodyBytes);
       auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-      Counted reading(read_bytes_, error ? 0 : body_bytes(parser));
+      Counted reading(read_bytes_, error ? 0 : max_body_bytes(parser));
       std::optional<ApiError> refused = refusal(parser.get(), error);
       if (!error && !refused) {
         stream.expires_after(kRequestTime);
         if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
-          static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
           co_await net::async_write(stream, net::buffer(kContinue), kAwait);
         }
         std::tie(error, size) = co_await http::async_read(stream, buffer, parser, kAwait);
@@ -151,6 +171,7 @@ class BeastCompletionServer : public CompletionServer {
         co_await drop_input(stream);
       }
       if (error || refused) break;
+      reader.reset();
       const HttpRequest request = parser.release();
       reading.set(request.body().size());
       const Counted answering(num_answering_);
@@ -167,6 +188,19 @@ class BeastCompletionServer : public CompletionServer {
     const Completion completion;
   };
 
+  /// Connection that waits for its client's request, by the order in which they began to.
+  using Readers = std::map<uint64_t, beast::tcp_stream*>;
+  struct Reader {
+    Reader(Readers& all_, uint64_t number_, beast::tcp_stream& stream)
+        : all(all_), number(number_) {
+      all[number] = &stream;
+    }
+    Reader(const Reader&) = delete;
+    ~Reader() { all.erase(number); }
+    Readers& all;
+    const uint64_t number;
+  };
+
   /// Adds to a sum while coroutines are in a block.
   struct Counted {
     explicit Counted(size_t& sum_, size_t added_ = 1) : sum(sum_), added(added_) { sum += added; }
@@ -180,100 +214,66 @@ class BeastCompletionServer : public CompletionServer {
     size_t added;
   };
 
-  /// Max bytes of the body that follows a header.
-  static size_t body_bytes(const http::request_parser<http::string_body>& parser) {
-    return parser.chunked() ? kMaxBodyBytes : parser.content_length().value_or(0);
-  }
-
-  static std::string_view path_of(const HttpRequest& request) {
-    const std::string_view target(request.target().data(), request.target().size());
-    return target.substr(0, target.find('?'));
-  }
-
-  /// Reason to refuse a request whose header, or whole, was read with `error`; nullopt also if the
-  /// client has left.
   std::optional<ApiError> refusal(const HttpRequest& request, ErrorCode error) const {
-    if (error == http::error::body_limit || error == http::error::header_limit) {
-      return ApiError(error == http::error::body_limit ? 413 : 431,
-                      fmt::format("request: expected at most {} bytes of header and {} of body",
-                                  kMaxHeaderBytes, kMaxBodyBytes));
+    if (!error && read_bytes_ > kMaxReadBytes) {
+      return ApiError(503, "too many requests are being read");
     }
-    if (error == http::error::end_of_stream || error == http::error::partial_message) return {};
-    if (error.category() == make_error_code(http::error::bad_version).category()) {
-      return ApiError(400, fmt::format("request: {}", error.message()));
-    }
-    if (error) return {};
-    // Beast passes over codings that it does not know, and would read the body as a request.
-    if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
-      return ApiError(501, "Transfer-Encoding: expected chunked");
-    }
-    if (read_bytes_ > kMaxReadBytes) return ApiError(503, "too many requests are being read");
-    try {
-      check_client(request);
-    } catch (const ApiError& refused) {
-      return refused;
-    }
-    return {};
+    return find_refusal(request, error, options_, is_local_);
   }
 
-  /// Reads what is left of a request that was refused, for a while, so that its client reads the
-  /// answer and not an error of its connection.
-  static net::awaitable<void> drop_input(beast::tcp_stream& stream) {
-    ErrorCode error;
-    stream.socket().shutdown(tcp::socket::shutdown_send, error);
-    std::vector<char> ignored(1 << 16);
-    size_t dropped = 0;
-    stream.expires_after(kDropTime);
-    while (!error && dropped < 4 * kMaxBodyBytes) {
-      size_t size = 0;
-      std::tie(error, size) = co_await stream.async_read_some(net::buffer(ignored), kAwait);
-      dropped += size;
-    }
+  /// Runs `work`, which may throw, on a thread for those of its size. `work` must be no temporary,
+  /// which GCC 12 would destroy twice.
+  net::awaitable<void> compute(bool is_small, const std::function<void()>& work) {
+    const auto shared = std::make_shared<Work>(http_.context().get_executor(), work);
+    net::post((is_small ? small_ : large_).context(), [this, shared] {
+      try {
+        shared->run();
+      } catch (...) {
+        shared->error = std::current_exception();
+      }
+      net::post(http_.context(), [shared] {
+        shared->is_done = true;
+        shared->done.cancel();
+      });
+    });
+    while (!shared->is_done) co_await shared->done.async_wait(kAwait);
+    if (shared->error) std::rethrow_exception(shared->error);
   }
 
   /// Whether the connection remains open.
   net::awaitable<bool> answer(beast::tcp_stream& stream, const HttpRequest& request) {
-    const std::string_view path = path_of(request);
     std::optional<ApiError> refused;  // co_await is not allowed in a handler
     std::string text;
     const char* type = "application/json";
     try {
-      const bool is_chat = path == "/v1/chat/completions";
-      if (is_chat || path == "/v1/completions") {
-        require(request, http::verb::post);
-        const CompletionRequest parsed = parse_completion(model(), request.body(), is_chat);
-        const Completion completion = submit(parsed);
-        stream.expires_never();
-        watch(stream.socket(), completion);
-        const Forgotten forgotten{*this, completion};
-        bool is_sent = false;
-        if (parsed.streams) {
-          is_sent = co_await send_stream(stream, request, completion);
-        } else {
-          is_sent = co_await send_whole(stream, request, completion);
+      const Page page = find_page(request);
+      switch (page) {
+        case Page::completions:
+        case Page::chats:
+          co_return co_await complete(stream, request, page == Page::chats);
+        case Page::tokenize: {
+          const std::function<void()> work = [&, &served = model()] {
+            text = answer_tokenize(served, request.body());
+          };
+          co_await compute(is_small(request), work);
+          break;
         }
-        co_return is_sent&& request.keep_alive();
-      }
-      if (path == "/tokenize") {
-        require(request, http::verb::post);
-        text = answer_tokenize(model(), request.body());
-      } else {
-        if (request.method() != http::verb::head) require(request, http::verb::get);
-        if (path == "/") {
+        case Page::index:
           type = "text/html; charset=utf-8";
           text = serve_page();
-        } else if (path == "/health") {
+          break;
+        case Page::health:
           model();
           require_open();
           text = R"({"status":"ok"})";
-        } else if (path == "/v1/models") {
+          break;
+        case Page::models:
           text = models_json(model());
-        } else if (path == "/metrics") {
+          break;
+        case Page::metrics:
           type = "text/plain; version=0.0.4";
           text = metrics_.text(loop_ ? loop_->stats() : ServeLoop::Stats{});
-        } else {
-          throw ApiError(404, fmt::format("{}: no such path", printable(path)));
-        }
+          break;
       }
     } catch (const ApiError& error) {
       refused = error;
@@ -284,51 +284,50 @@ class BeastCompletionServer : public CompletionServer {
     co_return co_await send(stream, request, http::status::ok, type, text, request.keep_alive());
   }
 
+  static bool is_small(const HttpRequest& request) {
+    return request.body().size() <= kSmallBodyBytes;
+  }
+
+  /// Answers a request for texts. Throws ApiError that refuses it.
+  net::awaitable<bool> complete(beast::tcp_stream& stream, const HttpRequest& request,
+                                bool is_chat) {
+    CompletionRequest parsed;
+    const std::function<void()> parse = [&, &served = model()] {
+      parsed = parse_completion(served, request.body(), is_chat);
+    };
+    co_await compute(is_small(request), parse);
+    const bool streams = parsed.streams;
+    const Completion completion = submit(std::move(parsed));
+    stream.expires_never();
+    const Forgotten forgotten{*this, completion};
+    bool is_sent = false;  // no conditional expression: GCC 12 would await both
+    if (streams) {
+      is_sent = co_await send_stream(stream, request, completion);
+    } else {
+      is_sent = co_await send_whole(stream, request, completion);
+    }
+    co_return is_sent&& request.keep_alive();
+  }
+
   const ServedModel& model() const {
+    if (failure_) throw ApiError(*failure_);
     if (!model_) throw ApiError(503, "the model is being loaded");
     return *model_;
   }
 
   void require_open() const {
+    if (failure_) throw ApiError(*failure_);
     if (loop_->is_ending()) throw ApiError(503, "the server is ending");
   }
 
-  static void require(const HttpRequest& request, http::verb verb) {
-    if (request.method() == verb) return;
-    const std::string_view expected = verb == http::verb::get ? "GET" : "POST";
-    throw ApiError(405, fmt::format("expected {}", expected));
-  }
-
-  /// By the header.
-  void check_client(const HttpRequest& request) const {
-    const std::string_view path = path_of(request);
-    const auto host = request[http::field::host];
-    if (is_local_ && !is_local_host({host.data(), host.size()}, options_.address.host)) {
-      throw ApiError(403, "unknown host name");
-    }
-    // A page of another site may send a request without asking, though not read the answer.
-    const auto origin = request[http::field::origin];
-    std::string_view site(origin.data(), origin.size());
-    if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
-    if (is_local_ && !origin.empty() && !is_local_host(site, options_.address.host)) {
-      throw ApiError(403, "a page of another site");
-    }
-    if (options_.key.empty() || path == "/" || path == "/health") return;
-    const auto header = request[http::field::authorization];
-    if (!same_secret({header.data(), header.size()}, "Bearer " + options_.key)) {
-      throw ApiError(401, "Authorization: expected the server's key as a bearer token", "",
-                     "invalid_api_key");
-    }
-  }
-
-  Completion submit(const CompletionRequest& parsed) {
+  Completion submit(CompletionRequest parsed) {
     const auto completion = std::make_shared<ActiveCompletion>(
-        context_.get_executor(), CompletionAnswer(*model_, parsed, random_id()));
+        http_.context().get_executor(), CompletionAnswer(*model_, parsed, random_id()));
     if (const auto texts = int64_t(parsed.choices.size()); texts > loop_->max_unfinished()) {
       throw ApiError(400, fmt::format("{} texts: expected at most {} at once", texts,
                                       loop_->max_unfinished()));
     }
-    completion->requests = loop_->submit(parsed.choices);
+    completion->requests = loop_->submit(std::move(parsed.choices));
     if (completion->requests.empty()) require_open();
     if (completion->requests.empty())
       throw ApiError(429, "too many requests wait: try again later");
@@ -344,61 +343,83 @@ class BeastCompletionServer : public CompletionServer {
     const auto found = active_.find(token.request);
     if (found == active_.end()) return;  // cancelled meanwhile
     const auto [completion, choice] = found->second;
+    if (token.finish) active_.erase(found);
+    completion->changed.cancel();
+    if (token.finish == Finish::failed) {
+      completion->failure = ApiError(500, token.error);
+      return;
+    }
     if (!std::exchange(completion->has_token, true)) {
-      const std::chrono::duration<double> waited =
-          std::chrono::steady_clock::now() - completion->began;
+      const std::chrono::duration<double> waited = Clock::now() - completion->began;
       metrics_.add_first_token(waited.count());
     }
     metrics_.add_token();
     completion->unsent += completion->answer.add(choice, token);
-    if (token.finish) active_.erase(found);
-    completion->changed.cancel();
   }
 
-  /// Notices that the client leaves.
-  static void watch(tcp::socket& socket, const Completion& completion) {
-    socket.async_wait(tcp::socket::wait_read, [&socket, completion](ErrorCode error) {
-      if (error || completion->is_answered) return;  // the connection may be closed, and `socket`
-      char byte;
-      if (socket.receive(net::buffer(&byte, 1), tcp::socket::message_peek, error) > 0) return;
-      if (error == net::error::would_block) return watch(socket, completion);
-      completion->is_gone = true;
-      completion->changed.cancel();
-    });
+  /// Waits for a change, for a while, and notices that the client has left. One that sends no more
+  /// may still read: `probe`, which it ignores, makes a connection that is closed report so.
+  static net::awaitable<void> await_change(beast::tcp_stream& stream, const Completion& completion,
+                                           std::string_view probe) {
+    stream.expires_never();
+    completion->changed.expires_after(kWatchTime);
+    co_await completion->changed.async_wait(kAwait);
+    const ClientState state = state_of(stream.socket());
+    if (state == ClientState::gone) completion->is_gone = true;
+    if (state != ClientState::half_closed || Clock::now() < completion->next_probe) co_return;
+    completion->next_probe = Clock::now() + completion->probe_time;
+    completion->probe_time *= 2;
+    stream.expires_after(kWriteTime);
+    const auto [error, size] = co_await net::async_write(stream, net::buffer(probe), kAwait);
+    if (error) completion->is_gone = true;
   }
 
   /// Cancels what is unfinished.
   void forget(const Completion& completion) {
-    completion->is_answered = true;
     for (const int64_t request : completion->requests) {
       if (active_.erase(request) > 0) loop_->cancel(request);
     }
-    metrics_.end(completion->answer.is_done());
+    using End = ServeMetrics::End;
+    metrics_.end(completion->answer.is_done() ? End::done
+                 : completion->failure        ? End::failed
+                                              : End::left);
   }
 
   net::awaitable<bool> send_whole(beast::tcp_stream& stream, const HttpRequest& request,
                                   Completion completion) {
-    while (!completion->answer.is_done() && !completion->is_gone) {
-      co_await completion->changed.async_wait(kAwait);
-    }
+    // Clients pass over interim answers, which HTTP/1.0 does not have.
+    const std::string_view probe = request.version() >= 11 ? kContinue : "";
+    while (!completion->has_ended()) co_await await_change(stream, completion, probe);
     if (completion->is_gone) co_return false;
-    co_return co_await send(stream, request, http::status::ok, "application/json",
-                            completion->answer.whole(), request.keep_alive());
+    if (completion->failure) {
+      co_return co_await send_error(stream, request, *completion->failure, request.keep_alive());
+    }
+    std::string text;
+    const std::function<void()> write = [&] { text = completion->answer.whole(); };
+    co_await compute(completion->answer.tokens() <= kSmallAnswerTokens, write);
+    co_return co_await send(stream, request, http::status::ok, "application/json", std::move(text),
+                            request.keep_alive());
   }
 
   net::awaitable<bool> send_stream(beast::tcp_stream& stream, const HttpRequest& request,
                                    Completion completion) {
     http::response<http::empty_body> header(http::status::ok, request.version());
-    set_fields(header, "text/event-stream", request.keep_alive());
+    set_fields(header, "text/event-stream");
+    header.keep_alive(request.keep_alive());
     const bool is_chunked = request.version() >= 11;
     header.chunked(is_chunked);
     http::response_serializer<http::empty_body> serializer(header);
     stream.expires_after(kWriteTime);
     auto [error, size] = co_await http::async_write_header(stream, serializer, kAwait);
+    const std::string_view probe = is_chunked ? "3\r\n:\n\n\r\n" : ":\n\n";  // a comment
     while (!error && !completion->is_gone) {
-      const bool is_done = completion->answer.is_done();
+      const bool has_ended = completion->has_ended();
       std::string events = std::exchange(completion->unsent, {});
-      if (is_done) events += completion->answer.end();
+      if (completion->failure) {
+        events += "data: " + completion->failure->json() + "\n\n";
+      } else if (has_ended) {
+        events += completion->answer.end();
+      }
       if (!events.empty()) {
         stream.expires_after(kWriteTime);
         const net::const_buffer bytes = net::buffer(events);
@@ -409,14 +430,12 @@ class BeastCompletionServer : public CompletionServer {
           std::tie(error, size) = co_await net::async_write(stream, bytes, kAwait);
         }
       }
-      if (is_done) break;
-      if (!error && completion->unsent.empty()) {
-        stream.expires_never();
-        co_await completion->changed.async_wait(kAwait);
-      }
+      if (has_ended) break;
+      if (!error && completion->unsent.empty()) co_await await_change(stream, completion, probe);
     }
     if (error || completion->is_gone) co_return false;
     if (!is_chunked) co_return false;  // the end of the connection ends the answer
+    stream.expires_after(kWriteTime);
     std::tie(error, size) = co_await net::async_write(stream, http::make_chunk_last(), kAwait);
     co_return !error;
   }
@@ -424,30 +443,21 @@ class BeastCompletionServer : public CompletionServer {
   net::awaitable<bool> refuse(beast::tcp_stream& stream, const HttpRequest& request,
                               const ApiError& error, bool keeps_alive) {
     metrics_.refuse();
-    co_return co_await send(stream, request, http::status(error.status), "application/json",
-                            error.json(), keeps_alive);
+    co_return co_await send_error(stream, request, error, keeps_alive);
   }
 
-  template <typename Response>
-  static void set_fields(Response& response, const char* type, bool keeps_alive) {
-    response.set(http::field::content_type, type);
-    response.set(http::field::cache_control, "no-store");
-    response.set("X-Content-Type-Options", "nosniff");
-    response.set("Content-Security-Policy",
-                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                 "connect-src 'self'; img-src data:; frame-ancestors 'none'");
-    if (response.result() == http::status::too_many_requests ||
-        response.result() == http::status::service_unavailable) {
-      response.set(http::field::retry_after, "1");
-    }
-    response.keep_alive(keeps_alive);
+  net::awaitable<bool> send_error(beast::tcp_stream& stream, const HttpRequest& request,
+                                  const ApiError& error, bool keeps_alive) {
+    co_return co_await send(stream, request, http::status(error.status), "application/json",
+                            error.json(), keeps_alive);
   }
 
   net::awaitable<bool> send(beast::tcp_stream& stream, const HttpRequest& request,
                             http::status status, const char* type, std::string text,
                             bool keeps_alive) {
     http::response<http::string_body> response(status, request.version());
-    set_fields(response, type, keeps_alive);
+    set_fields(response, type);
+    response.keep_alive(keeps_alive);
     if (status == http::status::method_not_allowed) response.set(http::field::allow, "GET, POST");
     response.body() = std::move(text);
     response.prepare_payload();
@@ -459,15 +469,19 @@ class BeastCompletionServer : public CompletionServer {
 
   const CompletionServerOptions options_;
   size_t num_clients_ = 0, num_answering_ = 0, read_bytes_ = 0;
+  Readers readers_;
+  uint64_t next_reader_ = 0;
   ServeMetrics metrics_;
-  net::io_context context_{1};  // destroys coroutines, which use the members above
-  tcp::acceptor acceptor_;
   bool is_local_ = false;
   std::string url_;
   const ServedModel* model_ = nullptr;
   ServeLoop* loop_ = nullptr;
+  std::optional<ApiError> failure_;                          // for all requests
   std::map<int64_t, std::pair<Completion, size_t>> active_;  // choices that are unfinished
-  std::thread thread_;
+  // Declared last: destroys coroutines, which use the members above.
+  HttpThread http_{"the thread of connections"};
+  HttpThread small_{"the work for a request"}, large_{"the work for a large request or answer"};
+  tcp::acceptor acceptor_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // HTTP server of `tandem serve`: OpenAI's interface, numbers for Prometheus and a page to try the
-// model. Connections share one thread. A client that leaves ends its texts; slow and hostile ones
-// cost bounded memory.
+// model. Connections share one thread; what takes long (parsing, tokens, long answers) runs on two
+// others, one of them for small requests. A client that leaves ends its texts; slow and hostile
+// ones cost bounded memory and time.
 #pragma once
 
 #include <memory>
@@ -30,8 +31,13 @@ class CompletionServer {
   virtual void open(const ServedModel& model, ServeLoop& loop) = 0;
   /// Tokens of one step.
   virtual void deliver(std::vector<TokenEvent> tokens) = 0;
-  /// Waits a few seconds for answers that are being sent, then closes all connections.
-  virtual void close() = 0;
+  /// Answers all requests, also those of texts that are being written, with status 503 and
+  /// `reason`.
+  virtual void fail(const std::string& reason) = 0;
+  /// Waits a few seconds for answers that are being sent, then closes all connections, and says so.
+  /// Returns the work that does not end within its time, "" if all has: with such work this object,
+  /// and those of `open`, must not be destroyed.
+  virtual std::string close() = 0;
 };
 
 /// Listens, and answers on a thread of its own. Throws IoError if it cannot listen, Unsupported if

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "cli/text_model.h"
 #include "cli/usage.h"
 #include "comm/exec.h"
+#include "core/env.h"
 #include "core/machine.h"
 #include "core/printable.h"
 #include "engine/checkpoint/stored_model.h"
@@ -31,8 +33,8 @@ namespace {
 
 constexpr int64_t kMaxContext = 4096;  // unless --context says more
 constexpr int64_t kGpuMixedRows =
-    256;  // a step of 8 B parameters then takes less than twice as long
-constexpr char kKeyVariable[] = "TANDEM_API_KEY";
+    256;                     // a step of 8 B parameters then takes less than twice as long
+constexpr int kUnended = 5;  ///< exit code: a wait passed its deadline
 
 struct ServeArguments {
   std::string directory, address = "8000", name, dtype, weights, codec = "none";
@@ -102,6 +104,36 @@ class StopWatch {
   std::jthread thread_;
 };
 
+/// Ends the process where work of the server does not end: it reads what would be destroyed.
+/// `error`: that ends the server, or nullptr.
+void close_server(CompletionServer& server, const std::exception* error) {
+  const std::string unended = server.close();
+  if (unended.empty()) return;
+  if (error) complain(fmt::format("tandem: error: {}", single_line(error->what())));
+  complain(fmt::format("tandem: error: serve: {}", unended));
+  const auto* const named = dynamic_cast<const Error*>(error);
+  std::_Exit(named ? named->exit_code() : kUnended);
+}
+
+/// Rank 0 of `serve`.
+void answer_clients(Communicator& tp, const ServedModel& model, Engine& engine,
+                    CompletionServer& server, ServeLoop& loop, const StopSignals& signals) {
+  server.open(model, loop);
+  complain(fmt::format("Serving {} at {}{}", single_line(model.name), server.url(),
+                       server.is_local() ? "" : ", for everyone who reaches this machine"));
+  const StopWatch watch(signals, loop);
+  try {
+    loop.run(tp, engine,
+             [&](std::vector<TokenEvent> tokens) { server.deliver(std::move(tokens)); });
+  } catch (const std::exception& error) {  // as of a rank that is lost
+    loop.end();
+    server.fail(error.what());
+    close_server(server, &error);
+    throw;
+  }
+  close_server(server, nullptr);
+}
+
 void serve(Communicator& tp, const ServedModel& model, const EngineOptions& options,
            CompletionServer* server, ServeLoop& loop, const StopSignals& signals) {
   Engine engine(tp, model.stored->config, options);
@@ -109,12 +141,7 @@ void serve(Communicator& tp, const ServedModel& model, const EngineOptions& opti
                   engine.parameters());
   engine.parameters_changed();
   if (tp.rank() != 0) return loop.run(tp, engine, {});
-  server->open(model, loop);
-  complain(fmt::format("Serving {} at {}{}", single_line(model.name), server->url(),
-                       server->is_local() ? "" : ", for everyone who reaches this machine"));
-  const StopWatch watch(signals, loop);
-  loop.run(tp, engine, [&](std::vector<TokenEvent> tokens) { server->deliver(std::move(tokens)); });
-  server->close();
+  answer_clients(tp, model, engine, *server, loop, signals);
 }
 
 void run(ServeArguments arguments) {
@@ -128,8 +155,7 @@ void run(ServeArguments arguments) {
                                      : "");
   std::unique_ptr<CompletionServer> server;
   if (speaks()) {
-    const char* key = std::getenv(kKeyVariable);
-    server = start_completion_server({address, key ? key : ""});
+    server = start_completion_server({address, env().api_key});
   }
   const StoredModel stored = open_text_model(arguments.directory, arguments.devices, world,
                                              arguments.dtype, arguments.weights);
@@ -189,14 +215,13 @@ void add_serve(CLI::App& app) {
   add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
                       arguments->codec);
   command->footer(
-      fmt::format("\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
-                  "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "
-                  "to try it. If {} is set,\nrequests must give it as a bearer token.\n"
-                  "\nExamples:\n"
-                  "  tandem serve out/tiny --tp 2\n"
-                  "  curl http://127.0.0.1:8000/v1/completions -d '{{\"prompt\": \"int main\", "
-                  "\"max_tokens\": 40}}'\n",
-                  kKeyVariable));
+      "\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
+      "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "
+      "to try it. If TANDEM_API_KEY is set,\nrequests must give it as a bearer token.\n"
+      "\nExamples:\n"
+      "  tandem serve out/tiny --tp 2\n"
+      "  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"int main\", "
+      "\"max_tokens\": 40}'\n");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -60,10 +60,11 @@ const Case kCases[] = {
 };
 
 TEST(ToolCalls, AreFoundHoweverTheTextIsCut) {
+  const std::vector<std::string> names{"add", "f"};
   for (const Case& example : kCases) {
     const std::string text = example.text;
     for (uint64_t seed = 0; seed < 50; ++seed) {
-      ToolCallReader reader({"add", "f"});
+      ToolCallReader reader(names);
       std::string content;
       std::vector<std::pair<std::string, std::string>> calls;
       const auto take = [&] {
@@ -84,7 +85,8 @@ TEST(ToolCalls, AreFoundHoweverTheTextIsCut) {
 }
 
 TEST(ToolCalls, TextIsNotHeldBackForLong) {
-  ToolCallReader reader({"f"});
+  const std::vector<std::string> names{"f"};
+  ToolCallReader reader(names);
   EXPECT_EQ(reader.add("a <to"), "a ");
   EXPECT_EQ(reader.add("p"), "<top");
   EXPECT_EQ(reader.add("<tool_call>{\"name\": \"f\"}</tool_call>"), "");

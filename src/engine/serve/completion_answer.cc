@@ -34,9 +34,10 @@ CompletionAnswer::CompletionAnswer(const ServedModel& model, const CompletionReq
       prompt_tokens_(request.prompt_tokens),
       id_((request.is_chat ? "chatcmpl-" : "cmpl-") + std::move(id)),
       created_(std::time(nullptr)),
+      tools_(request.tools),
       choices_(request.choices.size()) {
   for (Choice& choice : choices_) {
-    if (!request.tools.empty()) choice.tools.emplace(request.tools);
+    if (!tools_.empty()) choice.tools.emplace(tools_);
   }
 }
 

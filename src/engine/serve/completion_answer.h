@@ -21,8 +21,8 @@ class CompletionAnswer {
 
   /// Events that begin a stream: the role of a chat's message.
   std::string begin() const;
-  /// Adds a token of a choice; returns its event in a stream, "" if none of its text is final yet
-  /// or the answer is whole.
+  /// Adds a token of a choice, which has not failed; returns its event in a stream, "" if none of
+  /// its text is final yet or the answer is whole.
   std::string add(size_t choice, const TokenEvent& token);
   /// Whether all choices are finished.
   bool is_done() const { return num_finished_ == choices_.size(); }
@@ -60,7 +60,8 @@ class CompletionAnswer {
   const bool is_chat_, streams_, includes_usage_, wants_log_probs_, has_alternatives_;
   const int64_t prompt_tokens_;
   const std::string id_;
-  const int64_t created_;  ///< s since 1970
+  const int64_t created_;           ///< s since 1970
+  std::vector<std::string> tools_;  ///< names, which readers of choices point to
   std::vector<Choice> choices_;
   size_t num_finished_ = 0;
   int64_t tokens_ = 0;

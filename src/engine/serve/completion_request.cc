@@ -23,7 +23,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxChoices = 128;
-constexpr size_t kMaxStops = 16;
+// Bounds of fields that each of a request's texts has a copy of.
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxBiases = 1024;
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
 
 constexpr std::string_view kFields[] = {"model",
@@ -120,13 +121,15 @@ void check_model(const ServedModel& model, const Json& root) {
 }
 
 std::vector<std::string> parse_stops(const Json& value) {
-  constexpr auto kExpected = "a string or a list of up to 16 strings";
-  if (value.is_string()) return {value.get<std::string>()};
-  if (!value.is_array() || value.size() > kMaxStops) reject("stop", value, kExpected);
+  const std::string expected = fmt::format(
+      "a string or a list of up to {} strings, each of at most {} bytes", kMaxStops, kMaxStopBytes);
+  const Json list = value.is_string() ? Json::array({value}) : value;
+  if (!list.is_array() || list.size() > kMaxStops) reject("stop", value, expected);
   std::vector<std::string> stops;
-  for (const Json& each : value) {
-    if (!each.is_string()) reject("stop", value, kExpected);
+  for (const Json& each : list) {
+    if (!each.is_string()) reject("stop", value, expected);
     stops.push_back(each.get<std::string>());
+    if (stops.back().size() > kMaxStopBytes) reject("stop", each, expected);
   }
   return stops;
 }
@@ -136,7 +139,15 @@ struct Prompt {
   bool has_text = true;
 };
 
-Prompt tokens_prompt(const Json& list) {
+[[noreturn]] void reject_length(const ServedModel& model, const std::string& length) {
+  throw ApiError(400,
+                 fmt::format("prompt of {} tokens: expected fewer than the context of {}", length,
+                             model.capacity),
+                 "", "context_length_exceeded");
+}
+
+Prompt tokens_prompt(const ServedModel& model, const Json& list) {
+  if (int64_t(list.size()) >= model.capacity) reject_length(model, fmt::to_string(list.size()));
   Prompt prompt;
   for (const Json& token : list) {
     if (!token.is_number_integer() || token < 0 || token > std::numeric_limits<int32_t>::max()) {
@@ -147,9 +158,27 @@ Prompt tokens_prompt(const Json& list) {
   return prompt;
 }
 
+/// Tokens of a text by `encode`, which may refuse it.
+template <typename Encode>
+std::vector<int32_t> encoded(const char* field, const Encode& encode) {
+  try {
+    return encode();
+  } catch (const InvalidArgument& error) {
+    throw ApiError(400, error.what(), field);
+  }
+}
+
+/// Refuses a text that is too long for the context before it is encoded.
+void check_bytes(const ServedModel& model, const std::string& text) {
+  const int64_t min = min_tokens(*model.stored, text.size());
+  if (min < model.capacity) return;
+  reject_length(model, fmt::format("{} bytes, which are at least {}", text.size(), min));
+}
+
 Prompt text_prompt(const ServedModel& model, const Json& text) {
-  const auto value = text.get<std::string>();
-  return {make_prompt(*model.stored, value), !value.empty()};
+  const auto& value = text.get_ref<const std::string&>();
+  check_bytes(model, value);
+  return {encoded("prompt", [&] { return make_prompt(*model.stored, value); }), !value.empty()};
 }
 
 std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
@@ -158,14 +187,14 @@ std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
   if (value.is_string()) return {text_prompt(model, value)};
   constexpr auto kExpected = "a text, a list of texts, of tokens, or of lists of tokens";
   if (!value.is_array() || value.empty()) reject("prompt", value, kExpected);
-  if (value[0].is_number()) return {tokens_prompt(value)};
+  if (value[0].is_number()) return {tokens_prompt(model, value)};
   if (int64_t(value.size()) > kMaxChoices) {
     reject("prompt", value, fmt::format("at most {} texts", kMaxChoices));
   }
   std::vector<Prompt> prompts;
   for (const Json& each : value) {
     if (!each.is_string() && !each.is_array()) reject("prompt", value, kExpected);
-    prompts.push_back(each.is_string() ? text_prompt(model, each) : tokens_prompt(each));
+    prompts.push_back(each.is_string() ? text_prompt(model, each) : tokens_prompt(model, each));
   }
   return prompts;
 }
@@ -241,11 +270,13 @@ Prompt parse_messages(const ServedModel& model, const Json& root, const Json& to
   }
   Json chat{{"messages", std::move(messages)}};
   if (!tools.is_null()) chat["tools"] = tools;
-  try {
-    return {make_chat_prompt(*model.stored, model.chat->render(chat)), true};
-  } catch (const ConfigError& error) {
-    throw ApiError(400, error.what(), "messages");
-  }
+  return {encoded("messages",
+                  [&] {
+                    const std::string text = model.chat->render(chat);
+                    check_bytes(model, text);
+                    return make_chat_prompt(*model.stored, text);
+                  }),
+          true};
 }
 
 /// Fields that all texts of a request share.
@@ -268,6 +299,9 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   if (has(root, "logit_bias")) {
     auto biases = parse_logit_bias(root["logit_bias"]);
     if (!biases) reject("logit_bias", root["logit_bias"], kExpectedLogitBias);
+    if (biases->size() > kMaxBiases) {
+      reject("logit_bias", root["logit_bias"], fmt::format("at most {} tokens", kMaxBiases));
+    }
     request.rules.biases = std::move(*biases);
   }
   bool ignores_end = false;
@@ -313,12 +347,7 @@ void take_stream(const Json& root, CompletionRequest& completion) {
 
 void check_request(const ServedModel& model, const Request& request) {
   const auto prompt = int64_t(request.prompt.size());
-  if (prompt >= model.capacity) {
-    throw ApiError(400,
-                   fmt::format("prompt of {} tokens: expected fewer than the context of {}", prompt,
-                               model.capacity),
-                   "", "context_length_exceeded");
-  }
+  if (prompt >= model.capacity) reject_length(model, fmt::to_string(prompt));
   try {
     check(request, model.stored->config, model.capacity);
   } catch (const InvalidArgument& error) {
@@ -380,7 +409,7 @@ std::string answer_tokenize(const ServedModel& model, std::string_view body) {
   std::string text;
   if (!has(root, "prompt")) throw ApiError(400, "prompt: expected a text", "prompt");
   take(root, "prompt", text);
-  const std::vector<int32_t> tokens = make_prompt(*model.stored, text);
+  const auto tokens = encoded("prompt", [&] { return make_prompt(*model.stored, text); });
   return Json{{"tokens", tokens}, {"count", tokens.size()}}.dump();
 }
 

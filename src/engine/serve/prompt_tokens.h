@@ -10,6 +10,8 @@
 
 namespace tandem {
 
+/// Lower bound of the tokens of a text of so many bytes, known without encoding it.
+int64_t min_tokens(const StoredModel& stored, size_t bytes);
 /// Tokens of a prompt. A model of another program that adds no token before a text is given none,
 /// unless the text is empty.
 std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);

@@ -1,6 +1,8 @@
 #include "engine/serve/serve_loop.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -8,8 +10,25 @@
 namespace tandem {
 namespace {
 
-/// Time between exchanges without requests, and max time of such an exchange.
-constexpr double kIdleS = 10, kMaxIdleS = 1e9;
+/// Max time between exchanges without requests, also as a share of the deadline: the other ranks
+/// wait for rank 0 in one.
+constexpr double kIdleS = 2, kIdleShare = 0.25;
+/// Deadline of such an exchange among threads of one process, which may be stopped for a while:
+/// none of them hangs without the others.
+constexpr double kThreadsIdleS = 1e9;
+
+/// Token ids as bytes.
+nlohmann::json encode_tokens(std::span<const int32_t> tokens) {
+  const auto* const begin = reinterpret_cast<const uint8_t*>(tokens.data());
+  return nlohmann::json::binary({begin, begin + tokens.size_bytes()});
+}
+
+std::vector<int32_t> decode_tokens(const nlohmann::json& json) {
+  const std::vector<uint8_t>& bytes = json.get_binary();
+  std::vector<int32_t> tokens(bytes.size() / sizeof(int32_t));
+  std::memcpy(tokens.data(), bytes.data(), bytes.size());
+  return tokens;
+}
 
 nlohmann::json encode_rules(const LogitRules& rules) {
   nlohmann::json biases = nlohmann::json::array();
@@ -84,7 +103,7 @@ std::vector<std::byte> ServeLoop::encode(const Commands& commands) {
       continue;
     }
     const Request& r = command.content;
-    list.push_back({command.request, r.prompt, r.max_tokens, r.sampling.temperature,
+    list.push_back({command.request, encode_tokens(r.prompt), r.max_tokens, r.sampling.temperature,
                     r.sampling.top_k, r.sampling.top_p, r.sampling.seed, r.ends, r.stops,
                     r.has_text_before, encode_rules(r.rules), r.alternatives});
   }
@@ -102,7 +121,7 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
     Command command{each[0], each.size() == 1};
     if (!command.cancels) {
       Request& r = command.content;
-      r.prompt = each[1].get<std::vector<int32_t>>();
+      r.prompt = decode_tokens(each[1]);
       r.max_tokens = each[2];
       r.sampling = {each[3], each[4], each[5], each[6]};
       r.ends = each[7].get<std::vector<int32_t>>();
@@ -120,8 +139,7 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
 ServeLoop::Commands ServeLoop::exchange(Communicator& tp, Commands commands, bool is_idle) {
   const bool is_first = tp.rank() == 0;
   const double deadline = tp.deadline();
-  // The process may be stopped for a while. A lost rank ends the wait.
-  if (is_idle) tp.set_deadline(kMaxIdleS);
+  if (is_idle && !launched()) tp.set_deadline(kThreadsIdleS);
   const auto blobs =
       tp.exchange(is_first ? encode(commands) : std::vector<std::byte>(), "requests");
   tp.set_deadline(deadline);
@@ -132,7 +150,7 @@ void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) 
   const bool is_first = tp.rank() == 0;
   while (true) {
     Commands commands;
-    if (is_first) commands = take(engine.is_idle(), kIdleS);
+    if (is_first) commands = take(engine.is_idle(), std::min(kIdleS, kIdleShare * tp.deadline()));
     if (tp.size() > 1) commands = exchange(tp, std::move(commands), engine.is_idle());
     int64_t num_cancelled = 0;
     for (Command& command : commands.list) {

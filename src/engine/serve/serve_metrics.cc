@@ -4,6 +4,7 @@
 
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 namespace tandem {
 
@@ -30,11 +31,17 @@ std::string ServeMetrics::text(const ServeLoop::Stats& loop) const {
     text += fmt::format("tandem_serve_{} {}\n", name, value);
   };
   head("requests_total", "counter", "Requests for texts by how they ended.");
-  text += fmt::format("tandem_serve_requests_total{{end=\"done\"}} {}\n", done_);
-  text += fmt::format("tandem_serve_requests_total{{end=\"client left\"}} {}\n", left_);
-  text += fmt::format("tandem_serve_requests_total{{end=\"refused\"}} {}\n", refused_);
-  add("requests_active", "gauge", "Requests for texts that are not finished.",
-      begun_ - done_ - left_);
+  int64_t active = begun_;
+  const auto add_end = [&](std::string_view end, int64_t count) {
+    text += fmt::format("tandem_serve_requests_total{{end=\"{}\"}} {}\n", end, count);
+  };
+  for (const auto& [how, end] : {std::pair(End::done, "done"), std::pair(End::failed, "failed"),
+                                 std::pair(End::left, "client left")}) {
+    add_end(end, ended_[size_t(how)]);
+    active -= ended_[size_t(how)];
+  }
+  add_end("refused", refused_);
+  add("requests_active", "gauge", "Requests for texts that are not finished.", active);
   add("texts_active", "gauge", "Texts that are written or wait.", loop.unfinished);
   add("prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens_);
   add("tokens_total", "counter", "Tokens written.", tokens_);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,8 +22,9 @@ struct ToolCall {
 /// Reads a text as it is written. What looks like a call and is none remains text.
 class ToolCallReader {
  public:
-  /// `names`: of the functions; only their calls are found without a marker before them.
-  explicit ToolCallReader(std::vector<std::string> names) : names_(std::move(names)) {}
+  /// `names`: of the functions; only their calls are found without a marker before them. They must
+  /// outlive this.
+  explicit ToolCallReader(std::span<const std::string> names) : names_(names) {}
 
   /// Adds text; returns what is certain to be in no call.
   std::string add(std::string_view text);
@@ -39,7 +41,7 @@ class ToolCallReader {
   bool read_list(std::string_view body);
   bool read_objects(std::string_view body);
 
-  std::vector<std::string> names_;
+  std::span<const std::string> names_;
   State state_ = State::text;
   std::string marker_;  ///< that began a call
   std::string pending_;

@@ -1,0 +1,56 @@
+// Requests to `tandem serve` whose connections wait: for tokens, and for other threads. Needs
+// Boost.
+#pragma once
+
+#include <boost/asio.hpp>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/serve/completion_answer.h"
+
+namespace tandem::cli {
+
+/// First time between probes of a client that sends no more.
+constexpr std::chrono::milliseconds kProbeTime{1000};
+
+/// Texts of one request, whose tokens arrive while its connection waits.
+struct ActiveCompletion {
+  ActiveCompletion(const boost::asio::any_io_executor& executor, CompletionAnswer answer_)
+      : answer(std::move(answer_)),
+        changed(executor, boost::asio::steady_timer::time_point::max()) {}
+
+  CompletionAnswer answer;
+  std::vector<int64_t> requests;
+  std::string unsent;               ///< events of a stream
+  std::optional<ApiError> failure;  ///< instead of an answer
+  bool is_gone = false;             ///< the client
+  bool has_token = false;
+  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now(),
+                                        next_probe = began;
+  std::chrono::steady_clock::duration probe_time = kProbeTime;
+  boost::asio::steady_timer changed;
+
+  /// Whether nothing remains to wait for.
+  bool has_ended() const { return answer.is_done() || failure || is_gone; }
+};
+using Completion = std::shared_ptr<ActiveCompletion>;
+
+/// Work of a request on another thread, for which its connection waits.
+struct Work {
+  Work(const boost::asio::any_io_executor& executor, std::function<void()> run_)
+      : run(std::move(run_)), done(executor, boost::asio::steady_timer::time_point::max()) {}
+
+  std::function<void()> run;
+  std::exception_ptr error;
+  bool is_done = false;
+  boost::asio::steady_timer done;
+};
+
+}  // namespace tandem::cli

@@ -1,0 +1,161 @@
+#include "cli/completion_http.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "cli/http_listen.h"
+#include "core/printable.h"
+
+namespace tandem::cli {
+namespace {
+
+namespace net = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using net::ip::tcp;
+
+constexpr std::chrono::seconds kDropTime{2};
+
+struct Route {
+  std::string_view path;
+  Page page;
+  http::verb verb;  ///< get: also head
+};
+constexpr Route kRoutes[] = {{"/", Page::index, http::verb::get},
+                             {"/health", Page::health, http::verb::get},
+                             {"/v1/models", Page::models, http::verb::get},
+                             {"/metrics", Page::metrics, http::verb::get},
+                             {"/tokenize", Page::tokenize, http::verb::post},
+                             {"/v1/completions", Page::completions, http::verb::post},
+                             {"/v1/chat/completions", Page::chats, http::verb::post}};
+
+/// Compares in a time that does not depend on where they differ.
+bool same_secret(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned(uint8_t(a[i] ^ b[i]));
+  return difference == 0;
+}
+
+/// Token of an Authorization header's value, "" if it has none; schemes have any case.
+std::string_view bearer_token(std::string_view value) {
+  constexpr std::string_view kScheme = "bearer ";
+  if (!beast::iequals(value.substr(0, kScheme.size()), kScheme)) return {};
+  value.remove_prefix(kScheme.size());
+  return value.substr(std::min(value.find_first_not_of(' '), value.size()));
+}
+
+std::string_view path_of(const HttpRequest& request) {
+  const std::string_view target(request.target().data(), request.target().size());
+  return target.substr(0, target.find('?'));
+}
+
+/// Refuses a client by the header. Throws ApiError.
+void check_client(const HttpRequest& request, const CompletionServerOptions& options,
+                  bool is_local) {
+  const std::string_view path = path_of(request);
+  const auto host = request[http::field::host];
+  if (is_local && !is_local_host({host.data(), host.size()}, options.address.host)) {
+    throw ApiError(403, "unknown host name");
+  }
+  // A page of another site may send a request without asking, though not read the answer.
+  const auto origin = request[http::field::origin];
+  std::string_view site(origin.data(), origin.size());
+  if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
+  if (is_local && !origin.empty() && !is_local_host(site, options.address.host)) {
+    throw ApiError(403, "a page of another site");
+  }
+  if (options.key.empty() || path == "/" || path == "/health") return;
+  const auto header = request[http::field::authorization];
+  if (!same_secret(bearer_token({header.data(), header.size()}), options.key)) {
+    throw ApiError(401, "Authorization: expected the server's key as a bearer token", "",
+                   "invalid_api_key");
+  }
+}
+
+}  // namespace
+
+Page find_page(const HttpRequest& request) {
+  const std::string_view path = path_of(request);
+  const auto* const route = std::ranges::find(kRoutes, path, &Route::path);
+  if (route == std::end(kRoutes)) {
+    throw ApiError(404, fmt::format("{}: no such path", printable(path)));
+  }
+  const bool reads = route->verb == http::verb::get;
+  if (request.method() == route->verb || (reads && request.method() == http::verb::head)) {
+    return route->page;
+  }
+  throw ApiError(405, fmt::format("expected {}", reads ? "GET" : "POST"));
+}
+
+size_t max_body_bytes(const http::request_parser<http::string_body>& parser) {
+  return parser.chunked() ? kMaxBodyBytes : parser.content_length().value_or(0);
+}
+
+std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,
+                                     const CompletionServerOptions& options, bool is_local) {
+  if (error == http::error::body_limit || error == http::error::header_limit) {
+    return ApiError(error == http::error::body_limit ? 413 : 431,
+                    fmt::format("request: expected at most {} bytes of header and {} of body",
+                                kMaxHeaderBytes, kMaxBodyBytes));
+  }
+  if (error == http::error::end_of_stream || error == http::error::partial_message) return {};
+  if (error.category() == make_error_code(http::error::bad_version).category()) {
+    return ApiError(400, fmt::format("request: {}", error.message()));
+  }
+  if (error) return {};
+  // Beast passes over codings that it does not know, and would read the body as a request.
+  if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
+    return ApiError(501, "Transfer-Encoding: expected chunked");
+  }
+  if (request.count(http::field::host) > 1) return ApiError(400, "Host: expected one");
+  try {
+    check_client(request, options, is_local);
+  } catch (const ApiError& refused) {
+    return refused;
+  }
+  return {};
+}
+
+net::awaitable<void> drop_input(beast::tcp_stream& stream) {
+  boost::system::error_code error;
+  stream.socket().shutdown(tcp::socket::shutdown_send, error);
+  std::vector<char> ignored(1 << 16);
+  size_t dropped = 0;
+  stream.expires_after(kDropTime);
+  while (!error && dropped < 4 * kMaxBodyBytes) {
+    size_t size = 0;
+    std::tie(error, size) =
+        co_await stream.async_read_some(net::buffer(ignored), net::as_tuple(net::use_awaitable));
+    dropped += size;
+  }
+}
+
+ClientState state_of(tcp::socket& socket) {
+  pollfd events{socket.native_handle(), POLLRDHUP, 0};
+  if (::poll(&events, 1, 0) <= 0) return ClientState::open;
+  const bool is_gone = (events.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
+  return is_gone ? ClientState::gone : ClientState::half_closed;
+}
+
+void set_fields(http::response_header<>& header, const char* type) {
+  header.set(http::field::content_type, type);
+  header.set(http::field::cache_control, "no-store");
+  header.set("X-Content-Type-Options", "nosniff");
+  header.set("Content-Security-Policy",
+             "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+             "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+  if (header.result() == http::status::too_many_requests ||
+      header.result() == http::status::service_unavailable) {
+    header.set(http::field::retry_after, "1");
+  }
+}
+
+}  // namespace tandem::cli
