@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <exception>
 
@@ -122,13 +123,13 @@ std::string ProcessCommunicator::buffer_key(uint64_t number) const {
 
 std::shared_ptr<ProcessBuffer> ProcessCommunicator::open_buffer(uint64_t number,
                                                                 const BufferLayout& layout,
-                                                                bool creates) {
+                                                                int creator) {
   const std::string key = buffer_key(number);
   const size_t bytes = local_ranks_.size() * layout.total();
   const bool shared = local_ranks_.size() > 1;
   std::shared_ptr<SharedMemory> memory;
   SharedMemory::Handle handle;
-  if (creates) {
+  if (creator == rank_) {
     try {
       memory = SharedMemory::create(bytes);
       handle = memory->handle();
@@ -139,7 +140,7 @@ std::shared_ptr<ProcessBuffer> ProcessCommunicator::open_buffer(uint64_t number,
     if (shared) engine_.store().set(key, std::as_bytes(std::span(&handle, 1)));
   } else {
     const auto reply = engine_.store().get(std::span(&key, 1), true);
-    await(reply, {call(), local_ranks_.front()});
+    await(reply, {call(), creator});
     const auto values = control::StoreClient::values(*reply);
     std::memcpy(&handle, values.at(0).data(), std::min(values[0].size(), sizeof handle));
     memory = SharedMemory::open(handle, bytes);
@@ -157,7 +158,7 @@ std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate(size_t bytes, 
   const uint64_t number = buffers_made_++;
   std::shared_ptr<ProcessBuffer> buffer;
   agree_on([&] {
-    buffer = open_buffer(number, {bytes, signals}, local_ranks_.front() == rank_);
+    buffer = open_buffer(number, {bytes, signals}, local_ranks_.front());
   });  // all have mapped and registered it
   buffer->seal();
   return buffer;
@@ -167,14 +168,20 @@ std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate(size_t bytes, 
 std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate_workspace(size_t bytes,
                                                                             int signals) {
   learn_ranks();
-  bool creates = true;
+  int creator = rank_;
   if (local_ranks_.size() > 1) {
-    const auto number = engine_.store().add("first/" + buffer_key(kWorkspaceBuffer), 1);
+    // A bit for each rank, if they suffice: the second rank that needs it knows the first.
+    const bool has_bits = local_ranks_.size() < 63;
+    const auto index = std::ranges::find(local_ranks_, rank_) - local_ranks_.begin();
+    const int64_t added = has_bits ? int64_t(1) << index : 1;
+    const auto number = engine_.store().add("first/" + buffer_key(kWorkspaceBuffer), added);
     await(number, {"workspace"});
-    creates = control::StoreClient::number(*number) == 1;
+    const auto before = uint64_t(control::StoreClient::number(*number) - added);
+    const bool is_known = has_bits && std::has_single_bit(before);
+    if (before > 0) creator = is_known ? local_ranks_[size_t(std::countr_zero(before))] : -1;
   }
-  auto buffer = open_buffer(kWorkspaceBuffer, {bytes, signals}, creates);
-  if (creates) engine_.keep(buffer->memory());
+  auto buffer = open_buffer(kWorkspaceBuffer, {bytes, signals}, creator);
+  if (creator == rank_) engine_.keep(buffer->memory());
   return buffer;
 }
 

@@ -49,9 +49,9 @@ class ProcessCommunicator final : public BaseCommunicator {
   void await(const control::StoreClient::Pending& reply, const WaitSite& site);
   /// First of the members that have not come to a meeting.
   int find_missing(const std::string& meeting);
-  /// Maps the memory of this host's ranks; `creates`: this rank makes it.
+  /// Maps the memory of this host's ranks, which `creator` makes (-1: another rank).
   std::shared_ptr<ProcessBuffer> open_buffer(uint64_t number, const BufferLayout& layout,
-                                             bool creates);
+                                             int creator);
   std::string buffer_key(uint64_t number) const;
   /// Collective: runs `step` on every rank, and throws an AgreedError on all of them naming the
   /// first rank where it failed.
