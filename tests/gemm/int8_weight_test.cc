@@ -12,7 +12,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 /// Smallest bf16 value that is at least `value`, by trial.
 double next_bf16(double value) {

@@ -6,7 +6,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 TEST(SmallGemm, MatchesReferenceForEveryTail) {
   for (const bool transposed : {false, true}) {

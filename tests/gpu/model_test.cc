@@ -23,7 +23,7 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::testing;
+using namespace tandem::test;
 
 /// A small model whose GEMM operands have rows of 16 bytes on `ranks` tensor-parallel ranks.
 ModelConfig gpu_model(const Variant& variant) {
@@ -59,7 +59,7 @@ const MoeVariant kMoeVariants[] = {{"all_chosen",
                                     }}};
 
 ModelConfig gpu_moe_model(const MoeVariant& variant = kMoeVariants[2]) {
-  ModelConfig c = gpu_model(::tandem::testing::kVariants[0]);
+  ModelConfig c = gpu_model(::tandem::test::kVariants[0]);
   c.experts = 8;
   c.top_k = 2;
   c.expert_ffn = 32;

@@ -16,7 +16,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 std::vector<Variant> engine_variants() {
   std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));

@@ -12,7 +12,7 @@
 #include "core/safetensors.h"
 #include "engine/model/layout.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 namespace {
 using Json = nlohmann::ordered_json;
 
@@ -101,4 +101,4 @@ std::string make_scratch_folder(const std::string& name) {
   return path;
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

@@ -7,7 +7,7 @@
 
 #include "tandem/dtype.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 struct FamilyCase {
   std::string name;
@@ -25,4 +25,4 @@ void write_folder(const std::string& folder, const nlohmann::ordered_json& confi
 /// Empty folder of this process.
 std::string make_scratch_folder(const std::string& name);
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

@@ -22,7 +22,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 using Json = nlohmann::ordered_json;
 
 const std::vector<int32_t> kPrompt = {256, 35,  105, 110, 99,  108, 117, 100, 101, 32,

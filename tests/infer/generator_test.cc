@@ -18,7 +18,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 using Doubles = std::vector<double>;
 
 constexpr int64_t kContext = 32;

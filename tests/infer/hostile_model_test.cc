@@ -22,7 +22,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxMemoryKib = 256 << 10;

@@ -20,7 +20,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 enum class Kind : uint8_t { dense, parallel_block, experts, experts_only };
 constexpr Kind kKinds[] = {Kind::dense, Kind::parallel_block, Kind::experts, Kind::experts_only};

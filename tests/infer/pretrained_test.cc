@@ -21,7 +21,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 std::string scratch_directory(const char* name) {
   const std::string path = ::testing::TempDir() + "tandem_" + name + std::to_string(getpid());

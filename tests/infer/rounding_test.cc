@@ -26,7 +26,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 using Row = std::vector<double>;
 using Rows = std::vector<Row>;

@@ -7,7 +7,7 @@
 #include "kernels/attention.h"
 #include "tests/kernels/reference.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 constexpr double kTheta = 100;
 
@@ -61,4 +61,4 @@ inline Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Do
   return out;
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

@@ -7,7 +7,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 double reference(const Doubles& logits, const std::vector<int32_t>& targets) {
   const size_t vocab = logits.size() / targets.size();

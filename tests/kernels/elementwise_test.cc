@@ -10,7 +10,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 TEST(FastExp, IsWithinTwoUlps) {
   double worst = 0;

@@ -7,7 +7,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 constexpr double kEps = 1e-5;
 

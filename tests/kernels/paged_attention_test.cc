@@ -12,7 +12,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 /// Generator of a case's choices.
 struct Choices {

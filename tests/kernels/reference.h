@@ -12,7 +12,7 @@
 #include "tandem/random.h"
 #include "tandem/tensor.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 using Doubles = std::vector<double>;
 
@@ -95,4 +95,4 @@ inline double tolerance(DType dtype) {
   return dtype == DType::f32 ? 5e-6 : 1e-2;
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

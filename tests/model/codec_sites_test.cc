@@ -13,7 +13,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 /// Rows of whole groups of codes, so that a codec's bytes are exactly its bits.
 ModelConfig wide_model(bool with_experts) {

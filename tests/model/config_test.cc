@@ -11,7 +11,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 std::string error_of(const std::string& json) {
   try {

@@ -10,7 +10,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 constexpr int64_t kSeq = 16;
 

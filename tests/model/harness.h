@@ -17,7 +17,7 @@
 #include "gemm/gemm.h"
 #include "tandem/random.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 inline ModelConfig small_model() {
   ModelConfig c;
@@ -169,4 +169,4 @@ inline double difference(const Tensors& a, const Tensors& b) {
   return std::sqrt(squares / size);
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

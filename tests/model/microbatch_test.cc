@@ -7,7 +7,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 struct Case {
   const char* name;

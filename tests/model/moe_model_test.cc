@@ -14,7 +14,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 ModelConfig moe_model() {
   ModelConfig c = small_model();

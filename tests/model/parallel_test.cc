@@ -4,7 +4,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 OverlapOptions with(Strategy strategy) {
   OverlapOptions options;

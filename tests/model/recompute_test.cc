@@ -15,7 +15,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 
 constexpr int kBatches = 4;
 constexpr RecomputedLayers kModes[] = {{Recompute::selective},

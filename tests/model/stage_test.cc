@@ -16,7 +16,7 @@
 
 namespace tandem {
 namespace {
-using namespace tandem::testing;
+using namespace tandem::test;
 using ::testing::HasSubstr;
 
 ModelConfig stage_model(const Variant& variant) {

@@ -15,7 +15,7 @@
 #include "tests/model/harness.h"
 #include "tests/train/temp_dir.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 namespace {
 
 constexpr std::array<std::pair<const char*, const char*>, 7> kKeys{
@@ -104,4 +104,4 @@ TEST(NewFamily, ItsConfigAndTensorsAreReadAtAnyLayout) {
 }
 
 }  // namespace
-}  // namespace tandem::testing
+}  // namespace tandem::test
