@@ -2,8 +2,8 @@
 # fresh_debian.sh 12|13 [--quick] [--cache DIR]: tests the setup on a new machine. Creates that
 # Debian by debootstrap, clones this checkout's HEAD into it and runs the README's two commands
 # there, as root, in separate namespaces; everything is removed at the end except
-# out/fresh_debian_*.log and the packages in the cache (default: ~/.cache/tandem). --quick builds,
-# and runs the tests of the kernels, the communicators and the operators.
+# out/fresh_debian_*.log and the packages in the cache (default: ~/.cache/tandem). --quick builds at
+# -O1, and runs the tests of the kernels, the communicators and the operators.
 # Exit: 0 passed, 1 failed, 77 the system could not be created (not root, no debootstrap, no mirror).
 set -eu
 cd "$(dirname "$0")/.."
@@ -89,11 +89,12 @@ if [ "$mode" = full ]; then
   timed "make run" "make run"
   timed "make test" "make test"
 else
-  timed "make" "make"
-  timed "quick tests" 'tools/setup.sh test; make build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON" \
-      TARGETS="sanitized_tests gemm_test kernels_test"
-    ctest --test-dir build --output-on-failure -L sanitized
-    ctest --test-dir build --output-on-failure -R "^(gemm|kernels)_test"'
+  timed "set-up" "tools/setup.sh build; tools/setup.sh test"
+  timed "build" 'make build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1" \
+      TARGETS="tandem_cli sanitized_tests gemm_test kernels_test"'
+  timed "quick tests" 'build/bin/tandem --version
+    ctest --test-dir build --output-on-failure -j 3 -L sanitized
+    ctest --test-dir build --output-on-failure -j 3 -R "^(gemm|kernels)_test"'
 fi
 # Warnings of a newer compiler do not fail the build; they are shown so that they can be fixed.
 warnings=$(grep -E '\[-W[a-z0-9=+-]+\]$' "$log" | sort -u || true)
