@@ -4,9 +4,9 @@ CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1
 JOBS ?= $(shell nproc)
 PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
-# Two at once, even if both need a whole processor. The tests' tuner times are stored with the
-# build.
-CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 3
+# Four at once, or two that need two processors: many wait for deadlines. The tests' tuner times are
+# stored with the build.
+CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 4
 
 .PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
 
@@ -87,7 +87,7 @@ asan tsan:
 	@tools/setup.sh test
 	@cmake --preset $@ -DTANDEM_UNITY=ON --log-level=WARNING >/dev/null
 	@cmake --build build-$@ -j $(JOBS) --target sanitized_tests
-	@TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp ctest --test-dir build-$@ --output-on-failure -j 1 -L sanitized
+	@TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp ctest --test-dir build-$@ --output-on-failure -j 4 -L sanitized
 
 lint:
 	@tools/lint.sh
