@@ -14,6 +14,7 @@
 #include "gemm/gemm.h"
 #include "sample_text.h"
 #include "temp_dir.h"
+#include "tests/init_tests.h"
 
 namespace tandem {
 
@@ -99,7 +100,7 @@ int main(int argc, char** argv) {
   const tandem::TempDir cache;
   ::setenv("TANDEM_CACHE_DIR", cache.path().c_str(), 1);
   ::setenv("TANDEM_THREADS", "1", 1);
-  testing::InitGoogleTest(&argc, argv);
+  tandem::test::init_tests(&argc, argv);
   if (!tandem::launched_by_mpi()) return RUN_ALL_TESTS();
   int failed = 1;
   tandem::run_mpi({}, [&](tandem::Communicator& comm) {
