@@ -19,7 +19,7 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::testing;
+using namespace tandem::test;
 
 /// Sizes that 1, 2, 3 and 4 GPU ranks divide.
 ModelConfig gpu_engine_model(const Variant& variant) {

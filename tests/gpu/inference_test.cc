@@ -17,7 +17,7 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::testing;
+using namespace tandem::test;
 
 class Inference : public OnGpus {};
 

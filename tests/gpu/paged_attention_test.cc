@@ -8,7 +8,7 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::testing;
+using namespace tandem::test;
 
 class PagedInference : public OnGpus {};
 

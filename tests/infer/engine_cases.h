@@ -15,7 +15,7 @@
 #include "tandem/random.h"
 #include "tests/model/harness.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 constexpr int64_t kCapacity = 200;
 
@@ -124,4 +124,4 @@ inline std::vector<Written> run_separately(Communicator& tp, const ModelConfig& 
   return all;
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

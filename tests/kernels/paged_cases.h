@@ -13,7 +13,7 @@
 #include "kernels/paged_attention.h"
 #include "tandem/random.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 /// Random choices of a case.
 struct Draw {
@@ -258,4 +258,4 @@ inline std::vector<std::byte> run_paged(const Exec& exec, const PagedCase& c,
   return PagedRunner(exec, c, runs).run();
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

@@ -12,7 +12,7 @@
 
 #include "tests/kernels/paged_cases.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 /// Keys and values after all new rows were appended, as the pages store them.
 class FinalPages {
@@ -315,4 +315,4 @@ inline std::vector<PagedCase> decisive_cases(DType dtype, int64_t head_dim, int6
   return cases;
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test

@@ -20,7 +20,7 @@
 #include "tandem/collectives.h"
 #include "tests/model/harness.h"
 
-namespace tandem::testing {
+namespace tandem::test {
 
 /// Scores of all experts for a row, and the chosen ones, sorted.
 struct RowRouting {
@@ -191,4 +191,4 @@ inline void expect_error_of_cpu_ranks(ModelConfig config, const ComparedRanks& r
   }
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::test
