@@ -78,17 +78,18 @@ TEST_P(Inference, RowOperationsMatchTheCpu) {
           expect_equal(comm, "add_bias",
                        {vector("bias", DType::f32, columns),
                         close(matrix("rows", dtype, rows, columns, alignment))},
-                       [](const Exec& exec, const Tensors& t) { add_bias(exec, t[0], t[1]); });
+                       [](const Exec& exec, const TensorList& t) { add_bias(exec, t[0], t[1]); });
           expect_equal(comm, "gate_rows",
                        {matrix("gate", dtype, rows, 1, alignment),
                         close(matrix("rows", dtype, rows, columns, alignment))},
-                       [](const Exec& exec, const Tensors& t) { gate_rows(exec, t[0], t[1]); });
+                       [](const Exec& exec, const TensorList& t) { gate_rows(exec, t[0], t[1]); });
           if (columns > 512) continue;
-          expect_equal(
-              comm, "rms_norm_heads",
-              {vector("weight", DType::f32, columns),
-               close(matrix("rows", dtype, rows, 3 * columns, alignment), 4)},
-              [](const Exec& exec, const Tensors& t) { rms_norm_heads(exec, t[0], 1e-6, t[1]); });
+          expect_equal(comm, "rms_norm_heads",
+                       {vector("weight", DType::f32, columns),
+                        close(matrix("rows", dtype, rows, 3 * columns, alignment), 4)},
+                       [](const Exec& exec, const TensorList& t) {
+                         rms_norm_heads(exec, t[0], 1e-6, t[1]);
+                       });
         }
       }
     });

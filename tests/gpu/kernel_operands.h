@@ -86,8 +86,8 @@ inline Operand scratch(Operand operand) {
   return operand;
 }
 
-using Tensors = std::vector<Tensor>;
-using Run = std::function<void(const Exec&, const Tensors&)>;
+using TensorList = std::vector<Tensor>;
+using Run = std::function<void(const Exec&, const TensorList&)>;
 
 inline double value_at(const Operand& operand, const Memory& memory, int64_t element) {
   const std::byte* const at = memory.data() + size_t(element) * size_of(operand.dtype);
@@ -190,7 +190,7 @@ inline void expect_equal(Communicator& comm, const std::string& kernel,
                          const std::vector<Operand>& operands, const Run& run) {
   const Exec exec{device_of(comm), stream_of(comm)};
   std::vector<Memory> initial, expected, on_gpu;
-  Tensors on_cpu_tensors, gpu_tensors;
+  TensorList on_cpu_tensors, gpu_tensors;
   std::string what = kernel;
   for (const Operand& each : operands) {
     initial.push_back(initial_memory(each, initial.size()));

@@ -35,14 +35,16 @@ TEST_P(Kernels, RmsNormMatchesTheCpu) {
                         vector("weight", DType::f32, columns),
                         close(matrix("out", dtype, rows, columns, alignment)),
                         close(vector("inverse_rms", DType::f32, rows))},
-                       [](const Exec& exec, const Tensors& t) {
+                       [](const Exec& exec, const TensorList& t) {
                          rms_norm_forward(exec, t[0], t[1], 1e-5, t[2], t[3]);
                        });
           expect_equal(
               comm, "rms_norm",
               {matrix("x", dtype, rows, columns, alignment), vector("weight", dtype, columns),
                close(matrix("out", dtype, rows, columns, alignment))},
-              [](const Exec& exec, const Tensors& t) { rms_norm(exec, t[0], t[1], 1e-5, t[2]); });
+              [](const Exec& exec, const TensorList& t) {
+                rms_norm(exec, t[0], t[1], 1e-5, t[2]);
+              });
         }
       }
     });
@@ -73,11 +75,11 @@ TEST_P(Kernels, AddAndRmsNormHaveTheBitsOfTheirTwoSteps) {
           const auto tensor = [&](const std::vector<Memory>& memory, size_t i) {
             return operands[i].view(memory[i]);
           };
-          const auto fused = [](const Exec& exec, const Tensors& t) {
+          const auto fused = [](const Exec& exec, const TensorList& t) {
             add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[3], t[4], t[5]);
           };
           expect_equal(comm, "add_rms_norm_forward", operands, fused);
-          Tensors all;
+          TensorList all;
           for (size_t i = 0; i < operands.size(); ++i) all.push_back(tensor(at_once, i));
           fused(on_gpu, all);
           add(on_gpu, tensor(in_steps, 0), tensor(in_steps, 1), tensor(in_steps, 3));
@@ -92,7 +94,7 @@ TEST_P(Kernels, AddAndRmsNormHaveTheBitsOfTheirTwoSteps) {
           }
           expect_equal(comm, "add_rms_norm_forward in alignment",
                        {exact(operands[0]), operands[1], operands[2], operands[4], operands[5]},
-                       [](const Exec& exec, const Tensors& t) {
+                       [](const Exec& exec, const TensorList& t) {
                          add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[0], t[3], t[4]);
                        });
         }
@@ -118,7 +120,7 @@ TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
                scratch(matrix("partial_sums", DType::f32,
                               rms_norm_partial_sums(on_gpu, rows, columns), columns, alignment)),
                close(matrix("dx_bf16", DType::bf16, rows, columns, alignment), 1)},
-              [](const Exec& exec, const Tensors& t) {
+              [](const Exec& exec, const TensorList& t) {
                 rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
               });
         }
@@ -137,14 +139,15 @@ void expect_swiglu(Communicator& comm, DType dtype, int64_t rows, int64_t column
   constexpr double kMagnitude = 0.1;
   const Operand gate = ranged(matrix("gate", dtype, rows, columns, alignment), -6, 6);
   const Operand up = matrix("up", dtype, rows, columns, alignment);
-  expect_equal(comm, "swiglu_forward",
-               {gate, up, close(matrix("out", dtype, rows, columns, alignment), kMagnitude)},
-               [](const Exec& exec, const Tensors& t) { swiglu_forward(exec, t[0], t[1], t[2]); });
+  expect_equal(
+      comm, "swiglu_forward",
+      {gate, up, close(matrix("out", dtype, rows, columns, alignment), kMagnitude)},
+      [](const Exec& exec, const TensorList& t) { swiglu_forward(exec, t[0], t[1], t[2]); });
   expect_equal(comm, "swiglu_backward",
                {gate, up, matrix("dout", dtype, rows, columns, alignment),
                 close(matrix("dgate", dtype, rows, columns, alignment), kMagnitude),
                 close(matrix("dup", dtype, rows, columns, alignment), kMagnitude)},
-               [](const Exec& exec, const Tensors& t) {
+               [](const Exec& exec, const TensorList& t) {
                  swiglu_backward(exec, t[0], t[1], t[2], t[3], t[4]);
                });
 }
@@ -168,7 +171,7 @@ TEST_P(Kernels, SwigluOfColumnRangesMatchesTheCpu) {
         expect_equal(comm, "swiglu_forward of halves",
                      {ranged(matrix("gate and up", dtype, 37, 2 * columns), -6, 6),
                       close(matrix("out", dtype, 37, columns), 0.1)},
-                     [&](const Exec& exec, const Tensors& t) {
+                     [&](const Exec& exec, const TensorList& t) {
                        swiglu_forward(exec, t[0].narrow(1, 0, columns),
                                       t[0].narrow(1, columns, columns), t[1]);
                      });
@@ -188,7 +191,7 @@ TEST_P(Kernels, SumOfAnyNumberOfTermsHasTheCpusBits) {
         }
         operands.back() = exact(operands.back());
         expect_equal(comm, "sum into the last term", operands,
-                     [](const Exec& exec, const Tensors& t) { sum(exec, t, t.back()); });
+                     [](const Exec& exec, const TensorList& t) { sum(exec, t, t.back()); });
       }
     }
   });
@@ -203,13 +206,13 @@ TEST_P(Kernels, AddAndCastHaveTheCpusBits) {
           const Operand y = matrix("y", dtype, rows, columns, alignment);
           expect_equal(comm, "add",
                        {x, y, exact(matrix("out", DType::f32, rows, columns, alignment))},
-                       [](const Exec& exec, const Tensors& t) { add(exec, t[0], t[1], t[2]); });
+                       [](const Exec& exec, const TensorList& t) { add(exec, t[0], t[1], t[2]); });
           expect_equal(comm, "add in alignment", {exact(x), y},
-                       [](const Exec& exec, const Tensors& t) { add(exec, t[0], t[1], t[0]); });
+                       [](const Exec& exec, const TensorList& t) { add(exec, t[0], t[1], t[0]); });
           if (alignment.gap != 0) continue;
           for (const DType to : kDTypes) {
             expect_equal(comm, "cast", {y, exact(matrix("to", to, rows, columns, alignment))},
-                         [](const Exec& exec, const Tensors& t) { cast(exec, t[0], t[1]); });
+                         [](const Exec& exec, const TensorList& t) { cast(exec, t[0], t[1]); });
           }
         }
       }
@@ -228,14 +231,14 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
                        {tokens, matrix("dout", dtype, rows, columns, alignment),
                         exact(matrix("dtable", DType::f32, kTableRows, columns, alignment)),
                         scratch(matrix("order", DType::i32, 2, rows))},
-                       [](const Exec& exec, const Tensors& t) {
+                       [](const Exec& exec, const TensorList& t) {
                          embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
                        });
           if (alignment.gap != 0) continue;
           expect_equal(comm, "embedding_forward",
                        {tokens, matrix("table", dtype, kTableRows, columns, alignment),
                         exact(matrix("out", dtype, rows, columns, alignment))},
-                       [](const Exec& exec, const Tensors& t) {
+                       [](const Exec& exec, const TensorList& t) {
                          embedding_forward(exec, t[0], t[1], kBegin, t[2]);
                        });
         }
@@ -248,7 +251,7 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
           {vector("tokens", DType::i32, rows, low, high), matrix("dout", DType::bf16, rows, 40),
            exact(matrix("dtable", DType::f32, table_rows, 40)),
            scratch(matrix("order", DType::i32, 2, rows))},
-          [](const Exec& exec, const Tensors& t) {
+          [](const Exec& exec, const TensorList& t) {
             embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
           });
     };
@@ -276,19 +279,19 @@ TEST_P(Kernels, CrossEntropyMatchesTheCpu) {
         const Operand maxima = vector("maxima", DType::f32, rows, 3, 5);
         expect_equal(
             comm, "cross_entropy_max", {logits, exact(vector("maxima", DType::f32, rows))},
-            [](const Exec& exec, const Tensors& t) { cross_entropy_max(exec, t[0], t[1]); });
+            [](const Exec& exec, const TensorList& t) { cross_entropy_max(exec, t[0], t[1]); });
         expect_equal(
             comm, "cross_entropy_sum",
             {logits, targets, maxima, close(vector("sums", DType::f32, rows), double(columns)),
              exact(vector("picked", DType::f32, rows))},
-            [](const Exec& exec, const Tensors& t) {
+            [](const Exec& exec, const TensorList& t) {
               cross_entropy_sum(exec, t[0], t[1], kBegin, t[2], t[3], t[4]);
             });
         for (const DType dtype : kDTypes) {
           expect_equal(comm, "cross_entropy_backward",
                        {logits, targets, maxima, vector("sums", DType::f32, rows, 1, 9),
                         close(matrix("dlogits", dtype, rows, columns, alignment), double(kScale))},
-                       [](const Exec& exec, const Tensors& t) {
+                       [](const Exec& exec, const TensorList& t) {
                          cross_entropy_backward(exec, t[0], t[1], kBegin, t[2], t[3], kScale, t[4]);
                        });
         }
@@ -308,7 +311,7 @@ TEST_P(Kernels, CrossEntropyMaxAndSumHaveTheBitsOfTheTwoSteps) {
                       vector("targets", DType::i32, rows, -1, double(columns)), exact(maxima),
                       close(sums, double(columns)), exact(vector("picked", DType::f32, rows)),
                       scratch(maxima), scratch(sums), scratch(vector("picked", DType::f32, rows))},
-                     [&](const Exec& exec, const Tensors& t) {
+                     [&](const Exec& exec, const TensorList& t) {
                        cross_entropy_max_and_sum(exec, t[0], t[1], t[2], t[3], t[4]);
                        cross_entropy_max(exec, t[0], t[5]);
                        cross_entropy_sum(exec, t[0], t[1], 0, t[5], t[6], t[7]);
@@ -337,7 +340,7 @@ TEST_P(Kernels, CrossEntropyLossMatchesTheCpu) {
           comm, "cross_entropy_loss",
           {vector("targets", DType::i32, rows, -1, 3), vector("sums", DType::f32, rows, 1, 9),
            vector("picked", DType::f32, rows), scratch(vector("total", DType::u8, sizeof(double)))},
-          [&](const Exec& exec, const Tensors& t) {
+          [&](const Exec& exec, const TensorList& t) {
             clear(exec, t[3]);
             // Two microbatches.
             const int64_t first = rows / 3;

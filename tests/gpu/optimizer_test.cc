@@ -56,22 +56,23 @@ TEST_P(GpuOptimizer, KernelsMatchTheCpu) {
           expect_equal(comm, "adamw",
                        {close(values("w"), 1), values("gradient"), close(values("m"), 1),
                         close(values("v", 0.25)), copy},
-                       [&](const Exec& exec, const Tensors& t) {
+                       [&](const Exec& exec, const TensorList& t) {
                          adamw(exec, step, decay, {t[0], t[2], t[3]}, t[1], t[4]);
                        });
           expect_equal(comm, "lamb_direction",
                        {values("w"), close(values("gradient"), 1), close(values("m"), 1),
                         close(values("v", 0.25))},
-                       [&](const Exec& exec, const Tensors& t) {
+                       [&](const Exec& exec, const TensorList& t) {
                          lamb_direction(exec, step, decay, {t[0], t[2], t[3]}, t[1]);
                        });
         }
-        expect_equal(
-            comm, "lamb_update", {close(values("w"), 1), values("direction"), copy},
-            [](const Exec& exec, const Tensors& t) { lamb_update(exec, 0.3f, t[0], t[1], t[2]); });
+        expect_equal(comm, "lamb_update", {close(values("w"), 1), values("direction"), copy},
+                     [](const Exec& exec, const TensorList& t) {
+                       lamb_update(exec, 0.3f, t[0], t[1], t[2]);
+                     });
         expect_equal(
             comm, "lamb_update without a copy", {close(values("w"), 1), values("direction")},
-            [](const Exec& exec, const Tensors& t) { lamb_update(exec, 0.3f, t[0], t[1]); });
+            [](const Exec& exec, const TensorList& t) { lamb_update(exec, 0.3f, t[0], t[1]); });
       }
     }
   });
