@@ -8,19 +8,16 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstring>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
+#include "cli/launch_checks.h"
 #include "cli/launch_injector.h"
 #include "cli/launch_members.h"
 #include "cli/launch_supervisor.h"
 #include "cli/launched_process.h"
-#include "cli/listen_address.h"
 #include "cli/live_process.h"
 #include "cli/local_processes.h"
 #include "cli/output.h"
@@ -32,7 +29,6 @@
 #include "comm/rendezvous/secret.h"
 #include "core/file_limit.h"
 #include "core/files.h"
-#include "core/printable.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_lock.h"
 #include "engine/checkpoint/snapshot_memory.h"
@@ -409,11 +405,6 @@ class RunningLaunch {
   bool has_lost_rank_ = false;
 };
 
-/// Whether a lost rank makes all of them start again: they have nothing to continue from.
-bool restarts_all(const LaunchRequest& request) {
-  return runs_tandem(request.command, "serve") && request.restarts > 0;
-}
-
 /// Ranks that start again, all, when one is lost.
 int run_restarting(const LaunchRequest& request, int snapshot_memory, const sigset_t& mask) {
   for (int left = request.restarts;; --left) {
@@ -425,58 +416,7 @@ int run_restarting(const LaunchRequest& request, int snapshot_memory, const sigs
   }
 }
 
-/// Throws InvalidArgument unless processes of the command can take another's rank.
-void check_replaceable(const LaunchRequest& request) {
-  if (!request.replaces() && !request.inject.empty()) {
-    throw InvalidArgument(
-        "launch --inject: expected --spares, --restarts or --min-dp, so that lost ranks are "
-        "noticed");
-  }
-  if (!request.replaces()) return;
-  if (runs_tandem(request.command, "train")) return;
-  const bool only_restarts = request.spares == 0 && request.min_dp == 0 && request.inject.empty();
-  if (restarts_all(request) && only_restarts) return;
-  throw InvalidArgument(fmt::format(
-      "launch --{}: command {}: expected tandem train, whose ranks can be replaced{}",
-      request.spares > 0     ? "spares"
-      : request.min_dp > 0   ? "min-dp"
-      : request.restarts > 0 ? "restarts"
-                             : "inject",
-      printable(request.command.front()),
-      runs_tandem(request.command, "serve") ? "; tandem serve has --restarts only" : ""));
-}
-
-/// Folder of the run and its events, which the live page reads. Throws InvalidArgument unless the
-/// command trains and names it.
-std::string live_folder(const LaunchRequest& request) {
-  parse_listen_address("--live", request.live);
-  const std::string out = training_output(request);
-  if (out.empty()) {
-    throw InvalidArgument(
-        fmt::format("launch --live: command {}: expected tandem train … --out OUT",
-                    printable(request.command.front())));
-  }
-  const auto absolute = [](const std::string& path) {
-    const auto normal = std::filesystem::absolute(path).lexically_normal();
-    return normal.has_filename() ? normal : normal.parent_path();
-  };
-  if (request.out.empty() || absolute(request.out) == absolute(out)) return out;
-  throw InvalidArgument(
-      fmt::format("launch --live: --out {}: expected none, or that of tandem train, {}",
-                  printable(request.out), printable(out)));
-}
-
 }  // namespace
-
-std::string training_output(const LaunchRequest& request) {
-  const auto& command = request.command;
-  std::string out;
-  for (size_t i = 0; i < command.size(); ++i) {
-    if (command[i] == "--out" && i + 1 < command.size()) out = command[i + 1];
-    if (command[i].starts_with("--out=")) out = command[i].substr(std::strlen("--out="));
-  }
-  return out;
-}
 
 int run_launch(const LaunchRequest& given) {
   check_replaceable(given);

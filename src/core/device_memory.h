@@ -15,7 +15,8 @@ namespace tandem {
 std::shared_ptr<std::byte> allocate_on_gpu(size_t bytes, Device device);
 /// Enqueues a copy between any two memories.
 void copy_bytes(const Exec& exec, const void* from, void* to, size_t bytes);
-/// Throws what the ranks that use the stream find while it does not end: Timeout, Aborted, Mismatch.
+/// Throws what the ranks that use the stream find while it does not end: Timeout, Aborted,
+/// Mismatch.
 void wait_for_stream(const Exec& exec);
 /// Bytes of the GPU's memory that are not free.
 size_t used_memory(const Exec& exec);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/cuda/fill.h"
+#include "gemm/cuda/lt_algorithm.h"
 #include "gemm/cuda/simple_gemm.h"
 
 namespace tandem::gpu {
@@ -17,12 +18,6 @@ namespace {
 
 constexpr size_t kWorkspace = size_t(64) << 20;
 constexpr int kSuggestions = 16;
-
-void check(cublasStatus_t code, const char* what) {
-  if (code != CUBLAS_STATUS_SUCCESS) {
-    throw DeviceError(fmt::format("{}: {}", what, cublasLtGetStatusString(code)));
-  }
-}
 
 cudaDataType_t cuda_type(DType dtype) {
   switch (dtype) {
@@ -63,66 +58,8 @@ Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
 
 constexpr double kFailed = 1e30;
 
-struct Chosen {
-  cublasLtMatmulAlgo_t algorithm;
-  size_t workspace;
-  double us;
-};
-
 bool nothing_to_do(const GemmShape& s) {
   return s.m == 0 || s.n == 0 || (s.k == 0 && s.accumulate);
-}
-
-// Algorithm of a shape's GEMMs, which read it at each call.
-class Selected {
- public:
-  explicit Selected(const Chosen& chosen) : chosen_(chosen) {}
-  Chosen get() const {
-    const std::lock_guard lock(mutex_);
-    return chosen_;
-  }
-  void set(const Chosen& chosen) {
-    const std::lock_guard lock(mutex_);
-    chosen_ = chosen;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  Chosen chosen_;
-};
-
-template <typename T = uint32_t>
-uint64_t attribute_of(const Chosen& chosen, cublasLtMatmulAlgoConfigAttributes_t which) {
-  T value = 0;
-  size_t written = 0;
-  check(cublasLtMatmulAlgoConfigGetAttribute(&chosen.algorithm, which, &value, sizeof value,
-                                             &written),
-        "cublasLtMatmulAlgoConfigGetAttribute");
-  return value;
-}
-
-GemmChoice choice_of(const Chosen& chosen) {
-  GemmChoice choice;
-  choice.algorithm = {attribute_of(chosen, CUBLASLT_ALGO_CONFIG_ID),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_TILE_ID),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_STAGES_ID),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
-                      attribute_of(chosen, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
-                      attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID) << 16 |
-                          attribute_of<uint16_t>(chosen, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)};
-  choice.workspace = chosen.workspace;
-  return choice;
-}
-
-/// Marks the fallback kernel (simple_gemm.h) instead of an algorithm of the library.
-constexpr size_t kSimple = ~size_t(0);
-Chosen simple() {
-  return {{}, kSimple, 0};
-}
-bool is_simple(const Chosen& chosen) {
-  return chosen.workspace == kSimple;
 }
 
 /// A shape on a number of SMs: the fastest algorithm on a whole GPU may not be it on a share of
@@ -142,16 +79,17 @@ std::string key_of(const GemmKey& gemm_key) {
                      s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
 }
 
-// Choice for a shape, and the places (device and share) that it has run on. cuBLASLt loads a kernel
-// at its first launch in a place, which may wait for the device while holding a process-wide lock:
-// if the running kernel of that device waits for a peer whose thread needs the lock, both deadlock.
-using Place = std::pair<int, const void*>;
+// Choice for a shape, and the contexts (device and share) that it has run in. cuBLASLt loads a
+// kernel at its first launch in a context, which may wait for the device while holding a
+// process-wide lock: if the running kernel of that device waits for a peer whose thread needs the
+// lock, both deadlock.
+using GpuContext = std::pair<int, const void*>;
 struct Known {
   std::shared_ptr<Selected> selected;
-  std::set<Place> places;
-  std::set<Place> outdated;  // that have run the choice before this one
+  std::set<GpuContext> contexts;
+  std::set<GpuContext> outdated;  // that have run the choice before this one
 };
-Place this_place() {
+GpuContext this_context() {
   const auto share = this_share();
   return {share->device(), share->context()};
 }
@@ -164,7 +102,7 @@ GemmChoices earlier_choices;  // choices of earlier runs
 std::shared_ptr<const Selected> selected_here(const GemmKey& key) {
   const std::lock_guard lock(known_mutex);
   const auto found = known.find(key);
-  if (found == known.end() || !found->second.places.contains(this_place())) return nullptr;
+  if (found == known.end() || !found->second.contexts.contains(this_context())) return nullptr;
   return found->second.selected;
 }
 
@@ -415,14 +353,14 @@ struct LtGemm::State {
   std::shared_ptr<const Selected> find_or_choose(const GemmKey& key) {
     if (const auto found = known.find(key); found != known.end()) {
       load(found->second.selected->get());
-      found->second.places.insert(this_place());
+      found->second.contexts.insert(this_context());
       return found->second.selected;
     }
     std::optional<Chosen> chosen = take_idle();
     const bool is_timed = !chosen;
     if (is_timed) chosen = choose();
     if (is_timed && !is_simple(*chosen)) timed.push_back(key);
-    return known.emplace(key, Known{std::make_shared<Selected>(*chosen), {this_place()}, {}})
+    return known.emplace(key, Known{std::make_shared<Selected>(*chosen), {this_context()}, {}})
         .first->second.selected;
   }
 
@@ -531,19 +469,19 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
     if (agreed == choices.end()) continue;
     const bool is_new = agreed->second != choice_of(of_shape.selected->get());
     // A rank of this process that came before has adopted it: only the kernel is missing here.
-    if (!is_new && !of_shape.outdated.contains(this_place())) continue;
+    if (!is_new && !of_shape.outdated.contains(this_context())) continue;
     LtGemm::State state(context, key.second);
     state.set_scale_modes();
     const std::optional<Chosen> chosen = state.as_chosen(agreed->second);
     if (!chosen) continue;
     state.load(*chosen);
     if (is_new) {
-      of_shape.outdated.merge(of_shape.places);
-      of_shape.places.clear();
+      of_shape.outdated.merge(of_shape.contexts);
+      of_shape.contexts.clear();
       of_shape.selected->set(*chosen);
     }
-    of_shape.places.insert(this_place());
-    of_shape.outdated.erase(this_place());
+    of_shape.contexts.insert(this_context());
+    of_shape.outdated.erase(this_context());
   }
 }
 
