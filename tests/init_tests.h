@@ -1,6 +1,7 @@
 // Tests of several files in one program, of which a run takes those of some files.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -17,7 +18,7 @@ inline void init_tests(int* argc, char** argv) {
   constexpr std::string_view kFlag = "--files=";
   testing::InitGoogleTest(argc, argv);
   if (*argc < 2 || !std::string_view(argv[1]).starts_with(kFlag)) return;
-  const std::string files = "," + std::string(argv[1] + kFlag.size()) + ",";
+  const std::string files = fmt::format(",{},", argv[1] + kFlag.size());
   std::string others;
   bool found = false;
   const testing::UnitTest& program = *testing::UnitTest::GetInstance();
@@ -26,10 +27,10 @@ inline void init_tests(int* argc, char** argv) {
     for (int t = 0; t < suite.total_test_count(); ++t) {
       const testing::TestInfo& test = *suite.GetTestInfo(t);
       const std::string file = std::filesystem::path(test.file()).filename().string();
-      if (files.find("," + file + ",") != std::string::npos) {
+      if (files.find(fmt::format(",{},", file)) != std::string::npos) {
         found = true;
       } else {
-        others += std::string(":") + suite.name() + "." + test.name();
+        others += fmt::format(":{}.{}", suite.name(), test.name());
       }
     }
   }
