@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_isas.sh [BUILD [MARCH]]: the suites of arithmetic under each instruction set of oneDNN that this
 # processor has, by the programs in BUILD (default: build) and by ones compiled for MARCH (default:
-# x86-64-v3) in BUILD-MARCH, there without the suites that need the program tandem, for a
-# shorter build. Builds what is missing. Prints a line a combination; exit 1 if one fails.
+# x86-64-v3) in BUILD-MARCH, there without the suites that need the program tandem or training, for
+# a shorter build. Builds what is missing. Prints a line a combination; exit 1 if one fails.
 #
 # CHECK_ISAS    instruction sets to run (default: all below; the others are said to be left out)
 # CHECK_SUITES  ctest's names of suites
@@ -57,7 +57,12 @@ run() {
 make_suites() {
   local folder=$1 began=$SECONDS suite targets=()
   for suite in $2; do
-    case $suite in *_test) targets+=("bin/$suite") ;; *) targets+=(bin/tandem) ;; esac
+    case $suite in
+      core_test) targets+=(bin/core_tests) ;;
+      train_messages_test) targets+=(bin/train_unit_tests) ;;
+      *_test) targets+=("bin/$suite") ;;
+      *) targets+=(bin/tandem) ;;
+    esac
   done
   shift 2
   if { [ -e "$folder/build.ninja" ] || cmake -G Ninja -B "$folder" -DTANDEM_UNITY=ON -DTANDEM_BENCH=OFF \
@@ -73,7 +78,7 @@ make_suites() {
 make_suites "$build" "$suites" || exit 1
 run "$build" native "$suites"
 if has "$march"; then
-  library=$(tr ' ' '\n' <<<"$suites" | grep '_test$' | paste -sd ' ')
+  library=$(tr ' ' '\n' <<<"$suites" | grep '_test$' | grep -v '^train_' | paste -sd ' ')
   make_suites "$build-$march" "$library" -DTANDEM_NATIVE=OFF -DTANDEM_MARCH="$march" || exit 1
   run "$build-$march" "$march" "$library"
 else
