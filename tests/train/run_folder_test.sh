@@ -77,7 +77,8 @@ kill -CONT $first
 wait $first
 status=$?
 [ $status = 3 ] && grep -q "holds another run's now (checkpoints)" "$dir/moved2.log" || complain "ended: exit $status" "$(cat "$dir/moved2.log")"
-[ "$before" = "$(cd "$dir/first2" && find . -type f -exec md5sum {} + | sort)" ] || complain "ended: the folder was written"
+after=$(cd "$dir/first2" && find . -type f -exec md5sum {} + | sort)
+[ "$before" = "$after" ] || complain "ended: the folder was written" "$(diff <(echo "$before") <(echo "$after"))"
 
 # Links in OUT: ranks and trace are not followed, checkpoints are.
 mkdir -p "$dir/linked" "$dir/other/ranks" "$dir/other/trace" "$dir/other/checkpoints"

@@ -23,7 +23,8 @@ class SelfCheck {
   SelfCheck(const TrainConfig& config, const ParallelGroups& groups);
 
   /// Adds a step of this rank. With the last one that is compared, on rank 0 returns the lines that
-  /// compare them and writes them to `path` as JSON; empty for others and afterwards. Collective.
+  /// compare them and writes them to `path`, unless that is empty, as JSON; empty for others and
+  /// afterwards. Collective.
   std::vector<std::string> add(const StepRecord& step, const PhaseTimes& phases,
                                const std::string& path);
 

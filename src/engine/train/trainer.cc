@@ -116,8 +116,9 @@ class Trainer {
       checkpoint();
       phase_log_->add(*record);
       if (self_check_) {
-        note_lines(
-            self_check_->add(*record, phase_log_->phases(), request_.out + "/self_check.json"));
+        const bool is_ours = files_ && files_->find_other_owner().empty();
+        note_lines(self_check_->add(*record, phase_log_->phases(),
+                                    is_ours ? request_.out + "/self_check.json" : ""));
       }
     }
     on_output("the folder of the run", [&] { files_->require_output(); });
