@@ -19,8 +19,6 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::test;
-
 /// Sizes that 1, 2, 3 and 4 GPU ranks divide.
 ModelConfig gpu_engine_model(const Variant& variant) {
   ModelConfig config = engine_model(variant);

@@ -23,8 +23,6 @@
 namespace tandem::test {
 namespace {
 
-using namespace tandem::test;
-
 /// A small model whose GEMM operands have rows of 16 bytes on `ranks` tensor-parallel ranks.
 ModelConfig gpu_model(const Variant& variant) {
   ModelConfig c = small_model(variant);

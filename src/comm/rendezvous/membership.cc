@@ -179,7 +179,7 @@ void Member::note_step(int64_t step) const {
   slot.step.store(step, std::memory_order_relaxed);
   if (slot.training.load(std::memory_order_relaxed) == joined_) return;
   slot.first_step.store(step, std::memory_order_relaxed);
-  // Those of the start, or of another layout, say nothing about the next steps.
+  // Times from the start or from another layout say nothing about the next steps.
   slot.words.longest_work_ns = 0;
   work_history.of_ended_scopes.clear();
   const auto now = Clock::now().time_since_epoch();
