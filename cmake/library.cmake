@@ -12,13 +12,13 @@ function(tandem_internal_library name)
   target_compile_definitions(${name} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   target_link_libraries(${name} PRIVATE tandem_flags ${tandem_link_libraries}
     spdlog::spdlog_header_only nlohmann_json::nlohmann_json)
-  # Precompiles the headers that are slow to parse.
-  target_precompile_headers(${name} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>>"
-    "$<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>>"
-    "$<$<COMPILE_LANGUAGE:CXX>:<functional$<ANGLE-R>>"
-    "$<$<COMPILE_LANGUAGE:CXX>:<memory$<ANGLE-R>>"
-    "$<$<COMPILE_LANGUAGE:CXX>:<vector$<ANGLE-R>>")
+  # Precompiles the headers that are slow to parse and in most sources. nlohmann/json.hpp is not one:
+  # its literals are instantiated in every source that has it, which costs more than parsing it in
+  # the few that use it.
+  foreach(header fmt/format.h algorithm chrono filesystem functional future map memory mutex optional
+      span string thread vector)
+    target_precompile_headers(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:<${header}$<ANGLE-R>>")
+  endforeach()
   if(TANDEM_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   endif()
