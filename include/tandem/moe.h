@@ -23,8 +23,8 @@
 // are invalid. Ranks in different calls (forward and backward, batches of different calls,
 // different layers) compute nothing: their next call or wait throws Mismatch, and the communicator
 // has failed. The strategy is the fastest for evenly spread rows; all strategies give the same
-// bits. A backward pass needs MoeOptions::backward and its communication is serial. A batch's first
-// forward pass allocates, so it cannot be captured.
+// bits. A backward pass needs MoeOptions::backward and its communication is serial. The first
+// forward pass of a batch that is not prepared allocates, so it cannot be captured.
 //
 // With a wire format (MoeOptions) the forward pass encodes each row it dispatches as one message
 // (tandem/codec.h). All ranks use the decoded rows, including those that stay local, so an expert's
@@ -121,6 +121,13 @@ class MoeLayer {
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
+
+  /// Allocates memory of `batch` for forward passes of this layer, which forgets the pass that has
+  /// filled it. On CPU ranks it suffices for evenly spread rows and may grow in a pass. Collective:
+  /// without it a forward pass allocates, and a rank without memory ends the pass. Throws IoError
+  /// on CPU ranks and DeviceError on GPU ranks, on all of them, naming a rank without memory; the
+  /// layer remains usable.
+  void prepare(MoeBatch& batch);
 
   /// out[t] = sum over k of weights[t, k] x expert experts[t, k] of x[t]. x: [rows, hidden]; out:
   /// [rows, hidden], the shape's dtype or f32, rows <= tokens. w_in: [local experts x 2 x ffn

@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
+
+#include "core/out_of_memory.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -25,6 +29,26 @@ std::string first_failure(const Blobs& texts) {
         std::string_view(reinterpret_cast<const char*>(texts[rank].data()), texts[rank].size()));
   }
   return {};
+}
+
+std::string failure_of(const std::function<void()>& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const OutOfMemory& error) {
+    return fmt::format("not enough memory ({})", error.what());
+  } catch (const std::bad_alloc&) {
+    return "not enough memory";
+  }
+  return {};
+}
+
+void agree_on(Communicator& comm, std::string_view what, const std::function<void()>& step) {
+  std::string failure = failure_of(step);
+  if (!failure.empty()) failure = fmt::format("{}: {}", what, failure);
+  const auto texts = comm.exchange(std::as_bytes(std::span(failure)), what);
+  if (const std::string first = first_failure(texts); !first.empty()) throw AgreedError(first);
 }
 
 std::vector<uint64_t> in_all(const Blobs& numbers) {

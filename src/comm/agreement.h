@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
@@ -33,6 +34,13 @@ using Blobs = std::vector<std::vector<std::byte>>;
 /// First failure among the exchanged error texts (empty on success), such as "rank 2: no memory";
 /// empty if all ranks succeeded.
 std::string first_failure(const Blobs& texts);
+
+/// Error text of `step`; empty if it succeeded. Includes running out of memory.
+std::string failure_of(const std::function<void()>& step);
+
+/// Runs `step` on every rank. If it throws an Error or runs out of memory on a rank, all ranks
+/// throw AgreedError with the first such rank, `what` and the reason. Collective.
+void agree_on(Communicator& comm, std::string_view what, const std::function<void()>& step);
 
 /// Numbers present in every rank's blob, ascending. Each blob: ascending numbers.
 std::vector<uint64_t> in_all(const Blobs& numbers);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gemm/gemm.h"
+#include "tandem/moe.h"
 #include "tandem/overlap.h"
 #include "tests/overlap/failing_new.h"
 
@@ -133,6 +134,23 @@ TEST(FailingCollective, EndsTheCallOnAllRanks) {
     const std::vector<int64_t> counts(kRanks, 1);
     const Tensor from = o.matrix(o.out, kRanks, kN), to = o.matrix(o.x, kRanks, kN);
     return {[&comm, counts, from, to] { all_to_all(comm, from, counts, to, counts); }, to, 1};
+  });
+}
+
+// A batch's memory is agreed on: all ranks name the one without, and the layer remains usable.
+TEST(FailingBatch, IsNamedByAllRanks) {
+  run_threads(extend_deadline(kRanks), [&](Communicator& comm) {
+    MoeLayer layer(comm, {8, 16, 8, 2 * kRanks, 2, 1, DType::f32}, {Strategy::serial});
+    MoeBatch batch;
+    if (comm.rank() == kFailing) fail_next_allocation();
+    try {
+      layer.prepare(batch);
+      ADD_FAILURE() << "rank " << comm.rank();
+    } catch (const IoError& error) {
+      EXPECT_STREQ(error.what(), "rank 2: moe: memory of a batch: not enough memory");
+    }
+    layer.prepare(batch);
+    EXPECT_GT(batch.bytes(), 0u);
   });
 }
 

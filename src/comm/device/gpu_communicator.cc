@@ -128,14 +128,15 @@ void GpuCommunicator::give_up() const {
 }
 
 void GpuCommunicator::agree_on(std::string_view what, const std::function<void()>& step) {
-  std::string failure;
   std::exception_ptr local;
-  try {
-    step();
-  } catch (const Error& error) {
-    failure = error.what();
-    local = std::current_exception();
-  }
+  const std::string failure = failure_of([&] {
+    try {
+      step();
+    } catch (...) {
+      local = std::current_exception();
+      throw;
+    }
+  });
   const Blobs exchanged = exchange(std::as_bytes(std::span(failure.data(), failure.size())), what);
   if (local) std::rethrow_exception(local);
   if (const std::string first = first_failure(exchanged); !first.empty()) throw DeviceError(first);

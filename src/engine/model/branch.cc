@@ -171,7 +171,22 @@ BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
       dlogits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
       dweights(c.make(DType::f32, c.local_rows.count, c.config.top_k)),
       drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
-      layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {}
+      layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {
+  prepare(c.recomputed->branches);
+}
+
+void BranchExperts::prepare(std::span<const BranchActivations> branches) {
+  for (const BranchActivations& each : branches) {
+    if (each.expert_memory) layer.prepare(*each.expert_memory);
+  }
+}
+
+std::unique_ptr<MicrobatchState> make_state(const ModelContext& c, BranchExperts* experts,
+                                            bool owns_input) {
+  auto state = std::make_unique<MicrobatchState>(c, owns_input);
+  if (experts) experts->prepare(state->branches);
+  return state;
+}
 
 Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayout& l) {
   const Tensor router = c.weights.router(l.router);

@@ -97,6 +97,8 @@ struct BranchProducts {
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   BranchExperts(ModelContext& context, const BranchLayout& layout);
+  /// Memory of their batches, by agreement of the ranks: a pass that ran out of it would end.
+  void prepare(std::span<const BranchActivations> branches);
   Activation routed, d_x_norm, x_norm, logits, dlogits, dweights, drouter;
   MoeLayer layer;  ///< made last, as its kernels wait for peers
 
@@ -105,6 +107,10 @@ struct BranchExperts {
   /// kernels wait for peers, and saved with those of the AgGemm made next.
   Communicator& with_router_gemms(ModelContext& context, const BranchLayout& layout);
 };
+
+/// Activations of a microbatch. Collective if the stage has experts; else they are nullptr.
+std::unique_ptr<MicrobatchState> make_state(const ModelContext& context, BranchExperts* experts,
+                                            bool owns_input);
 
 /// Norm of the residual stream after a branch, saved for the next branch or the head.
 struct NextNorm {

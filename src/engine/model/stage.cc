@@ -236,6 +236,7 @@ class Stage::Impl {
   }
 
   ModelContext context_;
+  std::unique_ptr<BranchExperts> experts_;
 
  private:
   /// Before the branches: on GPUs the algorithms of the router's GEMMs are saved, for equal bits in
@@ -337,7 +338,6 @@ class Stage::Impl {
   std::optional<Embedding> embedding_;
   std::optional<Head> head_;
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
-  std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
   std::optional<StepLoad> load_;  // with experts
   Tensor dx_;                     // residual_gradient(), without data before its first use
@@ -442,10 +442,10 @@ bool Stage::has_embedding() const {
 }
 
 Microbatch Stage::make_microbatch() const {
-  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, true));
+  return Microbatch(make_state(impl_->context_, impl_->experts_.get(), true));
 }
 Microbatch Stage::make_microbatch_without_input() const {
-  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, false));
+  return Microbatch(make_state(impl_->context_, impl_->experts_.get(), false));
 }
 size_t Stage::shared_activation_bytes() const {
   return impl_->shared_activation_bytes();

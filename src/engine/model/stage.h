@@ -141,7 +141,7 @@ class Stage {
   bool has_embedding() const;
 
   /// Several microbatches may be in flight: forward and backward passes of different ones may
-  /// interleave in any order that is the same on all ranks.
+  /// interleave in any order that is the same on all ranks. Collective if the stage has experts.
   Microbatch make_microbatch() const;
   /// The same without memory for its input, which `set_input` sets before every forward pass.
   Microbatch make_microbatch_without_input() const;

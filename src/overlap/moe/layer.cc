@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "codec/whole.h"
+#include "comm/agreement.h"
 #include "core/operands.h"
 #include "core/random_buffer.h"
 #include "gemm/gemm.h"
@@ -138,6 +139,16 @@ void MoeLayerOnRanks::together(CallOnCard& card, const std::function<void()>& ch
   progress_.during([&] {
     card.require_apart("moe");
     call();
+  });
+}
+
+void MoeLayerOnRanks::prepare(MoeRows& rows) {
+  rows.filled = {};
+  agree_on(comm_, "moe: memory of a batch", [&] {
+    const int64_t slots = coords_.usual_rows(), f = coords_.ffn;
+    rows.gate_up.of(coords_.shape.dtype, slots, 2 * f);
+    rows.inner.of(coords_.shape.dtype, slots, f);
+    rows.x.of(coords_.shape.dtype, slots, coords_.shape.hidden);
   });
 }
 
@@ -373,6 +384,10 @@ MoeLayer::~MoeLayer() = default;
 MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 
+void MoeLayer::prepare(MoeBatch& batch) {
+  if (!batch.rows_) batch = MoeBatch();  // it was moved from
+  impl_->prepare(*batch.rows_);
+}
 void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                        const Tensor& w_out, const Tensor& out, MoeBatch& batch) {
   const ScopedPhase phase(Phase::ep_wait);

@@ -22,6 +22,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   static constexpr int kStages = 4;
 
   MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const MoeOptions& options);
+  void prepare(MoeRows& rows) override;
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeRows& rows) override;
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,

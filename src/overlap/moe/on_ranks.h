@@ -17,6 +17,7 @@ class MoeOnRanks : public CommunicatorOwner {
   MoeOnRanks& operator=(const MoeOnRanks&) = delete;
 
   // As in MoeLayer.
+  virtual void prepare(MoeRows& rows) = 0;
   virtual void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                        const Tensor& w_out, const Tensor& out, MoeRows& rows) = 0;
   virtual void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,

@@ -178,6 +178,12 @@ void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const
   require_moe_apart(x, routing, w_in, w_out, out);
 }
 
+void MoeOnGpus::prepare(MoeRows& rows) {
+  rows.filled = {};
+  if (coords_.shape.tokens == 0 || !trains()) return;
+  comm_.agree_on("moe: memory of a batch", [&] { saved_in(rows)->rows = -1; });
+}
+
 void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
                         const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows) {
   rows.filled = {};
@@ -196,7 +202,7 @@ MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
     if (is_captured(comm_.stream())) {
       throw InvalidArgument(
           "moe: a batch's first forward pass in a captured CUDA graph: expected one before it, "
-          "as it allocates the batch's memory");
+          "or MoeLayer::prepare, as it allocates the batch's memory");
     }
     rows.on_gpu = make_saved();
     activations = static_cast<MoeSavedActivations*>(rows.on_gpu.get());

@@ -82,6 +82,7 @@ class MoeOnGpus final {
   static std::string agreed_key(GpuCommunicator& comm, const MoeShape& shape,
                                 const MoeOptions& options);
 
+  void prepare(MoeRows& rows);
   void forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
                const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows);
   void backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,

@@ -18,6 +18,7 @@ class SharedMoe final : public MoeOnRanks {
   /// Collective.
   SharedMoe(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options);
 
+  void prepare(MoeRows& rows) override { op_->prepare(rows); }
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
                const Tensor& out, MoeRows& rows) override {
     op_->forward(layer_, x, routing, w_in, w_out, out, rows);
