@@ -136,6 +136,21 @@ TEST(Members, ARankThatNeverComesIsNamed) {
   for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("waited 0.5 s for rank 2"));
 }
 
+// The others ask who is missing just before the last rank comes, and whether it has ended just
+// after it has left: it was there.
+TEST(Members, ARankMayLeaveAtOnceAfterTheLastMeeting) {
+  constexpr int kRanks = 70, kWorlds = 12;
+  for (int world = 0; world < kWorlds; ++world) {
+    const auto late = std::chrono::microseconds(248'000 + 1'000 * world);
+    const auto errors = run_members(kRanks, first_ranks(kRanks), 60, [&](Communicator& comm) {
+      comm.barrier();
+      if (comm.rank() == 33) std::this_thread::sleep_for(late);
+      comm.barrier("last");
+    });
+    ASSERT_THAT(errors, testing::IsEmpty()) << "world " << world;
+  }
+}
+
 TEST(Members, AnErrorOfOneEndsTheWaitsOfAll) {
   constexpr int kRanks = 70;
   const auto errors = run_members(kRanks, first_ranks(kRanks), 60, [](Communicator& comm) {

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <optional>
 #include <thread>
@@ -105,6 +106,28 @@ TEST(StoreServer, LostClientsAreReported) {
   two.drain();
   receive_until([&] { return lost.size() == 2; });
   EXPECT_EQ(lost, (std::vector<std::string>{"member/1", "member/2"}));
+}
+
+// A message may take far longer than the store may be silent, as long as it is read.
+TEST(StoreClient, SendsAsLongAsTheStoreReads) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  constexpr double kStall = 2;
+  constexpr size_t kBytes = size_t(6) << 20, kReads = 30;
+  auto client = std::make_unique<StoreClient>(0, Connection(ends[0]), kStall);
+  const Connection store(ends[1]);
+  size_t received = 0;
+  std::jthread reader([&] {
+    std::vector<std::byte> slice(kBytes / kReads);
+    for (ssize_t got = 1; got > 0; received += size_t(std::max<ssize_t>(got, 0))) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kStall / kReads));
+      got = recv(store.fd(), slice.data(), slice.size(), MSG_WAITALL);
+    }
+  });
+  client->set("key", Blob(kBytes));
+  client.reset();
+  reader.join();
+  EXPECT_EQ(received, sizeof(Header) + 3 + kBytes);
 }
 
 TEST(StoreServer, AClientOfAnEndedStoreIsTold) {

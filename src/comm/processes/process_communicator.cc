@@ -21,6 +21,8 @@ constexpr int kMaxDirectRanks = 64;
 constexpr size_t kMeetingBytes = size_t(4) << 20;
 /// A wait that lasts asks now and then whether its peer has ended its run.
 constexpr auto kPatience = std::chrono::milliseconds(250);
+/// Time for the messages of a rank that has ended to be taken in.
+constexpr auto kLastMessages = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -207,10 +209,10 @@ void ProcessCommunicator::await(const control::StoreClient::Pending& reply, cons
   if (!engine_.await(reply, deadline_from_now())) fail(site, 1, 0);
 }
 
-int ProcessCommunicator::find_missing(const std::string& meeting) {
+std::optional<int> ProcessCommunicator::find_missing(const std::string& meeting) {
   const auto reply = engine_.store().ask_missing(meeting);
   const auto until = FutexWaiter::Clock::now() + std::chrono::seconds(2);
-  if (!engine_.await(reply, until)) return 0;
+  if (!engine_.await(reply, until)) return {};
   const auto missing = control::StoreClient::missing(*reply);
   return missing.empty() ? -1 : missing.front();
 }
@@ -225,10 +227,15 @@ control::Met ProcessCommunicator::meet(std::string_view what, std::string_view c
   while (!engine_.await(reply, std::min(deadline, FutexWaiter::Clock::now() + kPatience))) {
     if (engine_.run_aborted()) fail({what}, number + 1, number);
     const bool late = FutexWaiter::Clock::now() >= deadline;
-    const int missing = find_missing(name);
+    const std::optional<int> found = find_missing(name);
+    if (!found && !late) continue;  // the store is busy
+    const int missing = found.value_or(0);
     if (missing < 0) continue;  // the reply is on its way
-    if (!late) engine_.ask_whether_ended(world_ranks_[size_t(missing)], deadline);
-    if (late || has_ended(missing)) fail({what, missing}, number + 1, number);
+    if (late) fail({what, missing}, number + 1, number);
+    engine_.ask_whether_ended(world_ranks_[size_t(missing)], deadline);
+    // It may have come, and left, since the store has said that it was missing.
+    if (has_ended(missing) && find_missing(name) == found)
+      fail({what, missing}, number + 1, number);
   }
   return control::StoreClient::met(*reply);
 }
@@ -320,7 +327,11 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
     if (site.peer < 0) continue;
     engine_.ask_whether_ended(world_ranks_[size_t(site.peer)], deadline);
     if (!has_ended(site.peer)) continue;
-    if (wait_until(raised, slice(), by_message_)) return;  // all that it sent has arrived
+    // All that it sent is here or on its way.
+    if (wait_until(raised, std::min(deadline, FutexWaiter::Clock::now() + kLastMessages),
+                   by_message_)) {
+      return;
+    }
     break;
   }
   if (!raised()) fail(site, epoch, word.load());

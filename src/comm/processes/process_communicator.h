@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/base.h"
@@ -47,8 +48,9 @@ class ProcessCommunicator final : public BaseCommunicator {
   void learn_ranks() const;
   /// Throws Aborted or Timeout if the store's reply does not arrive.
   void await(const control::StoreClient::Pending& reply, const WaitSite& site);
-  /// First of the members that have not come to a meeting.
-  int find_missing(const std::string& meeting);
+  /// First of the members that have not come to a meeting; -1 if all have, nullopt if the store
+  /// does not reply soon.
+  std::optional<int> find_missing(const std::string& meeting);
   /// Maps the memory of this host's ranks, which `creator` makes (-1: another rank).
   std::shared_ptr<ProcessBuffer> open_buffer(uint64_t number, const BufferLayout& layout,
                                              int creator);

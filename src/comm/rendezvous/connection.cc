@@ -72,6 +72,7 @@ bool Channel::drain() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     sent_ += size_t(sent);
+    sent_bytes_ += uint64_t(sent);
     if (sent_ < bytes.size()) continue;
     out_.pop_front();
     sent_ = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -55,12 +56,15 @@ class Channel {
   /// Sends as many of the queued bytes as the system accepts. False if the peer has disconnected.
   bool drain();
   bool queued() const { return !out_.empty(); }
+  /// Bytes that the system has accepted so far.
+  uint64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   Connection connection_;
   Inbox inbox_;
   std::deque<Bytes> out_;
   size_t sent_ = 0;  // bytes of the first message
+  uint64_t sent_bytes_ = 0;
 };
 
 }  // namespace tandem::control

@@ -11,22 +11,18 @@
 #include "tandem/error.h"
 
 namespace tandem::control {
-namespace {
-
-// Max time for the store to accept a message. It waits for nothing, so only its death takes longer.
-constexpr double kSendSeconds = 10;
-
-}  // namespace
-
 void StoreClient::send(Header header, std::string_view name, std::span<const std::byte> blob) {
   require_lengths("store: a message", name.size(), blob.size());
   header.name_bytes = uint32_t(name.size());
   header.blob_bytes = uint32_t(blob.size());
-  const auto until = after(kSendSeconds);
   const std::lock_guard lock(sending_);
   if (stuck_) return;
   channel_.queue(Channel::serialize(header, name, blob));
+  uint64_t sent = channel_.sent_bytes();
+  auto until = after(stall_s_);
   while (channel_.drain() && channel_.queued()) {
+    if (sent != channel_.sent_bytes()) until = after(stall_s_);
+    sent = channel_.sent_bytes();
     stuck_ = !wait_until(fd(), POLLOUT, until);
     if (stuck_) return;
   }

@@ -20,7 +20,12 @@ namespace tandem::control {
 
 class StoreClient {
  public:
-  StoreClient(int rank, Connection connection) : rank_(rank), channel_(std::move(connection)) {}
+  /// Max seconds in which the store accepts not one byte of a message. It waits for nothing, so
+  /// only its death takes longer; a whole message of a large exchange may.
+  static constexpr double kStallSeconds = 30;
+
+  StoreClient(int rank, Connection connection, double stall_s = kStallSeconds)
+      : rank_(rank), stall_s_(stall_s), channel_(std::move(connection)) {}
 
   int fd() const { return channel_.connection().fd(); }
 
@@ -71,6 +76,7 @@ class StoreClient {
   void send(Header header, std::string_view name, std::span<const std::byte> blob);
 
   const int rank_;
+  const double stall_s_;
   Channel channel_;
   std::mutex sending_, receiving_, requests_;
   bool stuck_ = false;  ///< a message was not accepted in time
