@@ -61,9 +61,8 @@ std::string_view path_of(const HttpRequest& request) {
 void check_client(const HttpRequest& request, const CompletionServerOptions& options,
                   bool is_local) {
   const std::string_view path = path_of(request);
-  const auto host = request[http::field::host];
-  if (is_local && !is_local_host({host.data(), host.size()}, options.address.host)) {
-    throw ApiError(403, "unknown host name");
+  if (const auto refusal = find_host_refusal(request, is_local, options.address.host)) {
+    throw ApiError(refusal->status, refusal->text);
   }
   // A page of another site may send a request without asking, though not read the answer.
   const auto origin = request[http::field::origin];
@@ -95,10 +94,6 @@ Page find_page(const HttpRequest& request) {
   throw ApiError(405, fmt::format("expected {}", reads ? "GET" : "POST"));
 }
 
-size_t max_body_bytes(const http::request_parser<http::string_body>& parser) {
-  return parser.chunked() ? kMaxBodyBytes : parser.content_length().value_or(0);
-}
-
 std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,
                                      const CompletionServerOptions& options, bool is_local) {
   if (error == http::error::body_limit || error == http::error::header_limit) {
@@ -115,7 +110,6 @@ std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::
   if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
     return ApiError(501, "Transfer-Encoding: expected chunked");
   }
-  if (request.count(http::field::host) > 1) return ApiError(400, "Host: expected one");
   try {
     check_client(request, options, is_local);
   } catch (const ApiError& refused) {
@@ -146,12 +140,7 @@ ClientState state_of(tcp::socket& socket) {
 }
 
 void set_fields(http::response_header<>& header, const char* type) {
-  header.set(http::field::content_type, type);
-  header.set(http::field::cache_control, "no-store");
-  header.set("X-Content-Type-Options", "nosniff");
-  header.set("Content-Security-Policy",
-             "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-             "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+  set_answer_fields(header, type);
   if (header.result() == http::status::too_many_requests ||
       header.result() == http::status::service_unavailable) {
     header.set(http::field::retry_after, "1");

@@ -20,10 +20,6 @@ enum class Page : uint8_t { index, health, models, metrics, tokenize, completion
 /// Throws ApiError: 404 for an unknown path, 405 for another method than the path's.
 Page find_page(const HttpRequest& request);
 
-/// Max bytes of the body that follows a header.
-size_t max_body_bytes(
-    const boost::beast::http::request_parser<boost::beast::http::string_body>& parser);
-
 /// Reason to refuse a request whose header, or whole, was read with `error`; nullopt also if the
 /// client has left. `is_local`: only this machine can connect.
 std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,

@@ -38,7 +38,7 @@ using ErrorCode = boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxClients = 1024;
-constexpr size_t kMaxReadBytes = 256 << 20;  // of all bodies that are being read
+constexpr size_t kMaxAllBodyBytes = 256 << 20;  // of all bodies that are read or answered
 constexpr std::chrono::seconds kRequestTime{30}, kWriteTime{30}, kIdleTime{75}, kCloseTime{5},
     kEndTime{30};
 constexpr std::chrono::milliseconds kWatchTime{100};  // between looks at a client that waits
@@ -124,7 +124,7 @@ class BeastCompletionServer : public CompletionServer {
   net::awaitable<void> accept() {
     while (true) {
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      const bool has_room = (!error && num_clients_ < kMaxClients) || drop_reader();
+      const bool has_room = (!error && num_clients_ < kMaxClients) || awaited_.close_oldest();
       if (error) {  // as for lack of descriptors, until a client has left
         net::steady_timer timer(http_.context(), std::chrono::milliseconds(100));
         co_await timer.async_wait(kAwait);
@@ -132,15 +132,6 @@ class BeastCompletionServer : public CompletionServer {
         net::co_spawn(http_.context(), talk(beast::tcp_stream(std::move(socket))), net::detached);
       }
     }
-  }
-
-  /// Closes the connection that has waited longest for its client's request, which makes room for
-  /// another; false if there is none.
-  bool drop_reader() {
-    if (readers_.empty()) return false;
-    readers_.begin()->second->close();
-    readers_.erase(readers_.begin());
-    return true;
   }
 
   /// The requests of one connection.
@@ -151,30 +142,35 @@ class BeastCompletionServer : public CompletionServer {
     stream.socket().set_option(tcp::no_delay(true), ignored);
     stream.expires_after(kRequestTime);
     for (bool continues = true; continues;) {
-      std::optional<Reader> reader(std::in_place, readers_, next_reader_++, stream);
+      std::optional<AwaitedRequests::Entry> awaited(std::in_place, awaited_, stream);
       http::request_parser<http::string_body> parser;
       parser.header_limit(kMaxHeaderBytes);
       parser.body_limit(kMaxBodyBytes);
       auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-      Counted reading(read_bytes_, error ? 0 : max_body_bytes(parser));
-      std::optional<ApiError> refused = refusal(parser.get(), error);
+      std::optional<ApiError> refused = find_refusal(parser.get(), error, options_, is_local_);
       if (!error && !refused) {
         stream.expires_after(kRequestTime);
         if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
           co_await net::async_write(stream, net::buffer(kContinue), kAwait);
         }
-        std::tie(error, size) = co_await http::async_read(stream, buffer, parser, kAwait);
-        if (error) refused = refusal(parser.get(), error);
+        while (!error && !parser.is_done() && !awaited->is_refused()) {
+          std::tie(error, size) = co_await http::async_read_some(stream, buffer, parser, kAwait);
+          awaited->set_bytes(parser.get().body().size());
+          if (awaited_.bytes() + answered_bytes_ > kMaxAllBodyBytes) awaited_.refuse_largest();
+        }
+        if (error) refused = find_refusal(parser.get(), error, options_, is_local_);
+        if (awaited->is_refused()) refused = ApiError(503, "too many requests are being read");
       }
       if (refused) {
+        awaited.reset();
+        parser.get().body() = {};
         co_await refuse(stream, parser.get(), *refused, false);
         co_await drop_input(stream);
       }
       if (error || refused) break;
-      reader.reset();
+      awaited.reset();
       const HttpRequest request = parser.release();
-      reading.set(request.body().size());
-      const Counted answering(num_answering_);
+      const Counted answering(num_answering_), bytes(answered_bytes_, request.body().size());
       continues = co_await answer(stream, request);
       stream.expires_after(kIdleTime);
     }
@@ -188,38 +184,14 @@ class BeastCompletionServer : public CompletionServer {
     const Completion completion;
   };
 
-  /// Connection that waits for its client's request, by the order in which they began to.
-  using Readers = std::map<uint64_t, beast::tcp_stream*>;
-  struct Reader {
-    Reader(Readers& all_, uint64_t number_, beast::tcp_stream& stream)
-        : all(all_), number(number_) {
-      all[number] = &stream;
-    }
-    Reader(const Reader&) = delete;
-    ~Reader() { all.erase(number); }
-    Readers& all;
-    const uint64_t number;
-  };
-
   /// Adds to a sum while coroutines are in a block.
   struct Counted {
     explicit Counted(size_t& sum_, size_t added_ = 1) : sum(sum_), added(added_) { sum += added; }
     Counted(const Counted&) = delete;
     ~Counted() { sum -= added; }
-    void set(size_t changed) {
-      sum += changed - added;
-      added = changed;
-    }
     size_t& sum;
-    size_t added;
+    const size_t added;
   };
-
-  std::optional<ApiError> refusal(const HttpRequest& request, ErrorCode error) const {
-    if (!error && read_bytes_ > kMaxReadBytes) {
-      return ApiError(503, "too many requests are being read");
-    }
-    return find_refusal(request, error, options_, is_local_);
-  }
 
   /// Runs `work`, which may throw, on a thread for those of its size. `work` must be no temporary,
   /// which GCC 12 would destroy twice.
@@ -468,9 +440,8 @@ class BeastCompletionServer : public CompletionServer {
   }
 
   const CompletionServerOptions options_;
-  size_t num_clients_ = 0, num_answering_ = 0, read_bytes_ = 0;
-  Readers readers_;
-  uint64_t next_reader_ = 0;
+  size_t num_clients_ = 0, num_answering_ = 0, answered_bytes_ = 0;
+  AwaitedRequests awaited_;
   ServeMetrics metrics_;
   bool is_local_ = false;
   std::string url_;

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <boost/beast/core/string.hpp>
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -12,6 +12,7 @@
 
 namespace tandem::cli {
 
+namespace http = boost::beast::http;
 using boost::asio::ip::tcp;
 
 tcp::acceptor listen_at(boost::asio::io_context& context, const ListenAddress& address,
@@ -62,6 +63,60 @@ bool is_local_host(std::string_view host, std::string_view typed) {
   boost::system::error_code error;
   const auto address = boost::asio::ip::make_address(std::string(host), error);
   return !error && address.is_v6() == is_v6 && address.is_loopback();
+}
+
+std::optional<HttpRefusal> find_host_refusal(const http::fields& fields, bool is_local,
+                                             std::string_view typed) {
+  if (fields.count(http::field::host) > 1) return HttpRefusal{400, "Host: expected one"};
+  const auto host = fields[http::field::host];
+  if (!is_local || is_local_host({host.data(), host.size()}, typed)) return {};
+  return HttpRefusal{403, "unknown host name"};
+}
+
+void set_answer_fields(http::fields& fields, const char* type) {
+  fields.set(http::field::content_type, type);
+  fields.set(http::field::cache_control, "no-store");
+  fields.set("X-Content-Type-Options", "nosniff");
+  fields.set("Content-Security-Policy",
+             "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+             "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+}
+
+AwaitedRequests::Entry::Entry(AwaitedRequests& all, boost::beast::tcp_stream& stream)
+    : all_(all), number_(all.next_++) {
+  all_.awaited_[number_] = {&stream};
+}
+
+AwaitedRequests::Entry::~Entry() {
+  set_bytes(0);
+  all_.awaited_.erase(number_);
+}
+
+void AwaitedRequests::Entry::set_bytes(size_t bytes) {
+  size_t& before = all_.awaited_[number_].bytes;
+  all_.bytes_ += bytes - before;
+  before = bytes;
+}
+
+bool AwaitedRequests::Entry::is_refused() const {
+  return all_.awaited_.at(number_).is_refused;
+}
+
+bool AwaitedRequests::close_oldest() {
+  for (auto& [number, each] : awaited_) {
+    if (!each.stream->socket().is_open()) continue;
+    each.stream->close();
+    return true;
+  }
+  return false;
+}
+
+void AwaitedRequests::refuse_largest() {
+  const auto largest =
+      std::ranges::max_element(awaited_, {}, [](const auto& each) { return each.second.bytes; });
+  if (largest == awaited_.end()) return;
+  largest->second.is_refused = true;
+  largest->second.stream->cancel();
 }
 
 }  // namespace tandem::cli

@@ -91,9 +91,10 @@ class LivePages {
 
 class LiveClient;
 
-/// Clients that wait for events, and the number of all.
+/// Clients that wait for events, those that have yet to ask, and the number of all.
 struct LiveClients {
   std::set<LiveClient*> listening;
+  AwaitedRequests awaited;
   size_t count = 0;
 };
 
@@ -101,8 +102,13 @@ struct LiveClients {
 class LiveClient : public std::enable_shared_from_this<LiveClient> {
  public:
   LiveClient(tcp::socket socket, LivePages& pages, LiveClients& clients,
-             const std::string* local_host)
-      : stream_(std::move(socket)), pages_(pages), clients_(clients), local_host_(local_host) {
+             const LiveServerOptions& options, bool is_local)
+      : stream_(std::move(socket)),
+        pages_(pages),
+        clients_(clients),
+        host_(options.address.host),
+        is_local_(is_local),
+        awaited_(std::in_place, clients.awaited, stream_) {
     ++clients_.count;
   }
   ~LiveClient() {
@@ -146,14 +152,15 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
 
  private:
   void answer() {
+    awaited_.reset();
     const auto& request = request_.get();
     const bool is_head = request.method() == http::verb::head;
     if (request.method() != http::verb::get && !is_head) {
       return send(http::status::method_not_allowed, "text/plain", make_text("only GET\n"), false);
     }
-    const auto host = request[http::field::host];
-    if (local_host_ && !is_local_host({host.data(), host.size()}, *local_host_)) {
-      return send(http::status::forbidden, "text/plain", make_text("unknown host name\n"), is_head);
+    if (const auto refusal = find_host_refusal(request, is_local_, host_)) {
+      return send(http::status(refusal->status), "text/plain",
+                  make_text(std::string(refusal->text) + "\n"), is_head);
     }
     const std::string_view target(request.target().data(), request.target().size());
     const std::string_view path = target.substr(0, target.find('?'));
@@ -168,20 +175,14 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
     send(http::status::not_found, "text/plain", make_text("not found\n"), is_head);
   }
 
-  template <typename Response>
-  void set_fields(Response& response, const char* type) const {
-    response.set(http::field::content_type, type);
-    response.set(http::field::cache_control, "no-store");
-    response.set(http::field::connection, "close");
-    response.set("X-Content-Type-Options", "nosniff");
-    response.set("Content-Security-Policy",
-                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                 "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+  void set_fields(const char* type) {
+    set_answer_fields(header_, type);
+    header_.set(http::field::connection, "close");
   }
 
   void send(http::status status, const char* type, Text text, bool is_head) {
     header_ = {status, 11};
-    set_fields(header_, type);
+    set_fields(type);
     header_.content_length(text->size());
     body_ = is_head ? make_text("") : std::move(text);
     write_header([self = shared_from_this()] {
@@ -192,7 +193,7 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
 
   void listen() {
     header_ = {http::status::ok, 11};
-    set_fields(header_, "text/event-stream");
+    set_fields("text/event-stream");
     write_header([self = shared_from_this()] {
       self->clients_.listening.insert(self.get());
       self->watch_for_end();
@@ -237,7 +238,9 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
   beast::tcp_stream stream_;
   LivePages& pages_;
   LiveClients& clients_;
-  const std::string* local_host_;  ///< typed, if only this machine can connect; else nullptr
+  const std::string& host_;  ///< as typed
+  const bool is_local_;      ///< only this machine can connect
+  std::optional<AwaitedRequests::Entry> awaited_;
   beast::flat_buffer buffer_{kMaxRequestBytes};
   http::request_parser<http::empty_body> request_;
   http::response<http::empty_body> header_;
@@ -275,9 +278,10 @@ class LiveServer {
  private:
   void accept() {
     acceptor_.async_accept([this](const ErrorCode& error, tcp::socket socket) {
-      if (!error && clients_.count < kMaxClients) {
-        std::make_shared<LiveClient>(std::move(socket), pages_, clients_,
-                                     is_local_ ? &options_.address.host : nullptr)
+      const bool has_room =
+          (!error && clients_.count < kMaxClients) || clients_.awaited.close_oldest();
+      if (!error && has_room) {
+        std::make_shared<LiveClient>(std::move(socket), pages_, clients_, options_, is_local_)
             ->start();
       }
       if (error && acceptor_.is_open()) {  // as for lack of descriptors, until a client has left

@@ -2,17 +2,14 @@
 """serve_clients_test.py TANDEM MODEL: clients of `tandem serve` that leave, hostile ones, and its limits and end."""
 import concurrent.futures
 import json
-import os
-import re
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 import resource
 
-from serve_server import MODEL, TEMPLATE, Server, expect, raw_request
+from http_clients import send_malformed
+from serve_server import Server, chat_model, expect, raw_request
 
 
 def test_clients_cannot_hurt_it(model):
@@ -37,17 +34,8 @@ def test_clients_cannot_hurt_it(model):
     begun = server.begun()
     deaf = [raw_request(server, long | {"stream": True, "n": 4}) for _ in range(4)]  # they never read
     silent = [server.connect() for _ in range(40)]
-    for request in (b"\0" * 4096, b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000, b"GET /\r\n\r\n",
-                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 65536,
-                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx"):
-        with server.connect() as client:
-            try:
-                client.sendall(request)
-                client.shutdown(socket.SHUT_WR)
-                while client.recv(1 << 16):
-                    pass
-            except OSError:
-                pass
+    send_malformed(server.connect, [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx"])
     # Neither a length that is refused nor bodies that have been read keep other requests from being read.
     with server.connect() as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")
@@ -55,7 +43,7 @@ def test_clients_cannot_hurt_it(model):
         expect(server.request("GET", "/health")[0] == 200, "health while a long body is refused")
     content = json.dumps(long | {"n": 1}).encode()
     chunked = []
-    for _ in range(2):  # a length that is not known counts as 8 MiB, of 256, until the body has been read
+    for _ in range(2):
         for client in [server.connect() for _ in range(20)]:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
                            b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content))
@@ -77,9 +65,7 @@ def test_clients_cannot_hurt_it(model):
             block = client.recv(1 << 16)
             expect(block, got)
             got += block
-    with open(f"/proc/{server.process.pid}/status") as file:
-        memory = int(re.search(r"VmRSS:\s*(\d+)", file.read())[1]) / 1e3
-    expect(memory < 1000, f"memory: {memory} MB")
+    expect(server.memory_mb() < 1000, f"memory: {server.memory_mb()} MB")
     for client in deaf + silent:
         client.close()
     server.await_metric("texts_active", 0)
@@ -148,6 +134,41 @@ def test_one_client_does_not_cost_others(model):
         server.stop()
 
 
+def test_bodies_are_bounded_by_their_bytes(model):
+    """Not by their number: those whose length is unknown, or whose bytes do not come, hold next to none. Of too many
+    bytes the largest bodies are refused."""
+    server = Server(model)
+    begin = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    slow = []
+    for header in (b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", b"Content-Length: 8000000\r\n\r\n{"):
+        for _ in range(50):
+            slow.append(server.connect())
+            slow[-1].sendall(begin + header)
+    for _ in range(3):
+        server.ask({"prompt": "int", "max_tokens": 2})
+    large = [server.connect() for _ in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        def send(client):
+            try:
+                client.sendall(begin + b"Content-Length: 8000000\r\n\r\n{" + b" " * 7_900_000)
+            except OSError:
+                pass  # refused meanwhile
+        list(pool.map(send, large))
+    server.ask({"prompt": "int", "max_tokens": 2})
+    refused = 0
+    for client in large:
+        client.settimeout(0.2)
+        try:
+            refused += b" 503 " in client.recv(1 << 16)
+        except OSError:
+            pass
+    expect(refused > 0, "316 MB of bodies are held")
+    expect(server.memory_mb() < 1000, f"memory: {server.memory_mb()} MB")
+    for client in slow + large:
+        client.close()
+    server.stop()
+
+
 def test_end_with_a_client_that_does_not_read(model):
     server = Server(model, "--queue", "1000")
     body = {"messages": [{"role": "user", "content": "x"}], "n": 128, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
@@ -202,22 +223,13 @@ def test_limits_and_end(model):
 
 
 def main():
-    folder = tempfile.mkdtemp(prefix="tandem-serve-clients-")
-    os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
-    try:
-        model = folder + "/chat"
-        shutil.copytree(MODEL, model)
-        with open(model + "/chat_template.jinja", "w") as file:
-            file.write(TEMPLATE)
+    with chat_model("tandem-serve-clients-") as (_, model):
         test_clients_cannot_hurt_it(model)
         test_how_clients_end(model)
         test_one_client_does_not_cost_others(model)
+        test_bodies_are_bounded_by_their_bytes(model)
         test_end_with_a_client_that_does_not_read(model)
         test_limits_and_end(model)
-    finally:
-        for process in Server.started:
-            process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 main()

@@ -1,12 +1,15 @@
 """A running `tandem serve` and raw requests to it, for the tests of serving: TANDEM and MODEL are their first arguments."""
+import contextlib
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 TANDEM, MODEL = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -42,7 +45,7 @@ class Server:
         self.host, self.port = found[1], int(found[2])
 
     def request(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=300)
         content = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
         connection.request(method, path, content, headers)
         answer = connection.getresponse()
@@ -81,6 +84,10 @@ class Server:
             expect(time.time() < end, f"{name} is {self.metric(name)}: expected {value}")
             time.sleep(0.02)
 
+    def memory_mb(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return int(re.search(r"VmRSS:\s*(\d+)", file.read())[1]) / 1e3
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         expect(self.process.wait(30) == 0, f"exit code {self.process.returncode}")
@@ -91,3 +98,20 @@ def raw_request(server, body, path="/v1/completions"):
     content = json.dumps(body).encode()
     client.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(content), content))
     return client
+
+
+@contextlib.contextmanager
+def chat_model(prefix):
+    """A folder, and in it MODEL with TEMPLATE. At the end it is removed, and servers that still run are killed."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
+    try:
+        model = folder + "/chat"
+        shutil.copytree(MODEL, model)
+        with open(model + "/chat_template.jinja", "w") as file:
+            file.write(TEMPLATE)
+        yield folder, model
+    finally:
+        for process in Server.started:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

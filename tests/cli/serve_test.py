@@ -11,9 +11,8 @@ import shutil
 import socket
 import struct
 import subprocess
-import tempfile
 
-from serve_server import MODEL, TANDEM, TEMPLATE, Server, expect
+from serve_server import MODEL, TANDEM, Server, chat_model, expect
 
 
 def random_requests(count):
@@ -234,7 +233,7 @@ def test_bad_requests_are_refused(server):
             ({"prompt": "x", "stop": 3}, 400, "stop = 3"), ({"prompt": "x", "stop": [""]}, 400, "stop"),
             ({"prompt": "x", "stop": ["y" * 1025]}, 400, "each of at most 1024 bytes"),
             ({"prompt": "x", "logit_bias": {f"{i % 300:0{3 + i // 300}}": 1 for i in range(1025)}}, 400, "at most 1024 tokens"),
-            ({"prompt": "x" * 7_000_000}, 400, "prompt of 7000000 bytes, which are at least"),
+            ({"prompt": "x" * 7_000_000}, 400, "prompt of 7000000 bytes, which count as at least"),
             ({"prompt": [1] * 2_000_000}, 400, "prompt of 2000000 tokens: expected fewer than the context of 64"),
             ({"prompt": "x", "presence_penalty": "1"}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
             ({"prompt": "x", "logprobs": 21}, 400, "logprobs = 21: expected 0 to 20"), ({"prompt": "x", "nonsense": 5}, 400, "nonsense: unknown field"),
@@ -294,13 +293,7 @@ def test_bad_options(model):
 
 
 def main():
-    folder = tempfile.mkdtemp(prefix="tandem-serve-")
-    os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
-    try:
-        model = folder + "/chat"
-        shutil.copytree(MODEL, model)
-        with open(model + "/chat_template.jinja", "w") as file:
-            file.write(TEMPLATE)
+    with chat_model("tandem-serve-") as (folder, model):
         server = Server(model, "--tp", "2", "--batch", "6")
         test_texts_are_those_of_generate(folder, server)
         test_rules_choose_as_the_reference(folder, server)
@@ -311,10 +304,6 @@ def main():
         test_models_of_bytes(folder)
         test_logits_that_are_not_finite(folder)
         test_bad_options(model)
-    finally:
-        for process in Server.started:
-            process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
