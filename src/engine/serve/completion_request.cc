@@ -172,7 +172,7 @@ std::vector<int32_t> encoded(const char* field, const Encode& encode) {
 void check_bytes(const ServedModel& model, const std::string& text) {
   const int64_t min = min_tokens(*model.stored, text.size());
   if (min < model.capacity) return;
-  reject_length(model, fmt::format("{} bytes, which are at least {}", text.size(), min));
+  reject_length(model, fmt::format("{} bytes, which count as at least {}", text.size(), min));
 }
 
 Prompt text_prompt(const ServedModel& model, const Json& text) {

@@ -9,8 +9,9 @@
 namespace tandem {
 
 int64_t min_tokens(const StoredModel& stored, size_t bytes) {
-  const int64_t max = stored.tokenizer ? stored.tokenizer->max_bytes_per_token() : 1;
-  return max == 0 ? 0 : (int64_t(bytes) + max - 1) / max;
+  int64_t max = stored.tokenizer ? stored.tokenizer->max_bytes_per_token() : 1;
+  if (max == 0) max = kMaxBytesOfDroppedText;
+  return (int64_t(bytes) + max - 1) / max;
 }
 
 std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text) {

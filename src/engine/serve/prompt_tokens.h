@@ -10,7 +10,10 @@
 
 namespace tandem {
 
-/// Lower bound of the tokens of a text of so many bytes, known without encoding it.
+/// Bytes a token of a text, at most on average, that a model takes whose tokenizer may drop text.
+constexpr int64_t kMaxBytesOfDroppedText = 256;
+/// Lower bound of the tokens of a text of so many bytes, known without encoding it; with a
+/// tokenizer that may drop text, number of tokens that the text is taken for.
 int64_t min_tokens(const StoredModel& stored, size_t bytes);
 /// Tokens of a prompt. A model of another program that adds no token before a text is given none,
 /// unless the text is empty.
