@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -135,17 +136,33 @@ TEST_P(CollectiveMemory, ReadOnlyTensorsMayOnlyBeInputs) {
   });
 }
 
-// Counts whose sum overflows do not fit.
-TEST_P(CollectiveMemory, CountsBeyondTheTensorAreRefused) {
-  if (ranks() != 4) GTEST_SKIP() << "four counts of 2^62 add up to 0";
+// Negative counts, too large ones, and ones whose sum overflows, with and without a wire format.
+TEST_P(CollectiveMemory, CountsThatDoNotFitAreRefused) {
   run([](Communicator& comm) {
+    const int64_t world = comm.size(), max = std::numeric_limits<int64_t>::max();
     std::vector<float> memory(8), other(8);
-    const std::vector<int64_t> counts(4, int64_t(1) << 62);
-    EXPECT_THAT(refusal_of([&] {
-                  all_to_all(comm, Tensor::of(std::span(memory), {8}), counts,
-                             Tensor::of(std::span(other), {8}), counts);
-                }),
-                HasSubstr("expected 4 counts that fit"));
+    const Tensor from = Tensor::of(std::span(memory), {8}), to = Tensor::of(std::span(other), {8});
+    const std::vector<int64_t> none(size_t(world), 0), negative(size_t(world), -1),
+        overflowing(size_t(world), world == 1 ? max : max / world + 1);
+    std::vector<int64_t> large(none);
+    large.back() = 9;
+    const Wire int8{.codec = Codec::int8, .group = 32};
+    for (const Wire* wire : {static_cast<const Wire*>(nullptr), &int8}) {
+      const auto refusal = [&](const std::vector<int64_t>& sends,
+                               const std::vector<int64_t>& receives) {
+        return refusal_of([&] {
+          wire ? all_to_all(comm, from, sends, to, receives, *wire)
+               : all_to_all(comm, from, sends, to, receives);
+        });
+      };
+      EXPECT_EQ(refusal(negative, none), "all_to_all: send count -1: expected at least 0");
+      EXPECT_EQ(refusal(none, negative), "all_to_all: receive count -1: expected at least 0");
+      for (const auto& counts : std::vector<std::vector<int64_t>>{large, overflowing, {}}) {
+        EXPECT_THAT(refusal(counts, none), HasSubstr("counts that fit"));
+        EXPECT_THAT(refusal(none, counts), HasSubstr("counts that fit"));
+      }
+    }
+    comm.barrier();
   });
 }
 
