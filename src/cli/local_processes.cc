@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cli/stop_signals.h"
 #include "comm/processes/snapshot_memory_file.h"
 #include "comm/rendezvous/launch.h"
 #include "core/env.h"
@@ -38,8 +39,11 @@ LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, cons
       host_(host_name()),
       processes_(size_t(slots)),
       memory_(snapshot_memory) {
-  if (!runs_tandem(command_, "train")) return;
-  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&mask_, signal);
+  const bool trains = runs_tandem(command_, "train");
+  for (const int signal : {SIGUSR1, SIGUSR2}) {
+    const bool is_blocked = trains || sigismember(&inherited_signals(), signal) == 1;
+    is_blocked ? sigaddset(&mask_, signal) : sigdelset(&mask_, signal);
+  }
 }
 
 LocalProcesses::~LocalProcesses() {

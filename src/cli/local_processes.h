@@ -18,7 +18,8 @@ class LocalProcesses final : public RankProcesses {
  public:
   using Print = std::function<void(int slot, int stream, const std::string& line)>;
 
-  /// `mask`: of their signals; in a training SIGUSR1 and SIGUSR2 wait until it takes them.
+  /// `mask`: of their signals; in a training SIGUSR1 and SIGUSR2 wait until it takes them, in
+  /// other commands they are as this process found them.
   /// `snapshot_memory`: file that they inherit, which must outlive this
   /// object; -1: none, or that of this process.
   LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,

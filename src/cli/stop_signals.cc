@@ -35,7 +35,29 @@ sigset_t save_signals() {
   return signals;
 }
 
+sigset_t signals_at_start;
+
+void begin_process(int argc, char** argv, char**) {
+  sigprocmask(SIG_BLOCK, nullptr, &signals_at_start);
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "train" || command == "launch") hold_save_requests();
+}
+
+// Before the initialization of libraries; sanitizers do not work so early.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+__attribute__((constructor)) void begin_process_early(int argc, char** argv, char** environment) {
+  begin_process(argc, argv, environment);
+}
+#else
+__attribute__((section(".preinit_array"), used)) void (*before_libraries)(int, char**,
+                                                                          char**) = begin_process;
+#endif
+
 }  // namespace
+
+const sigset_t& inherited_signals() {
+  return signals_at_start;
+}
 
 void hold_save_requests() {
   const sigset_t signals = save_signals();

@@ -18,8 +18,10 @@ sigset_t watched_signals();
 
 /// Keeps SIGUSR1 and SIGUSR2 from ending this process, until it ends: one that comes before a
 /// StopSignals waits for it, one that comes after it has no effect. Call it before any other thread
-/// is started.
+/// is started. `tandem train` and `tandem launch` begin with it, before libraries are initialized.
 void hold_save_requests();
+/// Signals that were blocked when this process began.
+const sigset_t& inherited_signals();
 /// Drops those that wait.
 void drop_save_requests();
 

@@ -88,7 +88,6 @@ void set_dp(TrainConfig& config, int dp) {
 }
 
 void run(TrainArguments arguments) {
-  hold_save_requests();
   TrainRequest request;  // with the time of the start
   auto* member = control::Member::of_environment();
   if (member) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT, SIGTERM and SIGHUP end a run after a step, with a checkpoint
+# stop_test.sh TANDEM MPIRUN|- CONFIG EARLY_SIGNAL: SIGINT, SIGTERM and SIGHUP end a run after a step, with a checkpoint
 # and the command that resumes it, also if sent twice at once, as by timeout(1); one more, later, ends it at
 # once. SIGUSR1 and SIGUSR2 save. Meanwhile no other run writes to its folder.
 set -u
-tandem=$1 mpirun=$2 config=$3
+tandem=$1 mpirun=$2 config=$3 early_signal=$4
 . "$(dirname "$0")/runs.sh"
 set -m  # otherwise the shell starts its jobs with SIGINT ignored
 
@@ -68,6 +68,19 @@ done
 kill -TERM $job
 wait $job
 [ $? = 130 ] || complain "saves: exit $?"
+
+# One that comes while libraries are initialized; a command that is no training gets it as ever.
+for command in train launch; do
+  program=("$tandem")
+  [ $command = train ] || program+=(launch -n 1 -- "$tandem")
+  LD_PRELOAD=$early_signal "${program[@]}" train "$config" --out "$dir/preload-$command" --set train.steps=3 \
+    checkpoint.every=1000000 >"$dir/preload.log" 2>&1
+  status=$?
+  [ $status = 0 ] && [ -d "$dir/preload-$command/checkpoints/step-00000001" ] ||
+    complain "$command with a signal before main: exit $status:" "$(cat "$dir/preload.log")"
+done
+text=$("$tandem" launch -n 1 -- sh -c 'kill -USR1 $$; echo lives$((1))' 2>&1)
+[[ $text != *lives1* ]] || complain "USR1 does not reach a command: $text"
 
 # One that comes before the run has read its job file counts for the first step; one in the last moments ends nothing.
 mkfifo "$dir/job.toml"
