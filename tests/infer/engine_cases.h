@@ -24,10 +24,10 @@ struct Choice {
   int64_t below(int64_t bound) { return int64_t(philox(seed, 7, count++)[0] % uint64_t(bound)); }
 };
 
-inline ModelConfig engine_model(const Variant& variant) {
+/// A small model, with experts if the variant's name says so.
+inline ModelConfig variant_model(const Variant& variant, int64_t max_seq) {
   ModelConfig config = small_model(variant);
-  config.vocab = 257;
-  config.max_seq = kCapacity;
+  config.max_seq = max_seq;
   if (std::string_view(variant.name) == "experts") {
     config.experts = 6;
     config.top_k = 2;
@@ -37,6 +37,13 @@ inline ModelConfig engine_model(const Variant& variant) {
   return config;
 }
 
+inline ModelConfig engine_model(const Variant& variant) {
+  ModelConfig config = variant_model(variant, kCapacity);
+  config.vocab = 257;
+  return config;
+}
+
+/// Weights far from a fresh model's, so that tokens depend on each other.
 template <typename Model>
 void fill_engine(Model& model, const ModelConfig& config, Communicator& tp) {
   const Exec exec = make_exec(tp);

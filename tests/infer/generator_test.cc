@@ -14,6 +14,7 @@
 #include "engine/model/layout.h"
 #include "tandem/error.h"
 #include "tests/flat.h"
+#include "tests/infer/engine_cases.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -24,31 +25,10 @@ using Doubles = std::vector<double>;
 constexpr int64_t kContext = 32;
 constexpr OverlapOptions kSerial{Strategy::serial, 0}, kOverlapped{Strategy::overlapped, 0};
 
-ModelConfig model_for(const Variant& variant) {
-  ModelConfig config = small_model(variant);
-  config.max_seq = kContext;
-  if (std::string_view(variant.name) == "experts") {
-    config.experts = 6;
-    config.top_k = 2;
-    config.shared_ffn = 16;
-    config.moe_layer_freq = 2;
-  }
-  return config;
-}
-
 std::vector<Variant> variants() {
   std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));
   all.push_back({"experts", true, false, 4});
   return all;
-}
-
-/// Weights of the model tests: far from a fresh model's, so that tokens depend on each other.
-template <typename Model>
-void fill_weights(Model& model, const ModelConfig& config, Communicator& tp) {
-  initialize_parameters({}, ModelLayout(config, tp.size(), tp.rank()), config, 17,
-                        model.parameters());
-  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 6;
-  model.parameters_changed();
 }
 
 /// Log-likelihood of `token` given `logits`.
@@ -68,7 +48,7 @@ Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& toke
   Doubles likelihoods;
   run_threads({}, [&](Communicator& tp) {
     Transformer model(tp, config, {.batch = 1, .seq = kContext, .overlap = kSerial});
-    fill_weights(model, config, tp);
+    fill_engine(model, config, tp);
     for (size_t i = 0; i < tokens.size(); ++i) {
       std::vector<int32_t> only(tokens.size(), -1);
       only[i] = tokens[(i + 1) % tokens.size()];
@@ -81,7 +61,7 @@ Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& toke
 // Holds for any split of the tokens into prefill blocks and single steps.
 TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
-  const ModelConfig config = model_for(GetParam());
+  const ModelConfig config = variant_model(GetParam(), kContext);
   const std::vector<int32_t> tokens = make_batch(config, kContext).tokens;
   const Doubles expected = full_forward(config, tokens);
   const std::vector<int64_t> splits[] = {
@@ -93,7 +73,7 @@ TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
       run_threads(world, [&](Communicator& tp) {
         set_kernel_threads(1);
         Generator generator(tp, config, {.dtype = dtype, .block = 7, .overlap = kSerial});
-        fill_weights(generator, config, tp);
+        fill_engine(generator, config, tp);
         for (const auto& split : splits) {
           generator.reset();
           size_t at = 0;
@@ -116,7 +96,7 @@ std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_
                              const CodecPolicy& codec = {}) {
   set_kernel_threads(1);
   Generator generator(tp, config, {.block = 8, .overlap = overlap, .codec = codec});
-  fill_weights(generator, config, tp);
+  fill_engine(generator, config, tp);
   const Batch prompt = make_batch(config, 11);
   std::vector<int32_t> text;
   generator.generate(prompt.tokens, count, sampling, [&](int32_t token) {
@@ -128,7 +108,7 @@ std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_
 
 // Twice the context, so that the cache is filled and refilled.
 TEST_P(GeneratorTest, SameTextForAnyTp) {
-  const ModelConfig config = model_for(GetParam());
+  const ModelConfig config = variant_model(GetParam(), kContext);
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
   std::vector<int32_t> alone;
   run_threads(
@@ -160,7 +140,7 @@ std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const 
   set_kernel_threads(1);
   Generator generator(tp, config,
                       {.block = 8, .overlap = kSerial, .codec = CodecPolicy::parse(codec)});
-  fill_weights(generator, config, tp);
+  fill_engine(generator, config, tp);
   const std::vector<int32_t> tokens = make_batch(config, 13).tokens;
   std::vector<float> all;
   for (const auto& tokens_fed : {std::span(tokens).first(11), std::span(tokens).last(2)}) {
@@ -186,7 +166,7 @@ void expect_same(Communicator& tp, const std::vector<T>& values, const std::stri
 // Coarser formats are farther from the uncompressed sums, each site has an effect, and all ranks
 // agree.
 TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
-  const ModelConfig config = model_for(GetParam());
+  const ModelConfig config = variant_model(GetParam(), kContext);
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
   const auto check = [&](Communicator& tp) {
     if (tp.size() < 2 || config.kv_heads % tp.size() != 0) return;
@@ -237,10 +217,10 @@ TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
 
 TEST(Generator, LongPromptsKeepTheirEndAndStopEndsGeneration) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
-  const ModelConfig config = model_for(kVariants[0]);
+  const ModelConfig config = variant_model(kVariants[0], kContext);
   run_threads({}, [&](Communicator& tp) {
     Generator generator(tp, config, {.overlap = kSerial});
-    fill_weights(generator, config, tp);
+    fill_engine(generator, config, tp);
     const Batch text = make_batch(config, 3 * kContext);
     const auto first = [&](std::span<const int32_t> prompt) {
       int32_t token = -1;
@@ -273,7 +253,7 @@ TEST(Generator, LongPromptsKeepTheirEndAndStopEndsGeneration) {
 
 TEST(Generator, RefusesBadInput) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
-  const ModelConfig config = model_for(kVariants[0]);
+  const ModelConfig config = variant_model(kVariants[0], kContext);
   run_threads({}, [&](Communicator& tp) {
     EXPECT_THROW(Generator(tp, config, {.block = 0, .overlap = kSerial}), InvalidArgument);
     EXPECT_THROW(Generator(tp, config, {.capacity = kContext + 1}), InvalidArgument);
