@@ -64,6 +64,7 @@ TEST_P(SelfCheckedRuns, PredictTheirStepAndLearnTheSame) {
   }
   const bool waits = GetParam().name.starts_with("Stages");
   EXPECT_EQ(double(json.at("predicted_ms").at("PP waits")) > 0, waits);
+  EXPECT_EQ(double(json.at("measured_ms").at("PP waits")) > 0, waits);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -22,11 +22,12 @@ nlohmann::ordered_json to_json(const StepSplit& split) {
 }  // namespace
 
 std::span<const SplitTerm> split_terms() {
-  static constexpr std::array<SplitTerm, 8> kSplitTerms{{{"compute", &StepSplit::compute},
+  static constexpr std::array<SplitTerm, 9> kSplitTerms{{{"compute", &StepSplit::compute},
                                                          {"TP waits", &StepSplit::tp},
                                                          {"EP waits", &StepSplit::ep},
                                                          {"PP waits", &StepSplit::pp},
                                                          {"DP waits", &StepSplit::dp},
+                                                         {"step waits", &StepSplit::step_waits},
                                                          {"update", &StepSplit::update},
                                                          {"data", &StepSplit::data},
                                                          {"other", &StepSplit::other}}};
@@ -34,12 +35,14 @@ std::span<const SplitTerm> split_terms() {
 }
 
 StepSplit split_of(const StepTime& time) {
+  const double stages = time.exposed_pp + time.bubble;  // they wait for an uneven one, too
   return {.step = 1e3 * time.total,
           .compute = 1e3 * time.compute,
           .tp = 1e3 * time.exposed_tp,
           .ep = 1e3 * time.exposed_ep,
           .dp = 1e3 * time.exposed_dp,
-          .pp = 1e3 * (time.exposed_pp + time.bubble + time.imbalance + time.jitter),
+          .pp = 1e3 * (stages > 0 ? stages + time.imbalance : 0),
+          .step_waits = 1e3 * (time.jitter + (stages > 0 ? 0 : time.imbalance)),
           .update = 1e3 * time.optimizer,
           .other = 1e3 * (time.exposed_cp + time.fixed)};
 }
@@ -51,7 +54,8 @@ StepSplit split_of(double step_ms, const PhaseTimes& phases) {
                   .tp = ms(Phase::tp_wait),
                   .ep = ms(Phase::ep_wait),
                   .dp = ms(Phase::dp_wait),
-                  .pp = ms(Phase::pp_wait) + ms(Phase::step_wait),
+                  .pp = ms(Phase::pp_wait),
+                  .step_waits = ms(Phase::step_wait),
                   .update = ms(Phase::update),
                   .data = ms(Phase::data)};
   split.other = step_ms;

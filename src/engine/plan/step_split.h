@@ -17,7 +17,8 @@ struct StepSplit {
   double step = 0;
   double compute = 0;             ///< forward and backward passes
   double tp = 0, ep = 0, dp = 0;  ///< waits
-  double pp = 0;                  ///< waits for other stages and for the slowest rank
+  double pp = 0;                  ///< waits for other pipeline stages
+  double step_waits = 0;          ///< waits for the slowest rank of a step
   double update = 0;              ///< sums of gradients and optimizer
   double data = 0, other = 0;     ///< text; checkpoints and what is not recorded
 };
