@@ -47,7 +47,11 @@ struct TrainBenchResult {
                                    ///< saves all activations
   bool deterministic = true;       ///< as requested: else runs may differ
 
-  double mfu(double us) const { return flops / (us * 1e-6) / peak_flops; }
+  /// Utilization of a pass of `us`; 0 if it exceeds a measured peak, which then was too low.
+  double mfu(double us) const {
+    const double mfu = flops / (us * 1e-6) / peak_flops;
+    return mfu <= 1 ? mfu : 0;
+  }
   bool ok() const { return of_bound <= 1 && (bitwise_equal_runs || !deterministic); }
 };
 

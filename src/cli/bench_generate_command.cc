@@ -96,7 +96,7 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
     text += row("token step", r.token_step, 0);
     text += fmt::format("  {:.2f} GB of weights, keys and values a step: {:.2f} GB/s",
                         r.step_bytes * 1e-9, r.bytes_per_s() * 1e-9);
-    text += r.read_bytes_per_s > 0
+    text += r.read_bytes_per_s >= r.bytes_per_s()  // else it was measured on a busy machine
                 ? fmt::format(", {:.1f} % of {:.2f} GB/s\n",
                               100 * r.bytes_per_s() / r.read_bytes_per_s, r.read_bytes_per_s * 1e-9)
                 : "\n";

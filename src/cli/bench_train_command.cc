@@ -49,6 +49,10 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
     us[name] = round_to(times.median_us, 100);
     spread[name] = {round_to(times.min_us, 100), round_to(times.max_us, 100)};
   };
+  const auto mfu_of = [&](const BenchTimes& times) {
+    const double mfu = r.mfu(times.median_us);
+    return mfu > 0 ? nlohmann::ordered_json(round_to(mfu, 1e4)) : nullptr;
+  };
   add("step", r.step);
   add("sustained", r.sustained);
   if (r.serial) add("serial", *r.serial);
@@ -72,8 +76,8 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"repeats", q.repeats},
       {"tokens", q.seq * q.batch * q.ep},
       {"tflops", round_to(r.flops / r.step.median_us * 1e-6 / comm.size(), 100)},
-      {"mfu", round_to(r.mfu(r.step.median_us), 1e4)},
-      {"mfu_sustained", round_to(r.mfu(r.sustained.median_us), 1e4)},
+      {"mfu", mfu_of(r.step)},
+      {"mfu_sustained", mfu_of(r.sustained)},
       {"memory_bytes", r.memory_bytes},
       {"activation_bytes", r.activation_bytes},
       {"error", {{"max_of_bound", r.of_bound}, {"tensor", r.worst}}},
@@ -89,9 +93,11 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
 
 std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Communicator& comm) {
   const auto row = [&](const char* name, const BenchTimes& times) {
-    return fmt::format("  {:<10} {:>10.3f} ms  {:>8.1f} TFLOP/s a rank  MFU {:>5.1f} %\n", name,
-                       times.median_us * 1e-3, r.flops / times.median_us * 1e-6 / comm.size(),
-                       100 * r.mfu(times.median_us));
+    const double mfu = r.mfu(times.median_us);
+    return fmt::format(
+        "  {:<10} {:>10.3f} ms  {:>8.1f} TFLOP/s a rank  MFU {}\n", name, times.median_us * 1e-3,
+        r.flops / times.median_us * 1e-6 / comm.size(),
+        mfu > 0 ? fmt::format("{:>5.1f} %", 100 * mfu) : "not measured (the machine was busy)");
   };
   std::string text = fmt::format(
       "{}, layers: {}, {} x {} tokens{}, tp {} ep {}, {}{}: forward and backward, {} repeats\n",

@@ -31,5 +31,5 @@ assert 0 < r["error"]["max_of_bound"] <= 1 and r["error"]["tensor"].startswith("
 assert r["bitwise_equal_runs"] is True
 assert abs(r["exposed_us"] - (r["time_us"]["step"] - r["time_us"]["alone"])) < 0.1
 assert r["recompute"] == "full" and r["activation_bytes"] > seq // 2 * hidden * 4 * 2
-assert r["memory_bytes"] > 4 * matrices and r["mfu"] > 0
+assert r["memory_bytes"] > 4 * matrices and (r["mfu"] is None or 0 < r["mfu"] <= 1), r["mfu"]
 '

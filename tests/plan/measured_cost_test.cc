@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/plan/step_split.h"
+#include "engine/plan/utilization.h"
 
 namespace tandem::plan {
 namespace {
@@ -121,8 +122,8 @@ TEST(MeasuredCost, TermsAddUpForAllLayouts) {
             sum += split.*term.ms;
           }
           EXPECT_NEAR(sum, split.step, 1e-9 * sum);
-          ++tried;
           EXPECT_EQ(split.pp > 0, pp > 1) << "tp " << tp << " dp " << dp;
+          ++tried;
         }
       }
     }
@@ -161,6 +162,19 @@ TEST(StepSplit, NamesTheTermThatPartsMost) {
   EXPECT_EQ(json.at("first"), 3);
   EXPECT_EQ(json.at("measured_ms").at("step"), 99);
   EXPECT_EQ(json.at("predicted_ms").at("TP waits"), 15);
+}
+
+TEST(Utilization, ForgetsAMeasuredPeakThatARunExceeds) {
+  Utilization measured{.flops_per_token = 1e6, .peak_flops = 1e9, .side = 512};
+  EXPECT_FALSE(measured.check_peak(990));
+  EXPECT_DOUBLE_EQ(measured.of(990), .99);
+  const auto line = measured.check_peak(2110);
+  ASSERT_TRUE(line);
+  EXPECT_THAT(*line, HasSubstr("2.11 GFLOP/s, more than the peak of 1 that was measured"));
+  EXPECT_EQ(measured.of(500), 0);
+  EXPECT_FALSE(measured.check_peak(2110));
+  Utilization rated{.flops_per_token = 1e6, .peak_flops = 1e9, .gpus = 1, .gpu = "H200"};
+  EXPECT_FALSE(rated.check_peak(2110));
 }
 
 }  // namespace

@@ -70,7 +70,8 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     std::map<int, double> losses;
     for (std::string line; std::getline(lines, line);) {
       const auto entry = nlohmann::json::parse(line);
-      EXPECT_GT(entry.at("mfu").get<double>(), 0);
+      const auto& mfu = entry.at("mfu");  // null on a machine that was busy when it was measured
+      if (!mfu.is_null()) EXPECT_TRUE(mfu > 0 && mfu <= 1) << mfu;
       if (entry.contains("validation_loss")) {
         losses[entry["step"].get<int>()] = entry["validation_loss"].get<double>();
       }

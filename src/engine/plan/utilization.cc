@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "comm/exec.h"
@@ -31,8 +32,8 @@ constexpr int64_t kSide = 512;
 // A GPU needs milliseconds of work to reach its clock.
 constexpr int64_t kGpuSide = 4096;
 constexpr int kGpuProducts = 20;
-constexpr int kMaxRounds = 5;       // on a busy machine; the best round counts
-constexpr int64_t kShortRun = 100;  // steps: fewer take less time than the rounds would
+constexpr int kMaxRounds = 5, kMaxRoundsOfShortRun = 2;  // on a busy machine; the best one counts
+constexpr int64_t kShortRun = 100;  // steps: fewer take less time than all rounds would
 
 /// Share of rank 0's host used by other programs since `begin`; the same on every rank.
 double external_share(Communicator& world, const ProcessorTime& begin) {
@@ -109,7 +110,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
     return seconds_since(begin);
   }};
   const bool is_short = ends_by_steps(config) && config.train.steps < kShortRun;
-  const int max_rounds = is_short ? 1 : kMaxRounds;
+  const int max_rounds = is_short ? kMaxRoundsOfShortRun : kMaxRounds;
   double fastest = HUGE_VAL, external = 1;
   for (int round = 0; round < max_rounds && external >= kBusyShare; ++round) {
     const ProcessorTime begin = ProcessorTime::now();
@@ -123,6 +124,15 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
   found.peak_flops = world.size() * of_rank;
   found.external_share = external;
   return found;
+}
+
+std::optional<std::string> Utilization::check_peak(double tokens_per_s) {
+  if (side == 0 || of(tokens_per_s) <= 1) return {};
+  const double peak = std::exchange(peak_flops, 0);
+  return fmt::format(
+      "MFU is not shown from here on: a step reached {:.3g} GFLOP/s, more than the peak of {:.3g} "
+      "that was measured at the start (other programs?)",
+      tokens_per_s * flops_per_token / 1e9, peak / 1e9);
 }
 
 std::vector<std::string> Utilization::describe(const TrainConfig& config) const {

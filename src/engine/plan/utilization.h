@@ -3,10 +3,12 @@
 // MFU = tokens/s x FLOPs per token / peak. On GPUs whose data sheet is known, and in bf16, the peak
 // is the rated one, as published figures take it. All others are measured: the rate of square GEMMs
 // in the run's dtype on all ranks concurrently, with the same library, at the start of the run; MFU
-// is then relative to the GEMM rate reached here.
+// is then relative to the GEMM rate reached here. A run that exceeds a measured peak shows that it
+// was too low, as on a busy machine: its MFU is not known from then on.
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,13 +20,18 @@ namespace tandem {
 
 struct Utilization {
   double flops_per_token = 0;  ///< forward and backward
-  double peak_flops = 0;       ///< per second, of all ranks
+  double peak_flops = 0;       ///< per second, of all ranks; 0: not known
   double external_share = 0;   ///< share of the processors used by other programs during the
                                ///< measurement
   int64_t side = 0;            ///< of the square matrices multiplied; 0: the peak is rated
   int gpus = 0;                ///< number and name of the GPUs, if the peak is rated
   std::string gpu = {};
-  double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
+  /// MFU at that rate; 0 if the peak is not known.
+  double of(double tokens_per_s) const {
+    return peak_flops > 0 ? tokens_per_s * flops_per_token / peak_flops : 0;
+  }
+  /// Forgets a measured peak that a run exceeds at that rate. Returns a line that says so.
+  std::optional<std::string> check_peak(double tokens_per_s);
   /// The formula with its numbers, in three lines, and a warning if the machine was busy.
   std::vector<std::string> describe(const TrainConfig& config) const;
 };

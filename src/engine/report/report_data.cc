@@ -87,7 +87,8 @@ Metrics read_metrics(const fs::path& file) {
       metrics.validation_loss.push_back(number("validation_loss"));
       metrics.lr.push_back(number("lr"));
       metrics.grad_norm.push_back(number("grad_norm"));
-      metrics.mfu.push_back(number("mfu"));
+      const double mfu = number("mfu");  // above 1 in older files: of a peak that was too low
+      metrics.mfu.push_back(mfu > 1 ? std::nan("") : mfu);
       metrics.aux_loss.push_back(number("aux_loss"));
       metrics.last_imbalance = row.value("expert_imbalance", std::vector<double>());
       metrics.imbalance.push_back(metrics.last_imbalance.empty()

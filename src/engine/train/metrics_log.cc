@@ -120,7 +120,7 @@ std::string to_json_line(const StepRecord& m) {
                     {"sent_bytes", sent_by_axis(m)},
                     {"state_bytes_per_parameter", m.state_bytes_per_parameter},
                     {"data_wait_ms", m.data_wait_ms},
-                    {"mfu", m.mfu},
+                    {"mfu", m.mfu > 0 ? ordered_json(m.mfu) : ordered_json(nullptr)},
                     {"memory_bytes", m.memory_bytes}};
   if (m.checkpoint_ms) line["checkpoint_ms"] = *m.checkpoint_ms;
   if (m.saved_step) line["saved_step"] = *m.saved_step;

@@ -46,8 +46,9 @@ struct StepRecord {
   bool counts_layer_bytes = true;       ///< tp_bytes and expert_bytes; false on GPUs
   /// Weights, gradients and optimizer state of a rank, over its parameters; largest.
   double state_bytes_per_parameter = 0;
-  double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
-  std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
+  double mfu = 0;                         ///< utilization (engine/plan/utilization.h); 0: not known
+  std::optional<double> validation_loss;  ///< nats per byte of held-out files, or per token
+  bool validates_bytes = true;            ///< the unit of validation_loss
   // MoE models, over all tokens of the step.
   std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as trained on
   /// Rows over the mean per MoE layer: of the fullest EP rank, and of the fullest expert.

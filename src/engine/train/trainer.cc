@@ -314,6 +314,7 @@ class Trainer {
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
     record.tokens_per_s = double(targets) / seconds;
+    if (const auto line = utilization_.check_peak(record.tokens_per_s)) note("warning: " + *line);
     record.mfu = utilization_.of(record.tokens_per_s);
     phase_log_->end_step();
     return record;
