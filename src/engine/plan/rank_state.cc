@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <string_view>
 #include <tuple>
 
 #include "engine/plan/activations.h"
@@ -153,8 +154,15 @@ SplitSchedule split_schedule(schedule::PipelineKind kind, int ranks, double reco
 double saved_bytes(const RunRow& row) {
   constexpr double kElement = 2;
   const MicrobatchDims dims = microbatch_dims(row);
+  const auto recomputes = [&](std::string_view what) {
+    return row.recompute.find(what) != std::string::npos;
+  };
+  // Outputs of the two norms and of the FFN's activation.
+  const bool has_cheap = !recomputes("selective") && !recomputes("norm");
+  const bool has_ffn = row.experts == 0 || !recomputes("moe");
+  const double ffn = has_ffn ? (dims.matrices + (has_cheap ? 1 : 0)) * dims.ffn : 0;
   return kElement * dims.tokens / row.tp *
-         (6 * row.hidden + 2 * dims.kv_width + (1 + dims.matrices) * dims.ffn);
+         ((has_cheap ? 6 : 4) * row.hidden + 2 * dims.kv_width + ffn);
 }
 
 double saved_layers(const RunRow& row) {

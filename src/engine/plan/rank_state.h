@@ -51,7 +51,8 @@ struct SplitSchedule {
 /// as inputs' gradients without recomputation, `recompute` of it more.
 SplitSchedule split_schedule(schedule::PipelineKind kind, int ranks, double recompute);
 
-/// Bytes of activations of a layer and microbatch that a rank saves for its backward pass.
+/// Bytes of activations of a layer and microbatch that a rank saves for its backward pass, without
+/// those that the row recomputes in part ("selective", "norm, act", "layernorm, moe").
 double saved_bytes(const RunRow& row);
 /// Activations of a layer and microbatch that the first stage saves at once, at its peak.
 double saved_layers(const RunRow& row);
