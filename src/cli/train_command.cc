@@ -146,7 +146,7 @@ void run(TrainArguments arguments) {
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   const auto check_gpus = [&] {
     check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
-    return gpu_bytes(request.config);
+    return largest_rank_memory(request.config, true, false).total();
   };
   if (arguments.devices.on_gpus()) check_gpus();
   set_devices(arguments.devices, world,

@@ -141,6 +141,18 @@ void check_shape(int64_t m, int64_t n, int64_t k, Gemm gemm) {
   }
 }
 
+TEST(TileGemm, PacksTheSmallerOperandOrBoth) {
+  const Tensor tokens(nullptr, DType::bf16, {64, 96}), weight(nullptr, DType::bf16, {160, 96}),
+      dy(nullptr, DType::bf16, {64, 160});
+  const auto expect = [](const PackedBytes& packed, int64_t columns, int64_t rows) {
+    EXPECT_EQ(packed.columns, columns);
+    EXPECT_EQ(packed.rows, rows);
+  };
+  expect(packed_bytes(tokens, weight.transposed()), 2 * 64 * 96, 0);
+  expect(packed_bytes(dy, weight), 2 * 160 * 96, 0);
+  expect(packed_bytes(dy.transposed(), tokens), 2 * 64 * 96, 2 * 64 * 160);
+}
+
 TEST(TileGemm, IsAsDefinedForEveryShape) {
   const int64_t shapes[][3] = {{1, 1, 1},     {1, 17, 31},    {2, 16, 32},  {16, 33, 64},
                                {17, 300, 70}, {33, 48, 1100}, {300, 20, 36}};

@@ -229,6 +229,27 @@ TEST(Config, OverridesAreTomlOrStrings) {
   EXPECT_THAT(error_of("", {"train.steps"}), HasSubstr("expected table.key=value"));
 }
 
+TEST(Config, ExpectedMemoryIsThatOfTheRankThatNeedsMost) {
+  TrainConfig config;
+  config.model.tie_word_embeddings = true;
+  config.model.vocab = 1 << 15;
+  config.train.microbatch = 1;
+  config.train.dtype = "bf16";
+  config.parallel.pp = 2;  // the last stage has the head, and saves its logits
+  const double first = rank_activation_bytes(config, 0), last = rank_activation_bytes(config, 1);
+  ASSERT_LT(first, last);
+  const RankMemory memory = largest_rank_memory(config, false, false);
+  EXPECT_EQ(memory.activations, last);
+  EXPECT_GT(memory.state, training_bytes(config) / 2);
+  EXPECT_EQ(memory.packing, 0);
+  EXPECT_THAT(describe_memory(config, false), HasSubstr("; the rank that needs most: "));
+  // The head's weight for the gradient of its input, and that of its output for the weight's.
+  const auto vocab = double(config.model.vocab);
+  EXPECT_EQ(largest_rank_memory(config, false, true).packing,
+            2 * vocab * double(config.model.hidden) + 2 * vocab * double(config.train.seq));
+  EXPECT_EQ(largest_rank_memory(config, true, true).packing, 0);
+}
+
 TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
   TrainConfig config;
   EXPECT_NO_THROW(check_memory(config));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "core/machine.h"
 #include "engine/checkpoint/run_checkpoints.h"
@@ -15,10 +16,14 @@
 #include "engine/parallel/weight_sync.h"
 #include "engine/plan/activations.h"
 #include "engine/report/progress.h"
+#include "gemm/packed_bytes.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
+
+/// Bytes a parameter of the validation model, in f32 with gradients; pipeline ranks have all of it.
+constexpr double kValidationBytes = 8;
 
 /// Activation bytes per token of an evaluated model: for every branch the residual stream before
 /// it, its norm, and its two GEMMs' outputs and inputs, for experts times top k; for the head the
@@ -69,29 +74,31 @@ double training_bytes(const TrainConfig& config) {
   const int64_t expert_replicas = ParallelDims(config).size(kExpertDp);
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
-  // The validation model is in f32, with gradients; pipeline ranks have all of it.
-  const double validation = config.train.validate_every > 0 ? 8.0 * double(parallel.pp) : 0;
+  const double validation =
+      config.train.validate_every > 0 ? kValidationBytes * double(parallel.pp) : 0;
   const auto of = [&](double parameters, int64_t replicas) {
     return parameters * double(replicas) * (state_bytes(config, replicas).total() + validation);
   };
   return of(dense, parallel.dp) + of(experts, expert_replicas);
 }
 
-double gradient_window_bytes(const TrainConfig& config, bool on_gpus) {
+double gradient_window_bytes(const TrainConfig& config, bool on_gpus, int pp_rank) {
   const auto& parallel = config.parallel;
   const GradientWindow window = gradient_window(config, on_gpus);
   if (!window.dense || !window.every_pass) return 0;
+  const int stage = schedule::stage_of(pipeline_shape(config), pp_rank, 0);
   const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
-                           pipeline_layers(config).front());
+                           pipeline_layers(config)[size_t(stage)]);
   return 4.0 * double(assign_gradients(layout, config.model, window).elements);
 }
 
-double message_bytes(const TrainConfig& config, bool on_gpus) {
+namespace {
+
+/// Bytes of the messages of a rank with `parameters` to and from its replicas.
+double message_bytes(const TrainConfig& config, double parameters, bool on_gpus) {
   const auto ranks = double(config.parallel.dp);
   const double share = owned_share(config, config.parallel.dp);
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  const double parameters =
-      double(config.model.parameters()) / double(config.parallel.tp * config.parallel.pp);
   const int64_t bucket = bucket_elements(config, on_gpus);
   const auto buckets = int64_t(parameters / double(bucket)) + 1;
   const auto ring = [&](bool is_staged) {
@@ -113,9 +120,83 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-double gpu_bytes(const TrainConfig& config) {
-  return training_bytes(config) / ParallelDims(config).ranks() + message_bytes(config, true) +
-         gradient_window_bytes(config, true) + rank_activation_bytes(config, 0, true);
+/// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
+/// gradients.
+PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
+  PackedBytes largest;
+  const auto add = [&](int64_t tokens, const WeightMatrix& matrix) {
+    if (matrix.rows == 0) return;
+    const auto of = [](int64_t rows, int64_t columns) {
+      return Tensor(nullptr, DType::bf16, {rows, columns});
+    };
+    const Tensor x = of(tokens, matrix.columns), dy = of(tokens, matrix.rows),
+                 weight = of(matrix.rows, matrix.columns);
+    for (const PackedBytes& each : {packed_bytes(x, weight.transposed()), packed_bytes(dy, weight),
+                                    packed_bytes(dy.transposed(), x)}) {
+      largest = {std::max(largest.columns, each.columns), std::max(largest.rows, each.rows)};
+    }
+  };
+  const ModelConfig& model = config.model;
+  const int64_t tokens = microbatch_size(config) * config.train.seq;
+  for (const BranchLayout& branch : layout.branches) {
+    add(tokens, branch.in);
+    add(tokens, branch.out);
+    if (!branch.moe) continue;
+    const int64_t ep = config.parallel.ep, local = model.experts / ep,
+                  rows = std::max<int64_t>(1, tokens * ep * model.top_k / model.experts);
+    for (const WeightMatrix& experts : {branch.experts_in, branch.experts_out}) {
+      add(rows, {0, experts.rows / local, experts.columns});
+    }
+  }
+  add(tokens, layout.head);
+  return largest;
+}
+
+RankMemory rank_memory(const TrainConfig& config, int pp_rank, bool on_gpus, bool with_packing) {
+  const auto& parallel = config.parallel;
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  const std::vector<StageLayers> layers = pipeline_layers(config);
+  double dense = 0, experts = 0;
+  PackedBytes packed;
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    const int stage = schedule::stage_of(shape, pp_rank, chunk);
+    const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
+                             layers[size_t(stage)]);
+    experts += double(layout.experts().count);
+    dense += double(layout.size - layout.experts().count);
+    if (!with_packing || on_gpus || config.train.dtype == "f32") continue;
+    const PackedBytes of_chunk = packing_of(config, layout);
+    packed = {std::max(packed.columns, of_chunk.columns), std::max(packed.rows, of_chunk.rows)};
+  }
+  const auto all_experts = double(config.model.expert_parameters());
+  const double validated = (double(config.model.parameters()) - all_experts) / double(parallel.tp) +
+                           all_experts / double(parallel.tp * parallel.ep);
+  RankMemory memory;
+  memory.state = dense * state_bytes(config, parallel.dp).total() +
+                 experts * state_bytes(config, ParallelDims(config).size(kExpertDp)).total() +
+                 (config.train.validate_every > 0 ? kValidationBytes * validated : 0);
+  memory.messages = message_bytes(config, dense + experts, on_gpus) +
+                    gradient_window_bytes(config, on_gpus, pp_rank);
+  memory.activations = rank_activation_bytes(config, pp_rank, on_gpus);
+  memory.packing = double(packed.columns + packed.rows);
+  return memory;
+}
+
+}  // namespace
+
+RankMemory largest_rank_memory(const TrainConfig& config, bool on_gpus, bool with_packing) {
+  RankMemory largest;
+  constexpr double kAnyMachine = 1e14;  // offsets in the weights of larger ranks may overflow
+  const double mean = training_bytes(config) / ParallelDims(config).ranks();
+  if (mean > kAnyMachine) {
+    largest.state = mean;
+    return largest;
+  }
+  for (int pp_rank = 0; pp_rank < int(config.parallel.pp); ++pp_rank) {
+    const RankMemory memory = rank_memory(config, pp_rank, on_gpus, with_packing);
+    if (memory.total() > largest.total()) largest = memory;
+  }
+  return largest;
 }
 
 double checkpoint_bytes(const TrainConfig& config) {
@@ -158,20 +239,24 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
   const int ranks = ParallelDims(config).ranks();
   const double snapshots = snapshot_bytes(config) / ranks;
+  const RankMemory memory = largest_rank_memory(config, on_gpus, uses_packing());
   return fmt::format(
-      "expected memory: {:.3g} bytes a parameter and rank ({}); a rank: {} of state, {} of "
-      "messages, {} of activations{}{}",
-      bytes.total(), terms, format_bytes(training_bytes(config) / ranks),
-      format_bytes(message_bytes(config, on_gpus) + gradient_window_bytes(config, on_gpus)),
-      format_bytes(rank_activation_bytes(config, 0, on_gpus)), describe_recompute(config),
+      "expected memory: {:.3g} bytes a parameter and rank ({}); {}: {} of state, {} of "
+      "messages, {} of activations{}{}{}",
+      bytes.total(), terms, config.parallel.pp == 1 ? "a rank" : "the rank that needs most",
+      format_bytes(memory.state), format_bytes(memory.messages), format_bytes(memory.activations),
+      describe_recompute(config),
+      memory.packing > 0 ? fmt::format(", {} of packed operands", format_bytes(memory.packing))
+                         : "",
       snapshots > 0 ? fmt::format(", {} of snapshots", format_bytes(snapshots)) : "");
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
   const int ranks = ParallelDims(config).ranks();
   const double share = double(ranks_here(ranks)) / ranks;
+  const double packing = largest_rank_memory(config, on_gpus, uses_packing()).packing;
   const double bytes = training_bytes(config) * share,
-               activations = on_gpus ? 0 : activation_bytes(config) * share,
+               activations = on_gpus ? 0 : (activation_bytes(config) + packing * ranks) * share,
                snapshots = snapshot_bytes(config) * share;
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations + snapshots <= machine) return;

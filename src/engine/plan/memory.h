@@ -20,17 +20,23 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas);
 /// Bytes of weights, gradients and optimizer state of all ranks together, without a window. In
 /// floating point, which does not overflow.
 double training_bytes(const TrainConfig& config);
-/// Bytes of a rank's gradients that have not left yet (ZeRO-2).
-double gradient_window_bytes(const TrainConfig& config, bool on_gpus);
-/// Bytes of a rank's messages to and from its replicas.
-double message_bytes(const TrainConfig& config, bool on_gpus);
+/// Bytes of gradients that have not left yet (ZeRO-2), of a rank of a pipeline stage.
+double gradient_window_bytes(const TrainConfig& config, bool on_gpus, int pp_rank = 0);
+/// Bytes of a rank's memory, by what it is for.
+struct RankMemory {
+  double state = 0;        ///< weights, gradients and optimizer
+  double messages = 0;     ///< to and from its replicas
+  double activations = 0;  ///< saved and shared (engine/plan/activations.h)
+  double packing = 0;      ///< operands of products on CPUs with AMX
+  double total() const { return state + messages + activations + packing; }
+};
+/// Memory of the rank that needs most. `with_packing`: CPU products pack operands.
+RankMemory largest_rank_memory(const TrainConfig& config, bool on_gpus, bool with_packing);
 /// Bytes of a checkpoint, without its text files.
 double checkpoint_bytes(const TrainConfig& config);
 /// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
 /// host memory.
 double snapshot_bytes(const TrainConfig& config);
-/// Bytes of GPU memory that a rank needs: state, messages and activations.
-double gpu_bytes(const TrainConfig& config);
 /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
 std::string describe_memory(const TrainConfig& config, bool on_gpus);
 /// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:

@@ -68,3 +68,14 @@ void tile_gemm(const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) 
 #endif
 
 }  // namespace tandem::cpu
+
+namespace tandem {
+
+PackedBytes packed_bytes(const Tensor& a, const Tensor& b) {
+  return cpu::tile::Packing(a, b).bytes();
+}
+bool uses_packing() {
+  return cpu::has_tile_products();
+}
+
+}  // namespace tandem

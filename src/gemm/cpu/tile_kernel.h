@@ -11,6 +11,7 @@
 
 #include "core/cpu/parallel.h"
 #include "gemm/gemm.h"
+#include "gemm/packed_bytes.h"
 
 // Vectors are passed within this build only.
 #if defined(__GNUC__)
@@ -249,16 +250,38 @@ inline void write_tile(const float* sums, int64_t row, int64_t column, const Ten
   out.dtype() == DType::f32 ? of(float()) : of(BFloat16());
 }
 
+/// Operands of a product. Rows are read in place if their k are adjacent, but for the last ones;
+/// columns are packed: those of the smaller operand, if any.
+struct Packing {
+  Packing(const Tensor& a, const Tensor& b) {
+    const int64_t m = a.dim(0), k = a.dim(1), n = b.dim(1);
+    const Operand left{a.as<BFloat16>(), m, k, a.stride(0), a.stride(1)};
+    const Operand right{b.as<BFloat16>(), n, k, b.stride(1), b.stride(0)};
+    const bool left_fits = left.value == 1, right_fits = right.value == 1;
+    turned = right_fits && (!left_fits || n >= m);
+    vertical = turned ? right : left;
+    horizontal = turned ? left : right;
+    const bool in_place = vertical.value == 1 && k % kStep == 0;
+    first_copied = in_place ? vertical.count / kSide : 0;
+  }
+  int64_t copied() const { return vertical.tiles() - first_copied; }
+  PackedBytes bytes() const {
+    const int64_t panel = horizontal.panel_pairs() * int64_t(sizeof(Pair));
+    return {horizontal.tiles() * panel, copied() * panel};
+  }
+
+  bool turned = false;  ///< whether out is computed by columns
+  Operand vertical{}, horizontal{};
+  int64_t first_copied = 0;  ///< tile of `vertical`
+};
+
 /// Arguments as for `gemm`: a and b in bf16, none empty, without gaps, out row-major.
 template <class Tiles>
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options) {
-  const int64_t m = a.dim(0), k = a.dim(1), n = b.dim(1);
-  const Operand left{a.as<BFloat16>(), m, k, a.stride(0), a.stride(1)};
-  const Operand right{b.as<BFloat16>(), n, k, b.stride(1), b.stride(0)};
-  // Rows are read in place if their k are adjacent, columns packed: the smaller operand, if any.
-  const bool left_fits = left.value == 1, right_fits = right.value == 1;
-  const bool turned = right_fits && (!left_fits || n >= m);
-  const Operand &vertical = turned ? right : left, &horizontal = turned ? left : right;
+  const Packing packing(a, b);
+  const auto& [turned, vertical, horizontal, first_copied] = packing;
+  const int64_t k = a.dim(1), copied = packing.copied();
+  const PackedBytes packed = packing.bytes();
 
   thread_local Memory panel_memory, copy_memory;
   const auto reserve = [](Memory& memory, int64_t bytes) {
@@ -266,13 +289,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
     return memory.data();
   };
   const int64_t panel_pairs = horizontal.panel_pairs(), steps = horizontal.steps();
-  auto* const panels = reinterpret_cast<Pair*>(
-      reserve(panel_memory, horizontal.tiles() * panel_pairs * int64_t(sizeof(Pair))));
-  const bool in_place = vertical.value == 1 && k % kStep == 0;
-  const int64_t first_copied = in_place ? vertical.count / kSide : 0;
-  const int64_t copied = vertical.tiles() - first_copied;
-  auto* const copies = reinterpret_cast<BFloat16*>(
-      reserve(copy_memory, copied * panel_pairs * int64_t(sizeof(Pair))));
+  auto* const panels = reinterpret_cast<Pair*>(reserve(panel_memory, packed.columns));
+  auto* const copies = reinterpret_cast<BFloat16*>(reserve(copy_memory, packed.rows));
   const int64_t min_panels = std::max<int64_t>(1, (1 << 15) / panel_pairs);
   parallel_ranges(horizontal.tiles(), min_panels, [&](int64_t begin, int64_t end) {
     pack_panels(horizontal, {begin, end}, panels + begin * panel_pairs);
