@@ -243,9 +243,11 @@
   }
   function timelineSection() {
     if (!timelines.length) return;
+    const longer = timelines.length > 1 && timelines[1].span_us > timelines[0].span_us;
     show("timeline");
     $("timeline-lead").textContent = timelines.length > 1
-      ? "The same layer under each strategy on one time scale: shorter is faster."
+      ? "The same layer under each strategy, in a step of each whose time is near the median, on one time scale" + (longer
+        ? ". This layer took longer overlapped: whole steps are compared above." : ": shorter is faster.")
       : "What every rank computes, what it sends meanwhile, and where it still has to wait.";
     for (const kind of ["gemm", "compute", "wait", "transfer"]) {
       const item = add($("timeline-legend"), "span");
