@@ -18,6 +18,12 @@
 namespace tandem::cli {
 namespace {
 
+/// Says so before anything else is looked at: other errors would be of a job for GPUs.
+void require_gpu(const std::string& device) {
+  if (device != "gpu" || launched() || gpu_count() > 0) return;
+  throw Unsupported("--device gpu: this build has no CUDA, or this machine no GPU");
+}
+
 /// Whether the kernel drives NVIDIA GPUs, also those that this build or process cannot use.
 bool has_gpu_driver() {
   std::error_code unknown;
@@ -31,7 +37,8 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       .add_option("--device", options.device,
                   "Ranks are CPU threads or processes (cpu), or GPUs (gpu; default: GPUs if there "
                   "is one for each rank and it takes the job)")
-      ->check(CLI::IsMember({"cpu", "gpu"}));
+      ->check(CLI::IsMember({"cpu", "gpu"}))
+      ->each(require_gpu);
   command
       .add_option("--ranks-per-gpu", options.ranks_per_gpu,
                   "On GPUs: ranks that share the first one, for tests")
@@ -78,10 +85,8 @@ void set_devices(DeviceOptions& options, WorldOptions& world, const DeviceNeeds&
         fmt::format("--ranks-per-gpu {}: expected --device gpu with it", options.ranks_per_gpu));
   }
   if (launched()) return;
+  require_gpu(options.device);
   const int gpus = gpu_count();
-  if (gpus == 0) {
-    throw Unsupported("--device gpu: this build has no CUDA, or this machine no GPU");
-  }
   if (world.ranks_per_gpu > 1 ? world.ranks <= world.ranks_per_gpu : world.ranks <= gpus) return;
   throw InvalidArgument(
       fmt::format("--device gpu: {} ranks, {} GPUs, {} ranks per GPU: expected a GPU per rank, or "

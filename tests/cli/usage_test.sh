@@ -46,6 +46,8 @@ TANDEM_THREADS=1000000 expect 2 'TANDEM_THREADS=1000000: expected a whole number
 TANDEM_DEVICE=tpu expect 2 'TANDEM_DEVICE=tpu: expected one of auto, cpu, gpu' info
 CUDA_VISIBLE_DEVICES='' TANDEM_DEVICE=gpu expect 4 'device gpu: this build has no CUDA, or this machine no GPU' \
   bench train --layers 1 --seq 8
+CUDA_VISIBLE_DEVICES='' expect 4 'device gpu: this build has no CUDA, or this machine no GPU' \
+  train "$(dirname "$0")/../../configs/moe.toml" --device gpu --set train.dtype=f32 --out never
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
