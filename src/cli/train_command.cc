@@ -60,21 +60,30 @@ std::string resuming(int ranks) {
   return launcher(ranks) + joined(words);
 }
 
-void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks) {
-  const std::string loss = std::isnan(end.loss) ? "" : fmt::format(", loss {:.4f}", end.loss);
+/// Commands for a model of text; of token files no tokenizer is known, nor text to score.
+std::string next_commands(const TrainConfig& config, const TokenSource& source,
+                          const std::string& out) {
+  const std::string format = source.format();
+  if (config.data.tokenizer.empty() && format != "text" && format != "jsonl") return "";
   const std::string folder = shell_quote(out);
+  return fmt::format(
+      "\nNext: tandem generate {} --prompt '#include <'\n"
+      "      tandem eval {} {}",
+      folder, folder,
+      source.held_out().files.empty() ? "--data PATH"
+                                      : "--list " + shell_quote(out + "/heldout.txt"));
+}
+
+void print(const TrainEnd& end, const std::string& out, const std::string& next, int ranks) {
+  const std::string loss = std::isnan(end.loss) ? "" : fmt::format(", loss {:.4f}", end.loss);
   if (end.stopped) {
     complain(fmt::format("Stopped after step {}{}: saved {}\nTo go on: {}", end.step, loss,
                          single_line(end.checkpoint), resuming(ranks)));
     return;
   }
-  complain(
-      fmt::format("{} {}{}: the model is in {}/final\n"
-                  "Next: tandem generate {} --prompt '#include <'\n"
-                  "      tandem eval {} {}",
-                  std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step",
-                  end.step, loss, single_line(out), folder, folder,
-                  held_out ? "--list " + shell_quote(out + "/heldout.txt") : "--data PATH"));
+  complain(fmt::format("{} {}{}: the model is in {}/final{}",
+                       std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step",
+                       end.step, loss, single_line(out), next));
 }
 
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
@@ -178,7 +187,8 @@ void run(TrainArguments arguments) {
       if (launched()) read_data(&comm);
       const TrainEnd of_rank = train(comm, request, *source);
       if (comm.rank() == 0 && !(request.only_saves && of_rank.checkpoint.empty())) {
-        print(of_rank, request.out, !source->held_out().files.empty(), comm.size());
+        print(of_rank, request.out, next_commands(request.config, *source, request.out),
+              comm.size());
       }
       if (comm.rank() == 0 || launched()) end = of_rank;
     });
