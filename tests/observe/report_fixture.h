@@ -25,7 +25,8 @@ inline void write_metrics(const std::filesystem::path& file, int steps, double e
         << ",\"tokens_per_s\":" << 11800 + 300 * noise / 0.08
         << ",\"step_ms\":" << 100 + exposed_ms + 2 * noise << ",\"gemm_ms\":" << 64 + noise
         << ",\"compute_ms\":92,\"lr\":0.001,\"grad_norm\":0.5,\"mfu\":0.4";
-    if (step % 10 == 0) out << ",\"validation_loss\":" << loss + 0.1;
+    if (step % 10 == 0)
+      out << ",\"validation_loss\":" << loss + 0.1 << ",\"validation_unit\":\"token\"";
     out << ",\"exposed_comm_ms\":" << exposed_ms << "}\n";
   }
 }

@@ -102,6 +102,7 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_NEAR(summary.at("training").at("step_ms").get<double>(), 106, 0.2);
   EXPECT_NEAR(summary.at("training").at("gemm_share").get<double>(), 64.0 / 106, 0.01);
   EXPECT_NEAR(summary.at("training").at("mfu").get<double>(), 0.4, 1e-9);
+  EXPECT_EQ(summary.at("training").at("validation_unit"), "token");
   EXPECT_NEAR(summary.at("training").at("validation_loss").get<double>(),
               summary.at("training").at("final_loss").get<double>() + 0.1, 1e-3);
   const json& held_out = summary.at("held_out");
@@ -115,6 +116,7 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_NEAR(split.at("efficiency").get<double>(), 1 - 3.5 / 41, 0.01);
   EXPECT_TRUE(summary.at("omitted").empty());
   EXPECT_THAT(text, HasSubstr("xz -9         2.100 bits per byte"));
+  EXPECT_THAT(text, HasSubstr(" nats per token"));
   EXPECT_THAT(text, HasSubstr("emulated 1 GB/s 20 us link"));
   EXPECT_THAT(text, HasSubstr("link chosen so that the 5.0 MB of a step"));
   EXPECT_THAT(text, HasSubstr("E = 1 - ECT(overlapped) / ECT(serial) = 91."));

@@ -34,6 +34,8 @@ class Validation {
 
   /// "validation on 256 of 1024 windows of 128 tokens of the held-out text (train.validate_bytes)"
   std::string describe() const;
+  /// Whether its loss is per byte, of text files; else per token.
+  bool is_text() const { return is_text_; }
   /// Nats per byte, or per token of a stream, the same on every rank; nullopt, with a note of the
   /// reason, if a rank cannot read its part or `*stop` is set on one. `load`: writes the model's
   /// current parameters. `progress`: on rank 0, else nullptr. Collective.

@@ -66,6 +66,9 @@ void LiveRun::add_step(std::string_view line) {
   if (std::isfinite(step_ms)) elapsed_s_ += step_ms / 1e3;
   if (std::isfinite(tokens)) tokens_ += tokens;
   sent_.set(row);
+  if (row.contains("validation_unit") && row["validation_unit"] == "token") {
+    validation_unit_ = "token";
+  }
   const bool is_new = in_point_ == 0 || in_point_ >= folded_;
   in_point_ = is_new ? 1 : in_point_ + 1;
   for (const char* key : kCurveKeys) {
@@ -230,6 +233,7 @@ Json LiveRun::state() const {
           {"idle_s", std::round(idle.count())},
           {"last", std::move(latest)},
           {"series", std::move(series)},
+          {"validation_unit", validation_unit_},
           {"events", events_},
           {"event_counts", event_counts_},
           {"self_check", self_check_},
@@ -258,7 +262,8 @@ std::string LiveRun::metrics() const {
   gauge("progress_ratio", share(), "Share of the run that is done.");
   gauge("eta_seconds", eta_s(), "Time until the end at the present pace.");
   gauge("loss", last("loss"), "Training loss, nats per token.");
-  gauge("validation_loss", last("validation_loss"), "Loss on held-out text, nats per byte.");
+  gauge("validation_loss", last("validation_loss"),
+        "Loss on held-out data, nats per byte of text or per token.");
   gauge("learning_rate", last("lr"), "Learning rate.");
   gauge("gradient_norm", last("grad_norm"), "Norm of the gradients before they are clipped.");
   gauge("tokens_per_second", last("tokens_per_s"), "Tokens of all ranks per second.");

@@ -63,9 +63,10 @@ class LiveRun {
   std::optional<RunGoal> goal_;  // once config.toml is there
   Json self_check_;
   std::map<std::string, Curve> curves_;  // by key of metrics.jsonl
-  SentBytes sent_;                       // of the last step
-  int64_t folded_ = 1;                   // steps of a point
-  int64_t in_point_ = 0;                 // steps of the last point so far
+  std::string validation_unit_ = "byte";
+  SentBytes sent_;        // of the last step
+  int64_t folded_ = 1;    // steps of a point
+  int64_t in_point_ = 0;  // steps of the last point so far
   double elapsed_s_ = 0, tokens_ = 0;
   std::deque<Json> events_;
   std::map<std::string, int64_t> event_counts_;

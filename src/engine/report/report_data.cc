@@ -56,6 +56,7 @@ struct Metrics {
   std::vector<double> validation_loss, lr, grad_norm, mfu;
   std::vector<double> aux_loss, imbalance;  // MoE only; of the layer with the fullest expert
   std::vector<double> last_imbalance;       // by layer, of the last step
+  std::string validation_unit;              // byte or token; "" if no row says
   LoadMap load;
   SentBytes sent;  // of the last step
 };
@@ -85,6 +86,7 @@ Metrics read_metrics(const fs::path& file) {
       metrics.loss.push_back(row.at("loss").is_null() ? std::nan("") : number("loss"));
       metrics.tokens_per_s.push_back(number("tokens_per_s"));
       metrics.validation_loss.push_back(number("validation_loss"));
+      metrics.validation_unit = row.value("validation_unit", metrics.validation_unit);
       metrics.lr.push_back(number("lr"));
       metrics.grad_norm.push_back(number("grad_norm"));
       const double mfu = number("mfu");  // above 1 in older files: of a peak that was too low
@@ -156,6 +158,7 @@ Json training(const Metrics& metrics, const Json& run) {
               {"gemm_share", finite(gemm_ms / step_ms)},
               {"mfu", finite(typical(metrics.mfu))},
               {"validation_loss", finite(last_finite(metrics.validation_loss))}};
+  if (!metrics.validation_unit.empty()) result["validation_unit"] = metrics.validation_unit;
   if (run.contains("tokens")) result["tokens"] = run["tokens"];
   if (!metrics.last_imbalance.empty()) result["expert_imbalance"] = metrics.last_imbalance;
   return result;

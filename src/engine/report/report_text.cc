@@ -73,8 +73,10 @@ std::string as_text(const Json& summary) {
     text += fmt::format(", MFU {:.0f} %", 100 * number(training["mfu"]));
   }
   if (training["validation_loss"].is_number()) {
-    text +=
-        fmt::format("\nValidation loss: {} nats per token", fixed(training["validation_loss"], 4));
+    text += fmt::format("\nValidation loss: {} nats", fixed(training["validation_loss"], 4));
+    if (training.contains("validation_unit")) {
+      text += " per " + training["validation_unit"].get<std::string>();
+    }
   }
   if (training.contains("expert_imbalance")) {
     text += "\nExperts: rows of the fullest over the mean, by layer:";

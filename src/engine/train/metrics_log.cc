@@ -133,7 +133,10 @@ std::string to_json_line(const StepRecord& m) {
     line["gradient_bytes"] = m.gradient_bytes;
     line["weight_bytes"] = m.weight_bytes;
   }
-  if (m.validation_loss) line["validation_loss"] = *m.validation_loss;
+  if (m.validation_loss) {
+    line["validation_loss"] = *m.validation_loss;
+    line["validation_unit"] = m.validates_bytes ? "byte" : "token";
+  }
   if (m.aux_loss) line["aux_loss"] = *m.aux_loss;
   if (!m.imbalance.empty()) {
     line["imbalance"] = m.imbalance;

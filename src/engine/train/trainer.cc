@@ -386,6 +386,7 @@ class Trainer {
       record.validation_loss = validation_->loss(
           record.step, [this](Transformer& model) { ranks_->copy_weights(model); }, request_.stop,
           progress_ ? &*progress_ : nullptr);
+      record.validates_bytes = validation_->is_text();
       run_start_ += Clock::now() - begin;  // excluded from training time
       if (record.validation_loss) add_validation(state_.control, *record.validation_loss);
     }

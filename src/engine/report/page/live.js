@@ -52,7 +52,7 @@
     const sets = [curve("training, smoothed", points(step, smooth(loss)), style("first")),
       curve("training", points(step, loss), style("soft"), { borderWidth: 1 })];
     const held = points(step, validation).filter((point) => point.y != null);
-    if (held.length) sets.push(curve("validation, nats per byte", held, style("good"), { pointRadius: 3 }));
+    if (held.length) sets.push(curve(`validation, nats per ${state.validation_unit}`, held, style("good"), { pointRadius: 3 }));
     chart("loss", { type: "line", data: { datasets: sets }, options: options({ parsing: false,
       scales: { x: axis("step", { type: "linear", min: step[0], max: step.at(-1) }), y: axis("nats per token") },
       interaction: { mode: "nearest", axis: "x", intersect: false },

@@ -113,32 +113,31 @@
   function lossChart() {
     if (!series.step.length) return;
     show("learning");
-    const bits = series.loss.map((loss) => loss == null ? null : loss / Math.LN2), last = series.step.at(-1);
-    const sets = [curve("training, smoothed", points(smooth(bits)), style("first"))];
+    const last = series.step.at(-1), unit = summary.training.validation_unit;
+    const sets = [curve("training, smoothed", points(smooth(series.loss)), style("first"))];
     const held = summary.held_out;
     if (held) {
-      sets.push(curve("held-out files", [{ x: last, y: held.model_bits_per_byte }], style("good"),
+      sets.push(curve("held-out files, nats per byte", [{ x: last, y: held.model_bits_per_byte * Math.LN2 }], style("good"),
         { showLine: false, pointRadius: 6, pointStyle: "rectRot", clip: false }));
-      held.compressors.forEach((c, i) => sets.push(curve(c.name,
-        [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte })), style(i ? "ink" : "muted"),
+      held.compressors.forEach((c, i) => sets.push(curve(`${c.name}, nats per byte`,
+        [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte * Math.LN2 })), style(i ? "ink" : "muted"),
         { borderWidth: 1.5, borderDash: i ? [2, 4] : [7, 5] })));
     }
-    const validation = points(series.validation_loss.map((loss) => loss == null ? null : loss / Math.LN2))
-      .filter((point) => point.y != null);
+    const validation = points(series.validation_loss).filter((point) => point.y != null);
     if (validation.length) {
-      sets.push(curve("validation", validation, style("good"), { pointRadius: validation.length > 40 ? 0 : 3 }));
+      sets.push(curve(unit ? `validation, nats per ${unit}` : "validation", validation, style("good"), { pointRadius: validation.length > 40 ? 0 : 3 }));
     }
-    sets.push(curve("training, each step", points(bits), style("soft"), { borderWidth: 1 }));
-    $("learning-lead").textContent = "Cross-entropy of the next token, a byte of text, on the training data." +
+    sets.push(curve("training, each step", points(series.loss), style("soft"), { borderWidth: 1 }));
+    $("learning-lead").textContent = "Cross-entropy of the next token on the training data." +
       (validation.length ? " Validation: on held-out data, as tandem eval takes it." : "") +
       (held ? " Dashed: what general compressors reach on the held-out files." : "");
     chart("loss", { type: "line", data: { datasets: sets }, options: options({
       parsing: false, scales: { x: axis("step", { type: "linear", min: series.step[0], max: last }),
-        y: axis(held ? "bits per byte" : "bits per token", { beginAtZero: true }) },
+        y: axis("nats per token", { beginAtZero: true }) },
       interaction: { mode: "nearest", axis: "x", intersect: false }, layout: { padding: { right: 8 } },
       plugins: { legend: legend(), decimation: { enabled: true, algorithm: "min-max" },
         tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-          label: (item) => `${item.dataset.label}: ${number(item.parsed.y)} bits (${number(item.parsed.y * Math.LN2)} nats)` } } },
+          label: (item) => `${item.dataset.label}: ${number(item.parsed.y)} nats (${number(item.parsed.y / Math.LN2)} bits)` } } },
     }) });
   }
 
@@ -243,8 +242,8 @@
   }
   function timelineSection() {
     if (!timelines.length) return;
-    const longer = timelines.length > 1 && timelines[1].span_us > timelines[0].span_us;
     show("timeline");
+    const longer = timelines.length > 1 && timelines[1].span_us > timelines[0].span_us;
     $("timeline-lead").textContent = timelines.length > 1
       ? "The same layer under each strategy, in a step of each whose time is near the median, on one time scale" + (longer
         ? ". This layer took longer overlapped: whole steps are compared above." : ": shorter is faster.")
