@@ -21,6 +21,8 @@ nlohmann-json3-dev|JSON
 libfmt-dev|text formatting
 libspdlog-dev|logging
 libxxhash-dev|checkpoint content hashes
+zlib1g-dev|reads gzip data
+libzstd-dev|reads zstd data
 libjs-chart.js|charts of the report
 $boost|Beast: the live page
 xz-utils|compressor to compare the model with

@@ -35,8 +35,13 @@ struct EvalArguments {
 };
 
 void print(const FileScore& total, size_t files) {
-  if (total.bytes == 0)
+  if (total.bytes == 0 && total.tokens == 0)
     throw InvalidArgument("--data: the files hold no bytes: expected some text");
+  if (total.bytes == 0) {
+    fmt::print("{:.4f} nats per token, perplexity {:.4f} over {} tokens in {} files\n",
+               total.nats_per_token(), total.perplexity(), total.tokens, files);
+    return;
+  }
   const bool is_bytes = total.tokens == total.bytes;
   fmt::print(
       "{:.4f} bits per byte{} over {} bytes in {} files\n", total.bits_per_byte(),
@@ -48,10 +53,23 @@ void print(const FileScore& total, size_t files) {
 /// Throws on every rank, as all have the same score.
 void require_finite(const FileScore& score) {
   if (std::isfinite(score.nats)) return;
+  const std::string figure = score.bytes > 0
+                                 ? fmt::format("{} bits per byte", score.bits_per_byte())
+                                 : fmt::format("{} nats per token", score.nats_per_token());
   throw InvalidArgument(fmt::format(
-      "{}: {} bits per byte: expected a finite number (the model's values leave the range of "
-      "--dtype)",
-      score.path, score.bits_per_byte()));
+      "{}: {}: expected a finite number (the model's values leave the range of --dtype)",
+      score.path, figure));
+}
+
+/// Token files have no bytes.
+void add_figures(const FileScore& score, nlohmann::ordered_json& to) {
+  if (score.bytes > 0 || score.tokens == 0) {
+    to["bytes"] = score.bytes;
+    to["bits_per_byte"] = score.bits_per_byte();
+  }
+  to["tokens"] = score.tokens;
+  to["nats_per_token"] = score.nats_per_token();
+  to["perplexity"] = score.perplexity();
 }
 
 void print_json(const std::vector<FileScore>& scores, const std::string& json) {
@@ -61,19 +79,15 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
     total.bytes += score.bytes;
     total.nats += score.nats;
     total.tokens += score.tokens;
-    files.push_back({{"path", score.path},
-                     {"bytes", score.bytes},
-                     {"bits_per_byte", score.bits_per_byte()},
-                     {"tokens", score.tokens},
-                     {"perplexity", score.perplexity()}});
+    nlohmann::ordered_json file{{"path", score.path}};
+    add_figures(score, file);
+    files.push_back(std::move(file));
   }
   if (json != "-") print(total, scores.size());
-  const nlohmann::ordered_json root{{"bits_per_byte", total.bits_per_byte()},
-                                    {"bytes", total.bytes},
-                                    {"nats", total.nats},
-                                    {"tokens", total.tokens},
-                                    {"perplexity", total.perplexity()},
-                                    {"files", files}};
+  nlohmann::ordered_json root;
+  add_figures(total, root);
+  root["nats"] = total.nats;
+  root["files"] = files;
   const std::string text = dump_json(root, 1) + "\n";
   json == "-" ? fmt::print("{}", text) : write_output(json, text);
 }
@@ -180,6 +194,7 @@ void run(EvalArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("evaluating " + arguments.evaluation.directory);
   EvaluationArguments& evaluation = arguments.evaluation;
+  evaluation.needs_text = !arguments.sweep.empty();
   evaluation.cpu_only =
       arguments.sweep.empty() ? describe_cpu_weights(evaluation.weights) : "--codec-sweep";
   EvaluateOptions& options = evaluation.options;

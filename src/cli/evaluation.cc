@@ -11,6 +11,7 @@
 #include "core/machine.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/data/corpus.h"
+#include "engine/data/select_data.h"
 #include "engine/infer/int8_weights.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/memory.h"
@@ -21,7 +22,7 @@
 namespace tandem::cli {
 namespace {
 
-std::vector<std::string> files_of(const EvaluationArguments& arguments) {
+SelectedData select_files(const EvaluationArguments& arguments) {
   if (arguments.data.empty() && arguments.list.empty()) {
     throw InvalidArgument("nothing to evaluate: expected --data PATH or --list FILE");
   }
@@ -37,9 +38,12 @@ std::vector<std::string> files_of(const EvaluationArguments& arguments) {
         "data.val_fraction above 0)",
         arguments.list));
   }
-  const FoundFiles found = find_files(paths);
-  if (!found.skipped.empty()) note(describe_skipped(found));
-  return found.files;
+  SelectedData selected = select_data(paths, arguments.format, arguments.options.text_key);
+  for (const std::string& left_out : selected.notes) note("--data: " + left_out);
+  if (arguments.needs_text && selected.format == "tokens") {
+    throw InvalidArgument(fmt::format("{}: token files: expected text or JSON Lines", paths[0]));
+  }
+  return selected;
 }
 
 /// Sets the devices and their dtype where they were not given.
@@ -76,6 +80,11 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
   command.add_option("--data", arguments.data, "Folders, globs and files");
   command.add_option("--list", arguments.list,
                      "File with one path per line (OUT/heldout.txt), or each ended by NUL");
+  command.add_option("--format", arguments.format, "Of the files (data.format)")
+      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
+      ->capture_default_str();
+  command.add_option("--text-key", options.text_key, "Key of texts in JSON Lines (data.text_key)")
+      ->capture_default_str();
   command.add_option("--tp", arguments.tp, tp_help)->check(CLI::Range(1, 4096));
   command.add_option("--seq", options.seq, "Tokens of a window (0: the model's longest)")
       ->capture_default_str();
@@ -103,8 +112,10 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
                        const std::function<void(Communicator&, const EvaluationInputs&)>& body) {
   const StoredModel stored = open_model(arguments.directory, note);
   const ModelConfig& config = stored.config;
-  const std::vector<std::string> files = files_of(arguments);
+  const SelectedData selected = select_files(arguments);
+  const std::vector<std::string>& files = selected.files;
   EvaluateOptions& options = arguments.options;
+  options.format = selected.format;
   options.tokenizer = stored.tokenizer;
   if (arguments.tp > 0) config.check(arguments.tp);
   WorldOptions world;
@@ -129,8 +140,10 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
     comm.require_same("the text", launched() ? text_identity(files, &comm) : text);
     comm.require_same(
         "options",
-        fmt::format("--seq {} --stride {} --batch {} --dtype {} --weights {} {}", options.seq,
-                    options.stride, options.batch, arguments.dtype, arguments.weights, agreed));
+        fmt::format(
+            "--format {} --text-key {} --seq {} --stride {} --batch {} --dtype {} --weights {} {}",
+            options.format, options.text_key, options.seq, options.stride, options.batch,
+            arguments.dtype, arguments.weights, agreed));
     config.check(comm.size());
     if (is_int8) check_int8_weights(config, comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));

@@ -139,6 +139,7 @@ void run(TuneArguments arguments) {
   const std::vector<Wire> formats = formats_of(arguments);
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("tuning codecs of " + arguments.evaluation.directory);
+  arguments.evaluation.needs_text = true;
   arguments.evaluation.devices.device = "cpu";  // the only one of all formats
   std::string agreed =
       fmt::format("--budget {}% --json {} --formats", 100 * budget, !arguments.json.empty());

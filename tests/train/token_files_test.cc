@@ -390,13 +390,15 @@ TEST(StreamWindows, EveryTokenButTheFirstIsScoredOnceAfterThoseBefore) {
 
 TEST(OpenData, ChoosesTheFormatByTheNamesOfFiles) {
   const TempDir dir;
-  std::filesystem::create_directories(dir / "tokens");
-  std::filesystem::create_directories(dir / "mixed");
+  for (const char* folder : {"tokens", "mixed", "text"}) {
+    std::filesystem::create_directories(dir / folder);
+  }
   const auto tokens = random_tokens(60, kVocab);
   write_megatron(dir / "tokens/a", tokens, {30, 30});
   write_bytes(dir / "tokens/b.npy", npy_text("<u2", tokens, 2));
-  write_bytes(dir / "mixed/a.bin", "abcd");
+  write_bytes(dir / "mixed/a.bin", tokens_as(tokens, 2));
   write_bytes(dir / "mixed/readme", "text");
+  write_bytes(dir / "text/readme", "text");
   TrainConfig config;
   const auto describe = [&](const Paths& paths) {
     config.data.paths = paths;
@@ -405,14 +407,19 @@ TEST(OpenData, ChoosesTheFormatByTheNamesOfFiles) {
   EXPECT_EQ(describe({dir / "tokens"}), "2 token files, 120 tokens of 2 documents");
   EXPECT_EQ(describe({dir / "tokens/a"}), "1 token file, 60 tokens of 2 documents");
   EXPECT_EQ(describe({dir / "tokens/a.idx"}), "1 token file, 60 tokens of 2 documents");
+  EXPECT_EQ(describe({dir / "tokens/a.bin", dir / "tokens/a.idx"}),
+            "1 token file, 60 tokens of 2 documents");
   EXPECT_EQ(describe({dir / "tokens/*.npy"}), "1 token file, 60 tokens");
-  EXPECT_EQ(describe({dir / "mixed"}), "2 files, 8 bytes of text, 0 files held out");
-  EXPECT_THAT(describe({dir / "tokens", dir / "mixed"}),
-              HasSubstr("tokens holds tokens, " + dir / "mixed text: expected one format"));
+  EXPECT_EQ(describe({dir / "mixed"}), "1 token file, 60 tokens");
+  EXPECT_EQ(describe({dir / "text"}), "1 files, 4 bytes of text, 0 files held out");
+  EXPECT_THAT(describe({dir / "tokens", dir / "text"}),
+              HasSubstr("tokens holds tokens, " + dir / "text text: expected one format"));
   config.data.format = "text";
-  EXPECT_THAT(describe({dir / "tokens"}), HasSubstr("3 files"));
+  EXPECT_EQ(describe({dir / "mixed"}), "1 files, 4 bytes of text, 0 files held out");
+  EXPECT_THAT(describe({dir / "tokens"}), HasSubstr("3 files, none of text"));
   config.data.format = "tokens";
-  EXPECT_THAT(describe({dir / "mixed"}), HasSubstr("readme: no token file"));
+  EXPECT_EQ(describe({dir / "mixed"}), "1 token file, 60 tokens");
+  EXPECT_THAT(describe({dir / "mixed/readme"}), HasSubstr("readme: no token file"));
 }
 
 }  // namespace

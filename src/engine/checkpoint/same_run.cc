@@ -27,8 +27,9 @@ constexpr std::string_view kNotInWeights[] = {"model.max_seq", "model.aux_loss_c
 /// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {
   return changed.key == "data.paths" || changed.key == "data.manifest" ||
-         changed.key == "data.format" || changed.key == "data.tokenizer" ||
-         changed.key.starts_with("trace.") || changed.key.starts_with("check.") ||
+         changed.key == "data.format" || changed.key == "data.text_key" ||
+         changed.key == "data.tokenizer" || changed.key.starts_with("trace.") ||
+         changed.key.starts_with("check.") ||
          (changed.key == "train.dtype" && changed.after == "\"auto\"");
 }
 
@@ -64,7 +65,7 @@ void set_sample_keys(const TrainState& state, TrainConfig& found) {
 }  // namespace
 
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
-                      const std::string& fingerprint) {
+                      const std::string& fingerprint, const std::string& changes) {
   TrainConfig found = config;
   found.model = checkpoint.model;
   found.train.seq = checkpoint.state.seq;
@@ -77,8 +78,9 @@ void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
   }
   if (checkpoint.state.data != fingerprint) {
     different.push_back(
-        fmt::format("the hash of the training text is {} in this checkpoint: expected {}",
-                    printable(checkpoint.state.data), fingerprint));
+        fmt::format("the hash of the training text is {} in this checkpoint: expected {}{}",
+                    printable(checkpoint.state.data), fingerprint,
+                    changes.empty() ? "" : " (" + changes + ")"));
   }
   if (different.empty()) return;
   throw ConfigError(fmt::format("{}: {}", checkpoint.path, fmt::join(different, "; ")));

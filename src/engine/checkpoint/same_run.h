@@ -13,7 +13,7 @@ namespace tandem {
 /// or the text (`fingerprint`) that differs between the checkpoint and this run. The layout may
 /// differ.
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
-                      const std::string& fingerprint);
+                      const std::string& fingerprint, const std::string& changes = "");
 
 /// Throws ConfigError naming each key of the model with both values that differs between the model
 /// in `path`, to start from, and this run. Keys that only training reads may differ.

@@ -280,6 +280,15 @@ void check_names(const toml::table& root, const std::string& file) {
 
 }  // namespace
 
+void make_paths_relative_to(TrainConfig& config, const std::string& folder) {
+  for (auto* paths : {&config.data.paths, &config.data.val_paths}) {
+    for (std::string& path : *paths) path = make_relative_to(path, folder);
+  }
+  for (std::string* path : {&config.data.manifest, &config.data.tokenizer}) {
+    if (!path->empty()) *path = make_relative_to(*path, folder);
+  }
+}
+
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides, std::vector<std::string>* notes) {
   TrainConfig config;
@@ -299,13 +308,7 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
     throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,
                                   printable(error.description(), 300)));
   }
-  const std::string folder = std::filesystem::path(file).parent_path().string();
-  for (auto* paths : {&config.data.paths, &config.data.val_paths}) {
-    for (std::string& path : *paths) path = make_relative_to(path, folder);
-  }
-  for (std::string* path : {&config.data.manifest, &config.data.tokenizer}) {
-    if (!path->empty()) *path = make_relative_to(*path, folder);
-  }
+  make_paths_relative_to(config, std::filesystem::path(file).parent_path().string());
   for (const std::string& override_ : overrides) apply_override(config, override_, notes);
   return config;
 }

@@ -82,7 +82,8 @@ struct TrainConfig {
   struct {
     std::vector<std::string> paths;
     std::string format = "auto";
-    std::string tokenizer;  ///< path; empty: bytes
+    std::string text_key = "text";  ///< of JSON Lines
+    std::string tokenizer;          ///< path; empty: bytes
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
@@ -158,6 +159,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
 void check_config(const TrainConfig& config);
 /// Whether check_config accepts it.
 bool is_valid(const TrainConfig& config);
+/// Takes the relative paths of the configuration to be relative to `folder`.
+void make_paths_relative_to(TrainConfig& config, const std::string& folder);
 /// Whole configuration as TOML that `parse_config` accepts.
 std::string to_toml(const TrainConfig& config);
 

@@ -40,7 +40,11 @@ void add_folder(const fs::path& folder, FoundFiles& found) {
   while (!code && at != end) {
     const fs::file_type type = at->symlink_status(code).type();
     if (code) break;
-    if (type == fs::file_type::regular) {
+    if (at->path().filename().string().starts_with('.')) {
+      found.hidden.push_back(at->path().string());
+      at.disable_recursion_pending();
+    } else if (type == fs::file_type::regular) {
+      found.in_folders.push_back(at->path().lexically_normal().string());
       found.files.push_back(at->path().string());
     } else if (type != fs::file_type::directory) {
       found.skipped.push_back(at->path().string());
@@ -93,7 +97,7 @@ FoundFiles find_files(std::span<const std::string> paths) {
   for (std::string& file : found.files) file = fs::path(file).lexically_normal().string();
   std::sort(found.files.begin(), found.files.end());
   found.files.erase(std::unique(found.files.begin(), found.files.end()), found.files.end());
-  std::sort(found.skipped.begin(), found.skipped.end());
+  for (auto* list : {&found.skipped, &found.hidden, &found.in_folders}) std::ranges::sort(*list);
   return found;
 }
 
@@ -101,6 +105,12 @@ std::string describe_skipped(const FoundFiles& found) {
   if (found.skipped.empty()) return "";
   return fmt::format("left out {} links or special files in folders ({})", found.skipped.size(),
                      first_and_count(found.skipped));
+}
+
+std::string describe_hidden(const FoundFiles& found) {
+  if (found.hidden.empty()) return "";
+  return fmt::format("left out {} hidden files or folders ({})", found.hidden.size(),
+                     first_and_count(found.hidden));
 }
 
 std::string join_paths(std::span<const std::string> paths) {
@@ -125,17 +135,27 @@ std::vector<std::string> split_paths(std::string_view list) {
   return paths;
 }
 
-Corpus::Document Corpus::open_document(const std::string& path, double val_fraction) {
-  FileDescriptor file = open_for_reading(path);
+Corpus::Document Corpus::open_document(const std::string& path,
+                                       const std::shared_ptr<DataFile>& content,
+                                       double val_fraction) {
+  FileDescriptor file = content ? content->unpacked()->duplicate() : open_for_reading(path);
   Document document;
   document.path = path;
   if (file_size(file.get(), path) >= kCopyBelow && open_files_ < max_open_files()) {
     ++open_files_;
     document.file = std::make_unique<TextFile>(std::move(file), path);
+    document.content = content;
     document.size = size_t(document.file->size());
     return document;
   }
-  const std::string text = read_file(path);
+  std::string text;
+  if (content) {
+    document.content = content;
+    text.resize(size_t(content->size()));
+    content->read(0, std::as_writable_bytes(std::span(text)));
+  } else {
+    text = read_file(path);
+  }
   document.size = text.size();
   document.hash = XXH3_64bits(text.data(), text.size());
   document.offset = block_.size();
@@ -147,11 +167,19 @@ Corpus::Document Corpus::open_document(const std::string& path, double val_fract
 
 /// Opens all files and hashes those that are copied.
 std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::string>& paths,
-                                                     double val_fraction, SharedWork& work) {
+                                                     const DataFiles& contents, double val_fraction,
+                                                     SharedWork& work) {
   std::vector<Document> documents;
-  for (const std::string& path : paths) {
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const std::string& path = paths[i];
     try {
-      Document document = open_document(path, val_fraction);
+      Document document = open_document(path, contents[i], val_fraction);
+      if (contents[i]) {
+        contents[i]->sample(nullptr);
+        document.record = make_record(*contents[i]);
+      } else if (i < kMaxRecords && !is_sampled(document.size)) {
+        document.record = make_record(DataFile(path, false));
+      }
       work.advance(int64_t(document.file ? 0 : document.size));
       document.size > 0 ? documents.push_back(std::move(document)) : empty_.push_back(path);
     } catch (const std::bad_alloc&) {
@@ -174,7 +202,7 @@ void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* wor
       if (!document.file) continue;
       open.push_back(&document);
       std::optional<FileRecord>& record = records.emplace_back();
-      if (!is_sampled(document.size)) {
+      if (document.content || !is_sampled(document.size)) {
         unknown.push_back(document.file.get());
         continue;
       }
@@ -207,10 +235,17 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   FoundFiles found;
   std::vector<Document> documents;
   std::string error;
-  SharedWork work(world, "reading the text", 0);
+  SharedWork listing(world, "listing the text", 0);
   try {
     found = find_files(paths);
-    documents = open_documents(found.files, val_fraction, work);
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  listing.finish(error);
+  const DataFiles contents = open_compressed(found.files, world);
+  SharedWork work(world, "reading the text", 0);
+  try {
+    documents = open_documents(found.files, contents, val_fraction, work);
   } catch (const IoError& failed) {
     error = failed.what();
   }
@@ -220,16 +255,24 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   for (Document& document : documents) {
     const bool out = is_held_out(document.hash, val_fraction);
     (out ? held_out_.files : files_).push_back(document.path);
+    if (out) held_out_.contents.push_back(document.content);
     (out ? held_out_.sizes : sizes_).push_back(int64_t(document.size));
     (out ? val_hashes : hashes_).push_back(document.hash);
-    if (!out) documents_.push_back(std::move(document));
+    if (out) continue;
+    if (document.record) {
+      if (!document.content) document.record->samples = document.hash;
+      records_.push_back(*document.record);
+    }
+    documents_.push_back(std::move(document));
   }
   held_out_.identity = describe_files(held_out_.sizes, val_hashes);
   if (!empty_.empty()) {
     notes_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
                                  empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
   }
-  if (!found.skipped.empty()) notes_.push_back(describe_skipped(found));
+  for (const std::string& note : {describe_skipped(found), describe_hidden(found)}) {
+    if (!note.empty()) notes_.push_back(note);
+  }
   if (files_.empty()) {
     throw ConfigError(fmt::format(
         "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",
@@ -241,6 +284,12 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
     starts_.push_back(starts_.back() + 1 + int64_t(document.size));
   }
   fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
+}
+
+std::vector<std::shared_ptr<DataFile>> Corpus::contents() const {
+  std::vector<std::shared_ptr<DataFile>> contents;
+  for (const Document& document : documents_) contents.push_back(document.content);
+  return contents;
 }
 
 std::string Corpus::describe() const {

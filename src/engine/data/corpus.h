@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/data/open_contents.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/text_file.h"
 #include "engine/data/token_source.h"
@@ -27,11 +29,15 @@ namespace tandem {
 
 struct FoundFiles {
   std::vector<std::string> files;
-  std::vector<std::string> skipped;  ///< links and special files inside folders
+  std::vector<std::string> skipped;     ///< links and special files inside folders
+  std::vector<std::string> hidden;      ///< files and folders inside folders, named ".NAME"
+  std::vector<std::string> in_folders;  ///< of `files`, sorted: those that are not named themselves
 };
 /// Files named by `paths`. Throws IoError naming a path that does not exist, matches nothing or is
 /// neither a file nor a folder.
 FoundFiles find_files(std::span<const std::string> paths);
+/// "left out 3 hidden files or folders (DIR/.git, ...)"; empty if there are none.
+std::string describe_hidden(const FoundFiles& found);
 /// "left out 3 links or special files in folders (DIR/LINK, ...)"; empty if there are none.
 std::string describe_skipped(const FoundFiles& found);
 
@@ -54,6 +60,8 @@ class Corpus : public TokenSource {
   int64_t bytes() const { return tokens() - int64_t(files_.size()); }
   const std::vector<std::string>& files() const { return files_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
+  /// Content of each file that is compressed; nullptr for others.
+  std::vector<std::shared_ptr<DataFile>> contents() const;
   void read(int64_t begin, std::span<int32_t> out) const override;
   /// Those of the files.
   std::span<const int64_t> document_begins() const override { return starts_; }
@@ -71,9 +79,13 @@ class Corpus : public TokenSource {
     size_t offset = 0;  ///< in block_, for documents without a file
     uint64_t hash = 0;
     std::unique_ptr<TextFile> file;
+    std::shared_ptr<DataFile> content;  ///< of a compressed file
+    std::optional<FileRecord> record;   ///< of a file that is no sampled one
   };
-  Document open_document(const std::string& path, double val_fraction);
-  std::vector<Document> open_documents(const std::vector<std::string>& paths, double val_fraction,
+  Document open_document(const std::string& path, const std::shared_ptr<DataFile>& content,
+                         double val_fraction);
+  std::vector<Document> open_documents(const std::vector<std::string>& paths,
+                                       const DataFiles& contents, double val_fraction,
                                        SharedWork& work);
   void hash_open_files(std::vector<Document>& documents, Communicator* world,
                        const Manifest& known);

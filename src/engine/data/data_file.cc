@@ -42,10 +42,32 @@ size_t max_open_files() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
 }
 
-DataFile::DataFile(const std::string& path, bool stays_open) : path_(path) {
+DataFile::DataFile(const std::string& path, bool stays_open, Content content) : path_(path) {
   FileDescriptor file = open_for_reading(path);
   stamp_ = stamp(file.get());
-  if (stays_open) file_.emplace(std::move(file));
+  if (content == Content::unpacked) {
+    char first[4] = {};
+    const size_t got = read_at(file.get(), path, first, sizeof first, 0);
+    compression_ = find_compression({first, got});
+  }
+  const bool is_packed = compression_ != Compression::none;
+  if (stays_open || is_packed) file_.emplace(std::move(file));
+  if (!is_packed) return;
+  unpacked_ = std::make_unique<Unpacked>(
+      PackedFile{path, compression_, stamp_.size,
+                 [this](uint64_t offset, std::span<std::byte> out) { read_stored(offset, out); }});
+}
+
+uint64_t DataFile::reach(uint64_t end) const {
+  return unpacked_ ? unpacked_->reach(end) : std::min(end, stamp_.size);
+}
+
+void DataFile::adopt(const Unpacked::Handle& handle) {
+  unpacked_ = std::make_unique<Unpacked>(path_, handle);
+}
+
+std::string DataFile::identity() const {
+  return fmt::format("{}:{}:{} ", stamp_.device, stamp_.inode, stamp_.size);
 }
 
 DataFile::Stamp DataFile::stamp(int fd) const {
@@ -62,25 +84,42 @@ void DataFile::with_descriptor(const Use& use) const {
   use(file.get());
 }
 
-uint64_t DataFile::hash_now(
-    int fd, const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit) const {
+uint64_t DataFile::hash_samples(
+    uint64_t size, const std::function<void(uint64_t offset, std::span<std::byte>)>& read,
+    const Visit& visit) const {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
                                                                        XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_64bits_reset(state.get());
-  std::vector<std::byte> block(std::min(kVisitedBlock, stamp_.size));
-  for (const FileRange& range : sampled_ranges(stamp_.size)) {
+  std::vector<std::byte> block(std::min(kVisitedBlock, size));
+  for (const FileRange& range : sampled_ranges(size)) {
     for (uint64_t done = 0; done < range.size;) {
       const size_t wanted = size_t(std::min<uint64_t>(block.size(), range.size - done));
       const uint64_t offset = range.begin + done;
-      if (read_at(fd, path_, block.data(), wanted, offset) < wanted) fail(fd);
-      const std::span<const std::byte> bytes = std::span(block).first(wanted);
+      const std::span<std::byte> bytes = std::span(block).first(wanted);
+      read(offset, bytes);
       XXH3_64bits_update(state.get(), bytes.data(), bytes.size());
       if (visit) visit(offset, bytes);
       done += wanted;
     }
   }
   return XXH3_64bits_digest(state.get());
+}
+
+uint64_t DataFile::hash_now(int fd, const Visit& visit) const {
+  return hash_samples(
+      stamp_.size,
+      [&](uint64_t offset, std::span<std::byte> out) {
+        if (read_at(fd, path_, out.data(), out.size(), offset) < out.size()) fail(fd);
+      },
+      visit);
+}
+
+uint64_t DataFile::content_hash() const {
+  if (!unpacked_) return hash_;
+  return hash_samples(
+      size(), [&](uint64_t offset, std::span<std::byte> out) { unpacked_->read(offset, out); },
+      nullptr);
 }
 
 int64_t DataFile::modified_ns() const {
@@ -110,14 +149,19 @@ void DataFile::check(int fd) const {
 }
 
 void DataFile::read(uint64_t offset, std::span<std::byte> out) const {
+  if (!unpacked_) return read_stored(offset, out);
+  if (reach(offset + out.size()) < offset + out.size()) fail(file_->get());
+  unpacked_->read(offset, out);
+}
+
+void DataFile::read_stored(uint64_t offset, std::span<std::byte> out) const {
   with_descriptor([&](int fd) {
     if (read_at(fd, path_, out.data(), out.size(), offset) < out.size()) fail(fd);
     check(fd);
   });
 }
 
-void DataFile::sample(
-    const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit) {
+void DataFile::sample(const Visit& visit) {
   with_descriptor([&](int fd) { hash_ = hash_now(fd, visit); });
 }
 
@@ -126,6 +170,18 @@ void DataFile::verify() const {
     check(fd);
     if (hash_now(fd, nullptr) != hash_) fail(fd);
   });
+}
+
+std::string read_content(const std::string& path) {
+  const DataFile file(path, true, Content::unpacked);
+  std::string text;
+  try {
+    text.resize(size_t(file.size()));
+  } catch (const std::exception&) {
+    throw IoError(fmt::format("{}: no memory for its {} bytes", path, file.size()));
+  }
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 #include "engine/data/json_lines.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/data/open_contents.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/text_hashing.h"
 #include "engine/data/tokenized_units.h"
@@ -51,33 +53,45 @@ void for_each_line(const DataFile& file, const Use& use) {
 
 }  // namespace
 
-std::string parse_json_document(std::string_view line) {
-  return nlohmann::json::parse(line).at("text").get<std::string>();
+std::string parse_json_document(std::string_view line, const std::string& key) {
+  try {
+    const nlohmann::json root = nlohmann::json::parse(line);
+    const auto text = root.is_object() ? root.find(key) : root.end();
+    if (text != root.end() && text->is_string()) return text->get<std::string>();
+    std::vector<std::string> strings;
+    if (root.is_object()) {
+      for (const auto& [name, value] : root.items()) {
+        if (value.is_string()) strings.push_back(printable(name, 30));
+      }
+    }
+    const std::string other =
+        strings.empty() || key.empty()
+            ? ""
+            : fmt::format(" (texts under {}: data.text_key)", fmt::join(strings, ", "));
+    throw InvalidArgument(fmt::format("{}: expected {{\"{}\": \"...\"}}{}", printable(line, 60),
+                                      printable(key), other));
+  } catch (const nlohmann::json::exception& failed) {
+    throw InvalidArgument(fmt::format("{}: expected {{\"{}\": \"...\"}}",
+                                      printable(failed.what(), 120), printable(key)));
+  }
 }
 
 bool is_blank_line(std::string_view line) {
   return line.find_first_not_of(" \t\r") == line.npos;
 }
 
-bool is_json_lines(const std::string& path) {
-  return path.ends_with(".jsonl") || path.ends_with(".ndjson");
-}
-
-JsonLines::JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer)
-    : files_(std::move(files)), tokenizer_(std::move(tokenizer)) {}
+JsonLines::JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer, std::string text_key)
+    : files_(std::move(files)), tokenizer_(std::move(tokenizer)), text_key_(std::move(text_key)) {}
 
 JsonLines::JsonLines(std::span<const std::string> paths, double val_fraction,
-                     std::shared_ptr<const Tokenizer> tokenizer, Communicator* world)
-    : tokenizer_(std::move(tokenizer)) {
+                     std::shared_ptr<const Tokenizer> tokenizer, Communicator* world,
+                     const std::string& text_key)
+    : JsonLines(open_contents(paths, world), std::move(tokenizer), text_key) {
   SharedWork work(world, "reading the documents", 0);
   std::string error;
   std::shared_ptr<JsonLines> held_out;
   try {
-    for (size_t i = 0; i < paths.size(); ++i) {
-      files_.push_back(std::make_shared<DataFile>(paths[i], i < max_open_files()));
-      files_.back()->sample(nullptr);
-    }
-    held_out.reset(new JsonLines(files_, tokenizer_));
+    held_out.reset(new JsonLines(files_, tokenizer_, text_key_));
     for (uint32_t i = 0; i < files_.size(); ++i) index(i, val_fraction, *held_out, work);
   } catch (const IoError& failed) {
     error = failed.what();
@@ -89,6 +103,7 @@ JsonLines::JsonLines(std::span<const std::string> paths, double val_fraction,
         paths.size(), held_out->documents_.size(), documents_.size()));
   }
   finish();
+  records_ = make_records(files_);
   if (held_out->documents_.empty()) return;
   held_out->finish();
   held_out_.identity = held_out->identity();
@@ -102,10 +117,9 @@ void JsonLines::index(uint32_t file, double val_fraction, JsonLines& held_out, S
     if (is_blank_line(line)) return;
     std::string text;
     try {
-      text = parse_json_document(line);
-    } catch (const nlohmann::json::exception& failed) {
-      throw IoError(fmt::format("{}:{}: {}: expected {{\"text\": \"...\"}}", files_[file]->path(),
-                                number, printable(failed.what(), 120)));
+      text = parse_json_document(line, text_key_);
+    } catch (const InvalidArgument& failed) {
+      throw IoError(fmt::format("{}:{}: {}", files_[file]->path(), number, failed.what()));
     }
     tokens.clear();
     tokenizer_->append(text, tokens);
@@ -136,8 +150,8 @@ void JsonLines::read(int64_t begin, std::span<int32_t> out) const {
     line.resize(from.bytes);
     file.read(from.offset, std::as_writable_bytes(std::span(line)));
     try {
-      tokenizer_->append(parse_json_document(line), tokens);
-    } catch (const nlohmann::json::exception&) {
+      tokenizer_->append(parse_json_document(line, text_key_), tokens);
+    } catch (const InvalidArgument&) {
       tokens.clear();
     }
     const int64_t count = starts_[document + 1] - starts_[document];

@@ -1,4 +1,4 @@
-// JSON Lines: a document per line, {"text": "…"}; other keys are ignored.
+// JSON Lines: a document per line, {"text": "…"}, or with another key; other keys are ignored.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ class JsonLines : public TokenSource {
   /// a document, and ConfigError if fewer than two tokens are left to train on. Collective over
   /// `world` unless it is nullptr.
   JsonLines(std::span<const std::string> paths, double val_fraction,
-            std::shared_ptr<const Tokenizer> tokenizer, Communicator* world = nullptr);
+            std::shared_ptr<const Tokenizer> tokenizer, Communicator* world = nullptr,
+            const std::string& text_key = "text");
 
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
@@ -44,24 +45,23 @@ class JsonLines : public TokenSource {
     uint32_t file;
   };
   using Files = std::vector<std::shared_ptr<DataFile>>;
-  JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer);
+  JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer, std::string text_key);
   void index(uint32_t file, double val_fraction, JsonLines& held_out, SharedWork& work);
   void add(const Document& document, uint64_t hash, std::span<const int32_t> tokens);
   void finish();
 
   Files files_;
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::string text_key_;
   std::vector<Document> documents_;
   std::vector<int64_t> starts_{0};  ///< position of each document in the stream, then the total
   std::optional<int32_t> start_token_;
   std::vector<uint64_t> hashes_;  ///< of the documents, until the fingerprint is known
 };
 
-/// Text of a line's document. Throws nlohmann::json::exception.
-std::string parse_json_document(std::string_view line);
+/// Text of a line's document, its value of `key`. Throws InvalidArgument, without the line's place.
+std::string parse_json_document(std::string_view line, const std::string& key);
 /// Whether the line holds no document.
 bool is_blank_line(std::string_view line);
-/// Whether the name is that of JSON Lines.
-bool is_json_lines(const std::string& path);
 
 }  // namespace tandem

@@ -1,7 +1,9 @@
 #include "engine/data/manifest.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -44,7 +46,42 @@ FileRecord parse_record(const Json& entry) {
 
 FileRecord make_record(const DataFile& file) {
   const std::string path = std::filesystem::absolute(file.path()).lexically_normal().string();
-  return {path, file.size(), file.modified_ns(), file.hash(), {}};
+  return {path, file.stored_bytes(), file.modified_ns(), file.hash(), {}};
+}
+
+std::vector<FileRecord> make_records(std::span<const std::shared_ptr<DataFile>> files) {
+  std::vector<FileRecord> records;
+  for (const auto& file : files.first(std::min(files.size(), kMaxRecords))) {
+    records.push_back(make_record(*file));
+  }
+  return records;
+}
+
+std::string describe_changes(const Manifest& before, std::span<const FileRecord> now) {
+  constexpr size_t kShown = 3;
+  std::map<std::string, const FileRecord*> gone;
+  for (const auto& [path, record] : before.records()) gone[path] = &record;
+  std::vector<std::string> changes;
+  for (const FileRecord& record : now) {
+    const auto found = gone.find(record.path);
+    if (found == gone.end()) {
+      changes.push_back(record.path + " is new");
+      continue;
+    }
+    const FileRecord& old = *found->second;
+    if (record.bytes != old.bytes) {
+      changes.push_back(
+          fmt::format("{} holds {} bytes: expected {}", record.path, record.bytes, old.bytes));
+    } else if (record.samples != old.samples) {
+      changes.push_back(record.path + " holds other bytes");
+    }
+    gone.erase(found);
+  }
+  for (const auto& [path, record] : gone) changes.push_back(path + " is gone");
+  const size_t shown = std::min(changes.size(), kShown);
+  std::string text = fmt::format("{}", fmt::join(std::span(changes).first(shown), "; "));
+  if (changes.size() > shown) text += fmt::format("; and {} more", changes.size() - shown);
+  return text;
 }
 
 Manifest::Manifest(const std::vector<FileRecord>& records) {

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,10 @@ struct FileRecord {
 /// Record of an open file whose samples have been read.
 FileRecord make_record(const DataFile& file);
 
+/// Records of files that a run keeps at most.
+inline constexpr size_t kMaxRecords = 10'000;
+/// Records of the first ones of many files.
+std::vector<FileRecord> make_records(std::span<const std::shared_ptr<DataFile>> files);
 /// Manifest of the run in `out`.
 inline std::string manifest_path(const std::string& out) {
   return out + "/data.json";
@@ -55,5 +61,9 @@ class Manifest {
   std::string path_;
   std::map<std::string, FileRecord> records_;  ///< by path
 };
+
+/// "a.txt holds 30 bytes: expected 20; b.txt is new; ...": files that differ from their records,
+/// are new or are gone, up to three; empty if there are none.
+std::string describe_changes(const Manifest& before, std::span<const FileRecord> now);
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "engine/data/corpus.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
+#include "engine/data/select_data.h"
 #include "engine/data/shard_stream.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_files.h"
@@ -30,33 +32,42 @@ constexpr const char* kText = "text";
 constexpr const char* kTokens = "tokens";
 constexpr const char* kJsonLines = "jsonl";
 
-/// Format of `files`: text if they differ.
-std::string format_of_files(const std::vector<std::string>& files) {
-  if (files.empty()) return kText;
-  if (std::ranges::all_of(files, is_json_lines)) return kJsonLines;
-  return std::ranges::all_of(files, is_token_file) ? kTokens : kText;
-}
-
-/// Format of the files that `path` names.
-std::string format_of(const std::string& path) {
-  if (is_token_prefix(path)) return kTokens;
+/// Files of each of `paths`; `key`: their name in the job file. Collective over `world`.
+std::vector<SelectedData> select_all(const std::vector<std::string>& paths, const std::string& key,
+                                     const std::string& format, const std::string& text_key,
+                                     Communicator* world) {
+  std::vector<SelectedData> all;
+  std::string error;
+  SharedWork work(world, "listing the data", 0);
   try {
-    return format_of_files(find_files(std::span(&path, 1)).files);
-  } catch (const IoError&) {
-    return format_of_files({path});  // opening it reports the error
+    for (const std::string& path : paths) {
+      all.push_back(select_data({path}, format, text_key));
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
   }
+  work.finish(error);
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (all[i].format == all[0].format) continue;
+    throw ConfigError(fmt::format("{}: {} holds {}, {} {}: expected one format, or data.format",
+                                  key, paths[0], all[0].format, paths[i], all[i].format));
+  }
+  return all;
 }
 
-/// Format of all `paths`; `key`: their name in the job file.
-std::string choose_format(const std::vector<std::string>& paths, const std::string& key) {
-  const std::string first = format_of(paths[0]);
-  for (const std::string& path : paths) {
-    if (const std::string format = format_of(path); format != first) {
-      throw ConfigError(fmt::format("{}: {} holds {}, {} {}: expected one format, or data.format",
-                                    key, paths[0], first, path, format));
+/// All of `selected` as one.
+SelectedData merge(const std::vector<SelectedData>& selected) {
+  SelectedData all{selected[0].format, {}, {}};
+  std::set<std::string> known;
+  for (const SelectedData& one : selected) {
+    for (const std::string& file : one.files) {  // token files stay in the order of the entries
+      if (known.insert(file).second) all.files.push_back(file);
     }
+    all.notes.insert(all.notes.end(), one.notes.begin(), one.notes.end());
   }
-  return first;
+  if (all.format != kTokens) std::ranges::sort(all.files);
+  return all;
 }
 
 /// Settings that all sources of a run are opened with.
@@ -70,6 +81,7 @@ struct Opening {
   bool document_mask;
   std::string separator;    ///< between documents of text
   int32_t separator_token;  ///< between those of token files; -1: none
+  std::string text_key;     ///< of JSON Lines
 };
 
 std::shared_ptr<const Tokenizer> tokenizer_of(const Opening& with) {
@@ -77,31 +89,36 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const Opening& with) {
 }
 
 std::unique_ptr<TokenSource> open_stream(const Opening& with,
-                                         const std::vector<std::string>& paths) {
-  ShardFormat format{with.format,        with.vocab,     with.tokenizer,
-                     with.document_mask, with.separator, with.separator_token};
+                                         const std::vector<std::string>& files) {
+  ShardFormat format{with.format,    with.vocab,           with.tokenizer, with.document_mask,
+                     with.separator, with.separator_token, with.text_key};
   format.tokenizer = with.format == kTokens ? nullptr : tokenizer_of(with);
-  return std::make_unique<ShardStream>(find_data_files(paths, with.format), format, *with.stream,
-                                       with.world, with.known);
+  return std::make_unique<ShardStream>(files, format, *with.stream, with.world, with.known);
 }
 
-std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<std::string>& paths,
-                                         double val_fraction) {
-  if (with.stream) return open_stream(with, paths);
+std::unique_ptr<TokenSource> open_files(const Opening& with, const std::vector<std::string>& files,
+                                        double val_fraction) {
+  if (with.stream) return open_stream(with, files);
   if (with.format == kText && (with.tokenizer || !with.separator.empty())) {
-    const std::vector<std::string> files = find_data_files(paths, with.format);
     return std::make_unique<TokenizedText>(files, val_fraction, tokenizer_of(with), with.world,
                                            with.separator);
   }
   if (with.format == kText) {
-    return std::make_unique<Corpus>(paths, val_fraction, with.world, with.known);
+    return std::make_unique<Corpus>(files, val_fraction, with.world, with.known);
   }
-  const std::vector<std::string> files = find_data_files(paths, with.format);
   if (with.format == kTokens) {
     return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known,
                                         with.separator_token);
   }
-  return std::make_unique<JsonLines>(files, val_fraction, tokenizer_of(with), with.world);
+  return std::make_unique<JsonLines>(files, val_fraction, tokenizer_of(with), with.world,
+                                     with.text_key);
+}
+
+std::unique_ptr<TokenSource> open_source(const Opening& with, const SelectedData& selected,
+                                         double val_fraction) {
+  auto source = open_files(with, selected.files, val_fraction);
+  source->add_notes(selected.notes);
+  return source;
 }
 
 /// Throws ConfigError for a value of data.document_separator that the format does not have.
@@ -166,6 +183,7 @@ HeldOut validation_set(std::unique_ptr<TokenSource> source) {
   if (const auto* text = dynamic_cast<const Corpus*>(source.get())) {
     set.files = text->files();
     set.sizes = text->sizes();
+    set.contents = text->contents();
   } else {
     set.stream = std::move(source);
   }
@@ -215,6 +233,13 @@ void open_documents(const TrainConfig& config, Communicator* world, TokenSource&
   if (data.document_mask && source.held_out().stream) {
     require_documents(*source.held_out().stream, key, world);
   }
+  const auto components = source.components();
+  const bool is_empty = std::ranges::none_of(components, [](const WeightedSource& component) {
+    return component.source->stream() || has_predictions(*component.source);
+  });
+  if (is_empty) {
+    throw ConfigError(fmt::format("{}: {}: no document has two tokens", key, source.describe()));
+  }
   if (!is_packed) return;
   std::string begins;
   for (const WeightedSource& component : source.components()) {
@@ -231,14 +256,7 @@ void open_documents(const TrainConfig& config, Communicator* world, TokenSource&
 
 std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
                                          const std::string& format) {
-  if ((format == "auto" ? choose_format(paths, "data.paths") : format) != kTokens) {
-    return find_files(paths).files;
-  }
-  std::vector<std::string> files;
-  for (const std::string& path : paths) {
-    for (std::string& file : find_token_files(path)) files.push_back(std::move(file));
-  }
-  return files;
+  return merge(select_all(paths, "data.paths", format, TrainConfig().data.text_key, nullptr)).files;
 }
 
 std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world,
@@ -251,8 +269,9 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     paths.push_back(parsed.path);
     if (parsed.weight > 0) weights.push_back(parsed.weight);
   }
-  const bool is_auto = data.format == "auto";
-  Opening with{is_auto ? choose_format(paths, "data.paths") : data.format,
+  const std::vector<SelectedData> selected =
+      select_all(paths, "data.paths", data.format, data.text_key, world);
+  Opening with{selected[0].format,
                config.model.vocab,
                open_configured_tokenizer(config),
                world,
@@ -260,15 +279,16 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
                stream_options(config),
                data.document_mask,
                "",
-               -1};
+               -1,
+               data.text_key};
   set_separator(data.document_separator, with);
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {
-    source = open_source(with, paths, data.val_fraction);
+    source = open_source(with, merge(selected), data.val_fraction);
   } else {
     Blend::Sources sources;
-    for (const std::string& path : paths) {
-      sources.push_back(open_source(with, {path}, data.val_fraction));
+    for (const SelectedData& one : selected) {
+      sources.push_back(open_source(with, one, data.val_fraction));
       if (with.stream) ++with.stream->seed;
     }
     source = std::make_unique<Blend>(std::move(sources), std::move(weights));
@@ -277,15 +297,17 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     open_documents(config, world, *source);
     return source;
   }
-  if (is_auto) {
-    const std::string found = choose_format(data.val_paths, "data.val_paths");
-    if (found != with.format) {
-      throw ConfigError(fmt::format("data.val_paths holds {}, data.paths {}: expected one format",
-                                    found, with.format));
-    }
+  const SelectedData held_out =
+      merge(select_all(data.val_paths, "data.val_paths", data.format, data.text_key, world));
+  if (held_out.format != with.format) {
+    throw ConfigError(fmt::format("data.val_paths holds {}, data.paths {}: expected one format",
+                                  held_out.format, with.format));
+  }
+  for (const std::string& note : held_out.notes) {
+    source->add_notes(std::vector{"of data.val_paths " + note});
   }
   with.stream = {};
-  source->validate_on(validation_set(open_source(with, data.val_paths, 0)));
+  source->validate_on(validation_set(open_files(with, held_out.files, 0)));
   open_documents(config, world, *source);
   return source;
 }

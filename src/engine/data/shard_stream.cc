@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/files.h"
+#include "engine/data/data_kind.h"
 #include "engine/data/sampler.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_layout.h"
@@ -93,7 +94,7 @@ void ShardStream::leave() const {
 void ShardStream::extend() const {
   while (true) {
     const ShardReader& shard = open();
-    if (uint64_t(next_.offset) >= shard.size()) {
+    if (shard.reach(uint64_t(next_.offset) + 1) <= uint64_t(next_.offset)) {
       leave();
       continue;
     }
@@ -142,7 +143,7 @@ void ShardStream::skip(int64_t position) const {
     const ShardReader& shard = open();
     const int64_t unit = shard.unit_tokens();
     if (unit == 0) return;
-    const int64_t left = int64_t(shard.size()) - next_.offset;
+    const int64_t left = int64_t(shard.reach(UINT64_MAX)) - next_.offset;
     if (next_.position + left > position) {
       const int64_t skipped = (position - next_.position) / unit * unit;
       next_.offset += skipped;
@@ -239,7 +240,7 @@ int64_t ShardStream::opened_shards() const {
 bool ShardStream::has_documents() const {
   if (format_.name != "tokens" || format_.separator_token >= 0) return true;
   return std::ranges::all_of(files_, [](const ShardFile& file) {
-    return file.path.ends_with(".bin") && path_exists(index_path(file.path));
+    return has_ending(file.path, ".bin") && path_exists(index_path(file.path));
   });
 }
 

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -32,10 +31,12 @@ class TokenShard : public ShardReader {
     if (file_.layout().documents > 0) begins_ = read_index_begins(index_path(path));
   }
   FileRecord record() const { return file_.record(); }
-  uint64_t size() const override { return uint64_t(file_.layout().tokens); }
+  uint64_t reach(uint64_t end) const override {
+    return std::min(end, uint64_t(file_.layout().tokens));
+  }
   ShardUnit read(uint64_t offset) const override {
     ShardUnit unit;
-    unit.end = std::min(size(), offset + kUnitTokens);
+    unit.end = reach(offset + kUnitTokens);
     unit.tokens.resize(unit.end - offset);
     file_.read(int64_t(offset), unit.tokens);
     if (separator_ >= 0) add_separated(offset, unit);
@@ -66,27 +67,31 @@ class TokenShard : public ShardReader {
 class TextShard : public ShardReader {
  public:
   TextShard(const std::string& path, const ShardFormat& format)
-      : file_(path, true), tokenizer_(format.tokenizer), separator_(format.separator) {
+      : file_(path, true, Content::unpacked),
+        tokenizer_(format.tokenizer),
+        separator_(format.separator),
+        text_key_(format.text_key) {
     file_.sample(nullptr);
   }
   FileRecord record() const { return make_record(file_); }
-  uint64_t size() const override { return file_.size(); }
+  uint64_t reach(uint64_t end) const override { return file_.reach(end); }
   void verify() const override { file_.verify(); }
 
  protected:
   /// Bytes from `offset` on, up to the end of the file.
   void read_bytes(uint64_t offset, uint64_t max, std::string& bytes) const {
-    bytes.resize(std::min(max, size() - offset));
+    bytes.resize(reach(offset + max) - offset);
     file_.read(offset, std::as_writable_bytes(std::span(bytes)));
   }
   const std::string& path() const { return file_.path(); }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const std::string& separator() const { return separator_; }
+  const std::string& text_key() const { return text_key_; }
 
  private:
   DataFile file_;
   std::shared_ptr<const Tokenizer> tokenizer_;
-  std::string separator_;
+  std::string separator_, text_key_;
 };
 
 /// The documents and blocks of TokenizedText.
@@ -103,9 +108,9 @@ class DocumentShard : public TextShard {
     const uint64_t begin = offset + (text.size() - rest.size());
     const size_t end = separator().empty() ? rest.npos : rest.find(separator());
     const std::string_view window = rest.substr(0, std::min(end, kTextWindow));
-    const bool is_end = window.size() == end || begin + window.size() == size();
+    const bool is_end = window.size() == end || ends_at(begin + window.size());
     const bool is_cut = rest.size() < kTextWindow + separator().size() &&
-                        offset + text.size() < size() && end == rest.npos;
+                        !ends_at(offset + text.size()) && end == rest.npos;
     if (is_cut) {  // by separators before it
       unit.end = begin;
       return unit;
@@ -149,7 +154,7 @@ class JsonLinesShard : public TextShard {
     unit.end = offset;
     for (uint64_t max = kReadBytes; unit.end == offset; max *= 4) {
       read_bytes(offset, max, bytes);
-      const bool is_end = offset + bytes.size() == size();
+      const bool is_end = ends_at(offset + bytes.size());
       std::string_view rest = bytes;
       while (!rest.empty() && unit.end < offset + kUnitBytes) {
         size_t end = rest.find('\n');
@@ -172,10 +177,9 @@ class JsonLinesShard : public TextShard {
     if (is_blank_line(line)) return;
     unit.document_begins.push_back(int32_t(unit.tokens.size()));
     try {
-      tokenizer().append(parse_json_document(line), unit.tokens);
-    } catch (const nlohmann::json::exception& failed) {
-      throw IoError(fmt::format("{}: the line at byte {}: {}: expected {{\"text\": \"...\"}}",
-                                path(), at, printable(failed.what(), 120)));
+      tokenizer().append(parse_json_document(line, text_key()), unit.tokens);
+    } catch (const InvalidArgument& failed) {
+      throw IoError(fmt::format("{}: the line at byte {}: {}", path(), at, failed.what()));
     }
   }
 };

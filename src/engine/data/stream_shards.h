@@ -23,8 +23,10 @@ struct ShardUnit {
 class ShardReader {
  public:
   virtual ~ShardReader() = default;
-  /// Offset of the end.
-  virtual uint64_t size() const = 0;
+  /// The smaller of `end` and the offset of the shard's end. A compressed shard is unpacked up to
+  /// there, and throws IoError where it is damaged.
+  virtual uint64_t reach(uint64_t end) const = 0;
+  bool ends_at(uint64_t offset) const { return reach(offset + 1) == offset; }
   /// Unit at `offset`, which is 0 or the end of another. Throws IoError naming a file that cannot
   /// be read, has changed or is damaged. Not thread-safe.
   virtual ShardUnit read(uint64_t offset) const = 0;
@@ -50,6 +52,7 @@ struct ShardFormat {
   bool reads_documents = false;                ///< token files have an index or separators
   std::string separator = {};                  ///< between documents of text
   int32_t separator_token = -1;                ///< between those of token files
+  std::string text_key = "text";               ///< of JSON Lines
 };
 
 /// Opens it and reads samples of its content. Throws IoError naming a file that is gone, damaged,

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "engine/data/data_file.h"
 #include "engine/data/scored_windows.h"
 
 namespace tandem {
@@ -16,12 +18,17 @@ class TextWindows : public ScoredWindows {
  public:
   /// Splits files of `sizes` bytes into windows of `seq` positions; of more than `max_bytes` (0: no
   /// limit), uses only as many windows as score about that, evenly spread over all files.
+  /// `contents`: of compressed files, nullptr for others; or empty.
   TextWindows(std::vector<std::string> paths, std::span<const int64_t> sizes, int64_t seq,
-              int64_t stride, int64_t max_bytes);
+              int64_t stride, int64_t max_bytes,
+              std::vector<std::shared_ptr<DataFile>> contents = {});
   ScoredWindow read(int64_t index) const override;
 
  private:
+  void read_bytes(size_t file, int64_t offset, std::span<uint8_t> bytes) const;
+
   std::vector<std::string> paths_;
+  std::vector<std::shared_ptr<DataFile>> contents_;
   std::vector<int64_t> sizes_;
   std::vector<int64_t> starts_;  ///< index of each file's first window, then the total
   int64_t seq_, stride_;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/files.h"
-#include "engine/data/corpus.h"
+#include "engine/data/data_kind.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/tokenized_units.h"
 #include "tandem/error.h"
@@ -90,6 +90,11 @@ TokenFiles::TokenFiles(std::span<const std::string> paths, double val_fraction, 
       const int64_t cut = layout.training_tokens;
       if (cut > 0) training.push_back({file, 0, cut});
       if (cut < layout.tokens) held_out.push_back({file, cut, layout.tokens - cut});
+      if (layout.offset == 0 && layout.documents == 0 && layout.type != TokenType::u16) {
+        notes_.push_back(
+            fmt::format("{}: read as {}, as the upper halves of its words are 0 or little",
+                        paths[i], name_of(layout.type)));
+      }
       if (layout.tokens == 0)
         notes_.push_back(fmt::format("left out {}, which is empty", paths[i]));
       FileRecord& record = records_.emplace_back(file->record());
@@ -218,28 +223,27 @@ std::string TokenFiles::identity() const {
 }
 
 bool is_token_file(const std::string& path) {
-  return path.ends_with(".bin") || path.ends_with(".npy") || path.ends_with(".idx");
+  return has_ending(path, ".bin") || has_ending(path, ".npy") || has_ending(path, ".idx");
 }
 
 bool is_token_prefix(const std::string& path) {
   return !path_exists(path) && path_exists(path + ".bin") && path_exists(path + ".idx");
 }
 
-std::vector<std::string> find_token_files(const std::string& path) {
-  if (is_token_prefix(path)) return {path + ".bin"};
+std::vector<std::string> find_token_files(std::span<const std::string> paths) {
   std::vector<std::string> files;
-  for (std::string& file : find_files(std::span(&path, 1)).files) {
-    if (!is_token_file(file)) {
+  for (const std::string& path : paths) {
+    if (!is_token_file(path)) {
       throw IoError(
-          fmt::format("{}: no token file: expected .bin, with or without .idx, or .npy", file));
+          fmt::format("{}: no token file: expected .bin, with or without .idx, or .npy", path));
     }
-    if (!file.ends_with(".idx")) {
-      files.push_back(std::move(file));
+    if (!has_ending(path, ".idx")) {
+      files.push_back(path);
       continue;
     }
-    const std::string bin = file.substr(0, file.size() - 4) + ".bin";
+    const std::string bin = replace_ending(path, ".bin");
     if (!path_exists(bin))
-      throw IoError(fmt::format("{}: no such file: {} belongs to it", bin, file));
+      throw IoError(fmt::format("{}: no such file: {} belongs to it", bin, path));
     files.push_back(bin);
   }
   std::sort(files.begin(), files.end());

@@ -86,10 +86,9 @@ class TokenFiles : public TokenSource {
   mutable std::vector<int64_t> document_begins_, unpredicted_begins_;
 };
 
-/// Files that `path` names in data.paths, as .bin and .npy files: a file, a folder, a pattern, or
-/// as in Megatron-LM the path of a .bin and .idx file without its ending. Throws IoError for a file
-/// of another kind.
-std::vector<std::string> find_token_files(const std::string& path);
+/// The .bin and .npy files among `paths`, and those of the indices, sorted. Throws IoError for a
+/// file of another kind, and an index without its file.
+std::vector<std::string> find_token_files(std::span<const std::string> paths);
 /// Whether the name is that of a token file or of an index.
 bool is_token_file(const std::string& path);
 /// Whether `path` names nothing, but is a .bin file's with an index, without its ending.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/files.h"
+#include "engine/data/data_kind.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -41,15 +43,67 @@ int64_t training_share(int64_t tokens, double fraction) {
   return tokens - int64_t(double(tokens) * fraction);
 }
 
+/// Header of llm.c's files: 256 int32, the first three are the kind, a version and the tokens.
+constexpr int32_t kLlmcUint16 = 20240520, kLlmcUint32 = 20240801, kLlmcVersion = 1;
+constexpr uint64_t kLlmcHeader = 256 * sizeof(int32_t);
+
+std::optional<TokenLayout> read_llmc_header(const std::string& path, int fd, uint64_t bytes) {
+  std::array<int32_t, 3> header{};
+  if (bytes < kLlmcHeader || read_at(fd, path, header.data(), sizeof header, 0) < sizeof header) {
+    return {};
+  }
+  const auto [kind, version, tokens] = header;
+  if (kind != kLlmcUint16 && kind != kLlmcUint32) return {};
+  TokenLayout layout;
+  layout.type = kind == kLlmcUint16 ? TokenType::u16 : TokenType::u32;
+  layout.offset = kLlmcHeader;
+  layout.tokens = tokens;
+  const uint64_t expected = kLlmcHeader + uint64_t(tokens) * uint64_t(bytes_of(layout.type));
+  if (version != kLlmcVersion || tokens < 0 || bytes != expected) {
+    throw IoError(fmt::format(
+        "{}: llm.c's header says version {} and {} tokens of {}, the file holds {} bytes: expected "
+        "version {} and {} bytes",
+        path, version, tokens, name_of(layout.type), bytes, kLlmcVersion, expected));
+  }
+  return layout;
+}
+
+constexpr size_t kGuessed = size_t(64) << 10;  // bytes
+constexpr size_t kMinWords = 64;
+constexpr uint16_t kMaxHigh = 16;  // upper halves of tokens below 2^20
+
+/// Type of tokens without a header. Wider ones than uint16 are known by the upper halves of their
+/// words, which are 0 or little.
+TokenType guess_type(std::span<const uint16_t> words, uint64_t bytes) {
+  const auto are_high = [&](size_t first, size_t step) {
+    size_t zeros = 0, all = 0;
+    for (size_t i = first; i < words.size(); i += step, ++all) {
+      if (words[i] >= kMaxHigh) return false;
+      zeros += words[i] == 0;
+    }
+    return 2 * zeros > all;
+  };
+  const bool is_certain =
+      words.size() >= kMinWords &&
+      std::ranges::any_of(words, [](uint16_t word) { return word >= kMaxHigh; });
+  if (!is_certain || bytes % 4 != 0 || !are_high(1, 2)) return TokenType::u16;
+  const bool is_64 = bytes % 8 == 0 && are_high(2, 4) && are_high(3, 4);
+  return is_64 ? TokenType::i64 : TokenType::u32;
+}
+
 TokenLayout read_raw_layout(const std::string& path) {
   const FileDescriptor file = open_for_reading(path);
   const uint64_t bytes = file_size(file.get(), path);
+  if (const auto layout = read_llmc_header(path, file.get(), bytes)) return *layout;
+  std::vector<uint16_t> words(size_t(std::min<uint64_t>(bytes, kGuessed)) / 2);
+  words.resize(read_at(file.get(), path, words.data(), 2 * words.size(), 0) / 2);
+  TokenLayout layout;
+  layout.type = guess_type(words, bytes);
   if (bytes % 2 != 0) {
     throw IoError(fmt::format(
         "{}: holds {} bytes and has no .idx: expected uint16 tokens, an even number", path, bytes));
   }
-  TokenLayout layout;
-  layout.tokens = int64_t(bytes / 2);
+  layout.tokens = int64_t(bytes) / bytes_of(layout.type);
   return layout;
 }
 
@@ -192,12 +246,12 @@ bool widen_tokens(TokenType type, std::span<const std::byte> bytes, int64_t voca
 }
 
 std::string index_path(const std::string& path) {
-  return path.substr(0, path.size() - 4) + ".idx";
+  return replace_ending(path, ".idx");
 }
 
 TokenLayout read_token_layout(const std::string& path, double val_fraction) {
   TokenLayout layout;
-  if (path.ends_with(".npy")) {
+  if (has_ending(path, ".npy")) {
     layout = read_npy_header(path);
   } else if (path_exists(index_path(path))) {
     const FileDescriptor file = open_for_reading(path);

@@ -1,5 +1,5 @@
-// Headers of token files: Megatron-LM's .bin with its .idx, NumPy's .npy, and a .bin of uint16
-// tokens without an index.
+// Headers of token files: Megatron-LM's .bin with its .idx, NumPy's .npy, llm.c's .bin, and a .bin
+// of uint16, uint32 or int64 tokens without a header.
 #pragma once
 
 #include <cstddef>

@@ -18,9 +18,10 @@ class ShardStream;
 /// Data kept out of training: files of text, each scored separately, or a stream of tokens.
 struct HeldOut {
   std::vector<std::string> files;
-  std::vector<int64_t> sizes;                 ///< bytes of each file
-  std::shared_ptr<const TokenSource> stream;  ///< nullptr: none
-  std::string identity;                       ///< changes if the data do
+  std::vector<int64_t> sizes;                       ///< bytes of each file's content
+  std::vector<std::shared_ptr<DataFile>> contents;  ///< of compressed files; nullptr for others
+  std::shared_ptr<const TokenSource> stream;        ///< nullptr: none
+  std::string identity;                             ///< changes if the data do
   bool empty() const { return files.empty() && !stream; }
 };
 
@@ -71,6 +72,9 @@ class TokenSource {
   const std::string& fingerprint() const { return fingerprint_; }
   /// Notes on skipped entries of data.paths, one line each.
   const std::vector<std::string>& notes() const { return notes_; }
+  void add_notes(std::span<const std::string> notes) {
+    notes_.insert(notes_.end(), notes.begin(), notes.end());
+  }
   const HeldOut& held_out() const { return held_out_; }
   /// Records of large files, for a later run's manifest.
   const std::vector<FileRecord>& records() const { return records_; }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/files.h"
+#include "engine/data/open_contents.h"
 #include "engine/data/text_hashing.h"
 #include "engine/data/tokenized_units.h"
 #include "tandem/error.h"
@@ -82,20 +83,17 @@ TokenizedText::TokenizedText(Files files, std::shared_ptr<const Tokenizer> token
 TokenizedText::TokenizedText(std::span<const std::string> paths, double val_fraction,
                              std::shared_ptr<const Tokenizer> tokenizer, Communicator* world,
                              const std::string& separator)
-    : tokenizer_(std::move(tokenizer)) {
+    : files_(open_contents(paths, world)), tokenizer_(std::move(tokenizer)) {
   SharedWork work(world, "tokenizing the text", 0);
   std::string error;
   std::shared_ptr<TokenizedText> held_out;
   try {
-    for (size_t i = 0; i < paths.size(); ++i) {
-      files_.push_back(std::make_shared<DataFile>(paths[i], i < max_open_files()));
-      files_.back()->sample(nullptr);
-    }
     held_out.reset(new TokenizedText(files_, tokenizer_));
     for (uint32_t i = 0; i < files_.size(); ++i) {
       const DataFile& file = *files_[i];
       for_each_document(file, separator, [&](uint64_t begin, uint64_t end) {
-        const uint64_t hash = separator.empty() ? file.hash() : hash_range(file, begin, end);
+        const uint64_t hash =
+            separator.empty() ? file.content_hash() : hash_range(file, begin, end);
         TokenizedText& split = is_held_out(hash, val_fraction) ? *held_out : *this;
         split.index_document(i, begin, end, hash, work);
       });
@@ -111,6 +109,7 @@ TokenizedText::TokenizedText(std::span<const std::string> paths, double val_frac
                     paths.size(), held_out->hashes_.size(), hashes_.size()));
   }
   finish();
+  records_ = make_records(files_);
   if (held_out->blocks_.empty()) return;
   held_out->finish();
   held_out_.identity = held_out->identity();

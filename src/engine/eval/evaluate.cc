@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "core/files.h"
+#include "engine/data/json_lines.h"
 #include "engine/data/shared_work.h"
+#include "engine/data/token_files.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -46,8 +48,12 @@ double FileScore::bits_per_byte() const {
   return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
 }
 
+double FileScore::nats_per_token() const {
+  return tokens == 0 ? 0 : nats / double(tokens);
+}
+
 double FileScore::perplexity() const {
-  return tokens == 0 ? 1 : std::exp(nats / double(tokens));
+  return std::exp(nats_per_token());
 }
 
 std::string text_identity(std::span<const std::string> paths, Communicator* world) {
@@ -71,6 +77,7 @@ std::string text_identity(std::span<const std::string> paths, Communicator* worl
 Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options)
     : options_(resolved(config, options)),
       model_(tp, config, model_options(options_)),
+      vocab_(config.vocab),
       padding_(int32_t(std::min<int64_t>(kBos, config.vocab - 1))),
       tokens_(size_t(options_.batch * options_.seq), padding_),
       targets_(tokens_.size(), -1) {}
@@ -80,12 +87,14 @@ void Evaluator::on_batch(std::function<void(int64_t)> report) {
 }
 
 FileScore Evaluator::score(const std::string& path) {
-  const std::string text = read_file(path);
-  return score(path, std::as_bytes(std::span(text)));
+  FileScore result{path};
+  add_file(path, result);
+  result.nats += flush();
+  return result;
 }
 
 FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
-  FileScore result{name, int64_t(bytes.size())};
+  FileScore result{name};
   add(bytes, result);
   result.nats += flush();
   return result;
@@ -93,24 +102,50 @@ FileScore Evaluator::score(const std::string& name, std::span<const std::byte> b
 
 FileScore Evaluator::total(std::span<const std::string> paths) {
   FileScore result{"total"};
-  for (const std::string& path : paths) {
-    const std::string text = read_file(path);
-    result.bytes += int64_t(text.size());
-    add(std::as_bytes(std::span(text)), result);
-  }
+  for (const std::string& path : paths) add_file(path, result);
   result.nats += flush();
   return result;
 }
 
-/// Adds the tokens, and the nats of the batches that became full.
+void Evaluator::add_file(const std::string& path, FileScore& to) {
+  if (options_.format == "tokens") {
+    const TokenFile file(path, 0, vocab_, true);
+    std::vector<int32_t> tokens(size_t(file.layout().tokens));
+    file.read(0, tokens);
+    return add_stream(tokens, to);
+  }
+  const std::string text = read_content(path);
+  if (options_.format == "text") return add(std::as_bytes(std::span(text)), to);
+  int64_t number = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    ++number;
+    if (is_blank_line(line)) continue;
+    std::string document;
+    try {
+      document = parse_json_document(line, options_.text_key);
+    } catch (const InvalidArgument& failed) {
+      throw IoError(fmt::format("{}:{}: {}", path, number, failed.what()));
+    }
+    add(std::as_bytes(std::span(document)), to);
+  }
+}
+
 void Evaluator::add(std::span<const std::byte> bytes, FileScore& to) {
+  to.bytes += int64_t(bytes.size());
   std::vector<int32_t> stream;  // position p predicts token p + 1
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   options_.tokenizer ? options_.tokenizer->append(text, stream)
                      : ByteTokenizer().append(text, stream);
-  const int64_t positions = int64_t(stream.size()) - 1;
+  if (stream.size() > 1) bytes_per_token_ = double(bytes.size()) / double(stream.size() - 1);
+  add_stream(stream, to);
+}
+
+/// Adds the tokens, and the nats of the batches that became full.
+void Evaluator::add_stream(std::span<const int32_t> stream, FileScore& to) {
+  const int64_t positions = std::max<int64_t>(0, int64_t(stream.size()) - 1);
   to.tokens += positions;
-  if (positions > 0) bytes_per_token_ = double(bytes.size()) / double(positions);
   int64_t scored = 0;
   for (int64_t begin = 0; scored < positions; begin += options_.stride) {
     add_window(stream, begin, scored);

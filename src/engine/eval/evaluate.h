@@ -27,16 +27,19 @@ struct EvaluateOptions {
   CodecPolicy codec = {};
   OverlapOptions overlap = {};
   std::shared_ptr<const Tokenizer> tokenizer = nullptr;  ///< nullptr: bytes
+  std::string format = "text";  ///< of files: "text", "jsonl" (each document separately), "tokens"
+  std::string text_key = "text";  ///< of JSON Lines
 };
 
 struct FileScore {
   std::string path;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  ///< of text; 0 of token files
   double nats = 0;
   int64_t tokens = 0;  ///< scored; not of windows
   double bits_per_byte() const;
   /// Exponential of the mean nats of a token.
   double perplexity() const;
+  double nats_per_token() const;
 };
 
 /// Number of files, bytes and a hash of the text. Ranks that are done wait for those still reading.
@@ -63,13 +66,16 @@ class Evaluator {
   FileScore total(std::span<const std::string> paths);
 
  private:
+  void add_file(const std::string& path, FileScore& to);
   void add(std::span<const std::byte> bytes, FileScore& to);
+  void add_stream(std::span<const int32_t> stream, FileScore& to);
   void add_window(std::span<const int32_t> stream, int64_t begin, int64_t first_scored);
   double flush();
   double pass();
 
   EvaluateOptions options_;
   Transformer model_;
+  int64_t vocab_;
   int32_t padding_;
   std::vector<int32_t> tokens_, targets_;
   std::vector<int32_t> document_starts_;  // empty: no window had documents

@@ -1,19 +1,35 @@
 #include "engine/eval/validation.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "engine/data/documents.h"
 #include "engine/data/text_windows.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-const HeldOut& checked(const TokenSource& source) {
+/// Whether there is a target: with `document_mask` one within a document.
+bool has_targets(const HeldOut& set, bool document_mask) {
+  if (!set.stream) return !set.files.empty();
+  const int64_t tokens = set.stream->tokens();
+  if (!document_mask || tokens < 2) return tokens > 1;
+  return tokens - 1 > count_ignored_targets(*set.stream, 1, tokens);
+}
+
+const HeldOut& checked(const TokenSource& source, const TrainConfig& config) {
   const HeldOut& set = source.held_out();
-  if (!set.files.empty() || (set.stream && set.stream->tokens() > 1)) return set;
+  if (has_targets(set, config.data.document_mask)) return set;
+  if (!config.data.val_paths.empty()) {
+    throw ConfigError(
+        fmt::format("train.validate_every: data.val_paths {} have no targets: expected {}",
+                    fmt::join(config.data.val_paths, ", "),
+                    config.data.document_mask ? "documents of two tokens or more" : "two tokens"));
+  }
   throw ConfigError(fmt::format(
       "train.validate_every: data.val_fraction holds nothing out of {}: expected a larger share",
       source.describe()));
@@ -24,7 +40,7 @@ std::unique_ptr<const ScoredWindows> make_windows(const HeldOut& set, int64_t se
   if (set.stream) {
     return std::make_unique<StreamWindows>(set.stream, seq, stride, max, document_mask);
   }
-  return std::make_unique<TextWindows>(set.files, set.sizes, seq, stride, max);
+  return std::make_unique<TextWindows>(set.files, set.sizes, seq, stride, max, set.contents);
 }
 
 /// Positions that a validation scores, about; 0: all.
@@ -57,7 +73,7 @@ Validation::Validation(const ParallelGroups& groups, const TrainConfig& config,
       scorer_(groups.dims().index(kScorers, groups.world().rank())),
       evaluator_(groups.tp(), config.model,
                  {.dtype = choose_dtype(groups.tp(), config.model), .experts = groups.experts()}),
-      is_text_(!checked(source).stream),
+      is_text_(!checked(source, config).stream),
       limit_(config.train.validate_steps > 0 ? "train.validate_steps" : "train.validate_bytes"),
       windows_(make_windows(source.held_out(), evaluator_.options().seq,
                             evaluator_.options().stride, max_positions(config),
@@ -133,6 +149,7 @@ std::optional<double> Validation::loss(int64_t step,
                                       windows_->count()));
     }
   }
+  if (total.bytes == 0) return without("its windows have no targets");
   if (progress) {
     progress->note(fmt::format("step {}: validation loss {:.4f} nats per {}, {:.4f} bits", step,
                                total.nats / double(total.bytes), is_text_ ? "byte" : "token",

@@ -63,7 +63,11 @@ void RunFiles::accept_memory(const TrainState& state, const std::string& name,
 }
 
 void RunFiles::accept(const Checkpoint& found, const TrainConfig& config) {
-  require_same_run(found, config, source_.fingerprint());
+  std::string changes;
+  if (found.state.data != source_.fingerprint() && path_exists(manifest_path(out_))) {
+    changes = describe_changes(Manifest::read(manifest_path(out_)), source_.records());
+  }
+  require_same_run(found, config, source_.fingerprint(), changes);
   const std::string change = describe_change(found.state.made_by, build_identity());
   if (!change.empty()) warn(change);
   progress_.note(fmt::format("resuming from {}", found.path));
@@ -72,7 +76,9 @@ void RunFiles::accept(const Checkpoint& found, const TrainConfig& config) {
 
 void RunFiles::write_configuration(const TrainConfig& config) const {
   replace_file(out_ + "/heldout.txt", join_paths(source_.held_out().files));
-  replace_file(out_ + "/config.toml", to_toml(config));
+  TrainConfig absolute = config;  // which may be used from any folder
+  make_paths_relative_to(absolute, std::filesystem::current_path().string());
+  replace_file(out_ + "/config.toml", to_toml(absolute));
   replace_file(out_ + kRunId, run_id_);
   if (!config.data.tokenizer.empty()) copy_tokenizer(config.data.tokenizer, out_);
   if (!source_.records().empty()) {

@@ -126,7 +126,7 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   text_ = std::move(next_text_);
   load(first + batch(first));
   begin_step();
-  run_passes(1.0f / float(targets));
+  run_passes(targets > 0 ? 1.0f / float(targets) : 0.0f);
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
   result.squares = sum_squares();

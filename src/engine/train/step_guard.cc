@@ -45,4 +45,13 @@ StepVerdict judge_step(const TrainConfig& config, ControlState& state, int64_t s
   return {};
 }
 
+StepVerdict judge_empty_step(int64_t step, int64_t in_a_row) {
+  constexpr int64_t kMax = 1000;
+  if (in_a_row <= kMax) return {StepAction::skip, "it has no targets: all are masked"};
+  return {StepAction::stop,
+          fmt::format("step {}: {} steps in a row have no targets, as all are masked: expected "
+                      "documents of two tokens or more, or no data.document_mask",
+                      step, in_a_row)};
+}
+
 }  // namespace tandem

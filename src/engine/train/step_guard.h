@@ -28,4 +28,7 @@ struct StepVerdict {
 StepVerdict judge_step(const TrainConfig& config, ControlState& state, int64_t step, double loss,
                        double grad_norm);
 
+/// Verdict on a step without targets, number `in_a_row` of those: skip, up to 1000 of them.
+StepVerdict judge_empty_step(int64_t step, int64_t in_a_row);
+
 }  // namespace tandem

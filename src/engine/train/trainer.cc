@@ -233,6 +233,11 @@ class Trainer {
   /// Whether work of every `interval` steps is due after the last one; never if it is 0.
   bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
 
+  /// Whether validation follows the last step.
+  bool validates() const {
+    return validation_ && (is_due(config_.train.validate_every) || finished());
+  }
+
   /// Returns nullopt for a step that is dropped: weights and optimizer have not changed. Its
   /// samples were consumed, or the run ends after the previous step.
   std::optional<StepRecord> step() {
@@ -263,10 +268,11 @@ class Trainer {
     if (failed_) return {};
 
     StepRecord record;
-    record.loss = sums.loss / double(targets);
+    record.loss = sums.loss / double(std::max<int64_t>(1, targets));
     record.grad_norm = std::sqrt(sums.squares);
-    const StepVerdict verdict =
-        judge_step(config_, state_.control, state_.step + 1, record.loss, record.grad_norm);
+    const StepVerdict verdict = targets == 0 ? judge_empty_step(state_.step + 1, ++empty_steps_)
+                                             : judge_step(config_, state_.control, state_.step + 1,
+                                                          record.loss, record.grad_norm);
     if (verdict.action == StepAction::stop) diverged_ = verdict.reason;
     if (!diverged_.empty()) return {};
     record.batch = executor_->batch(state_.next_sample);
@@ -291,6 +297,9 @@ class Trainer {
     state_.control.tokens += targets;
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
+    if (targets > 0) empty_steps_ = 0;
+    if (empty_steps_ == 1)
+      note(fmt::format("step {}: skipped: {}", state_.step + 1, verdict.reason));
     if (verdict.action == StepAction::skip) return {};
     if (record.grad_norm == 0) note_zero_gradient();
     checkpoints_->before_update();
@@ -300,7 +309,7 @@ class Trainer {
     record.tokens = targets;
     ranks_->describe_experts(config_, record);
     // Part of this step: the next forward pass does not wait for them.
-    if (is_due(config_.train.validate_every)) executor_->await_weights();
+    if (validates()) executor_->await_weights();
     if (checkpoints_->is_due(state_)) executor_->await_slices();
     if (checkpoints_->snapshot_bytes() > 0) record.checkpoint_ms = checkpoints_->take_blocked_ms();
     if (!std::exchange(has_noted_activations_, true)) {
@@ -380,7 +389,7 @@ class Trainer {
 
   /// Untimed and untraced work after a step: validation and reporting.
   void end_step(StepRecord& record) {
-    if (validation_ && is_due(config_.train.validate_every)) {
+    if (validates()) {
       const WorkScope scope("validation", 0);
       const auto begin = Clock::now();
       record.validation_loss = validation_->loss(
@@ -473,6 +482,7 @@ class Trainer {
   std::optional<SelfCheck> self_check_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
+  int64_t empty_steps_ = 0;  // in a row, without targets
   double loss_ = NAN;
   bool has_noted_activations_ = false, has_noted_zero_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;

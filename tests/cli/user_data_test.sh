@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# user_data_test.sh TANDEM CONFIG: files of users from the command line: what is refused with a command that works, eval
+# of every format, steps and validation without targets, OUT/config.toml as a job, and a resumed run with other text.
+set -u
+tandem=$1 config=$2
+failures=0
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
+cd "$dir" || exit 1
+
+# expect CODE 'PATTERN' ARG...
+expect() {
+  local code=$1 pattern=$2 status
+  shift 2
+  text=$("$tandem" "$@" 2>&1)
+  status=$?
+  if [ "$status" != "$code" ] || ! [[ $text =~ $pattern ]]; then
+    printf '%s\n' "tandem $*" "  exit $status, expected $code" "  said: $text" "  expected: $pattern" >&2
+    failures=$((failures + 1))
+  fi
+}
+fail() { echo "user_data_test: $1" >&2; failures=$((failures + 1)); }
+small=(model.layers=1 train.seq=16 train.batch=4 train.steps=3)
+
+# The one line of Python, with pyarrow or a stand-in of the same calls.
+if ! python3 -c 'import pyarrow.parquet' 2>/dev/null; then
+  mkdir -p stand_in/pyarrow
+  touch stand_in/pyarrow/__init__.py
+  cat >stand_in/pyarrow/parquet.py <<'PY'
+class Batch:
+    def to_pylist(self): return [{"text": f"row {i} " * 9, "n": i} for i in range(40)]
+class ParquetFile:
+    def __init__(self, path): open(path, "rb").close()
+    def iter_batches(self): return [Batch()]
+PY
+  export PYTHONPATH=$dir/stand_in
+  printf 'PAR1\0\1PAR1' >"my rows.parquet"
+else
+  python3 -c 'import pyarrow as a, pyarrow.parquet as p
+p.write_table(a.table({"text": [f"row {i} " * 9 for i in range(40)]}), "my rows.parquet")'
+fi
+expect 3 "my rows.parquet: Parquet: expected text, JSON Lines or token files: write JSON Lines: python3 -c" \
+  train "$config" --out x --set 'data.paths=["my rows.parquet"]' "${small[@]}"
+command=${text#*write JSON Lines: }
+bash -c "${command%%$'\n'*}" || fail "the command for Parquet fails: $command"
+[ "$(wc -l <data.jsonl)" = 40 ] || fail "data.jsonl has not 40 lines"
+expect 0 '1 file of JSON Lines, 40 documents' train "$config" --out x --set 'data.paths=["data.jsonl"]' "${small[@]}"
+printf '[{"text": "one"}, {"text": "two"}]' >a.json
+expect 3 'a.json: JSON that is not one object a line' train "$config" --out y --set 'data.paths=["a.json"]'
+command=${text#*write JSON Lines: }
+bash -c "${command%% (or read*}" && [ "$(wc -l <data.jsonl)" = 2 ] || fail "the command for JSON fails: $command"
+
+# Text is the same compressed, in eval, too.
+python3 - <<'PY'
+import gzip, json, random, struct
+r = random.Random(1)
+text = "".join(r.choice(["tile ", "rank ", "sums\n"]) for _ in range(3000))
+open("a.txt", "w").write(text)
+gzip.open("a.txt.gz", "wt").write(text)
+open("a.jsonl", "w").write("".join(json.dumps({"body": line}) + "\n" for line in text.split("\n") if line))
+words = [r.randrange(2, 257) for _ in range(2000)]
+open("t.bin", "wb").write(struct.pack("<2000H", *words))
+open("v.bin", "wb").write(struct.pack("<400I", *words[:400]))
+def documents(name, sizes):
+    n, at = len(sizes), [sum(sizes[:i]) for i in range(len(sizes))]
+    open(name + ".bin", "wb").write(struct.pack(f"<{sum(sizes)}H", *words[:sum(sizes)]))
+    open(name + ".idx", "wb").write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, n, n + 1) + struct.pack(f"<{n}i", *sizes)
+        + struct.pack(f"<{n}q", *[2 * a for a in at]) + struct.pack(f"<{n + 1}q", *range(n + 1)))
+documents("single", [1] * 200 + [100])
+documents("none", [1] * 300)
+PY
+expect 0 'Done at step 3' train "$config" --out text --set 'data.paths=["a.txt"]' "${small[@]}"
+expect 0 'unpacks 1 gzip and 0 zstd files' train "$config" --out gz --set 'data.paths=["a.txt.gz"]' "${small[@]}"
+losses() { grep -o '"loss":[^,]*' "$1/metrics.jsonl"; }
+[ "$(losses text)" = "$(losses gz)" ] || fail "compressed text has other losses"
+[ "$("$tandem" eval text --data a.txt)" = "$("$tandem" eval text --data a.txt.gz)" ] || fail "eval differs"
+expect 0 '[0-9.]+ bits per byte over 13959 bytes in 1 files' eval text --data a.jsonl --text-key body
+expect 3 'a.jsonl:1: .*expected ."text": "..."' eval text --data a.jsonl
+
+# Token files: eval is the validation loss; a last step that is no multiple is validated.
+expect 0 'Done at step 3' train "$config" --out tokens --set 'data.paths=["t.bin"]' 'data.val_paths=["v.bin"]' \
+  train.validate_every=2 train.validate_bytes=0 "${small[@]}"
+[ "$(grep -c validation_loss tokens/metrics.jsonl)" = 2 ] || fail "expected validation after steps 2 and 3"
+loss=$(tail -n 1 tokens/metrics.jsonl | sed 's/.*"validation_loss":\([0-9.]*\).*/\1/')
+expect 0 "$(printf %.3f "${loss:-0}")[0-9]* nats per token, perplexity [0-9.]+ over 399 tokens in 1 files" \
+  eval tokens --data v.bin
+expect 2 'token files: expected text or JSON Lines' eval tokens --data v.bin --tp 2 --codec-sweep c
+
+# Steps without targets are skipped in every layout; validation and data without any are refused.
+masked=('data.paths=["single"]' data.document_mask=true train.steps=12 model.layers=2 train.seq=16)
+for layout in "--tp 1" "--tp 2" "--pp 2" "--dp 2" "--dp 2 --set parallel.zero=2"; do
+  batch=1
+  [[ $layout == --dp* ]] && batch=2
+  # shellcheck disable=SC2086
+  expect 0 'skipped: it has no targets' train "$config" --out "m$layout" $layout --set "${masked[@]}" train.batch=$batch
+  grep -q 'nan\|null' "m$layout/metrics.jsonl" && fail "$layout: a loss is no number"
+done
+expect 2 'no document has two tokens' train "$config" --out n --set 'data.paths=["none"]' data.document_mask=true
+expect 2 'data.val_paths .*none have no targets' train "$config" --out n --set "${masked[@]}" train.batch=1 \
+  'data.val_paths=["none"]' train.validate_every=1
+
+# OUT/config.toml is a job from any folder; other text is named when a run is resumed.
+mkdir -p job/data elsewhere
+cp a.txt job/data/a.txt
+cp a.txt job/data/b.txt
+cp "$config" job/job.toml
+expect 0 'Done at step 3' train job/job.toml --out run --set 'data.paths=["job/data"]' "${small[@]}"
+(cd elsewhere && "$tandem" train ../run/config.toml --out again >/dev/null 2>&1) || fail "config.toml is no job"
+[ "$(losses run)" = "$(losses elsewhere/again)" ] || fail "config.toml trains otherwise"
+echo more >>job/data/b.txt
+expect 2 'hash of the training text .*job/data/b.txt holds [0-9]+ bytes: expected' \
+  train job/job.toml --out run --resume --set 'data.paths=["job/data"]' "${small[@]}" train.steps=4
+mv job/data/b.txt job/data/c.txt
+expect 2 'c.txt is new; .*b.txt is gone' \
+  train job/job.toml --out run --resume --set 'data.paths=["job/data"]' "${small[@]}" train.steps=4
+exit $((failures > 0))
