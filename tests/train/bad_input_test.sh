@@ -58,7 +58,7 @@ expect 2 'train.batch is 8: expected a multiple of parallel.dp = 3' train "$conf
 expect 3 'nowhere: no such file or folder' train "$config" --out "$dir/x" --set "data.paths=$dir/nowhere"
 expect 3 'matches no file' train "$config" --out "$dir/x" --set "data.paths=$dir/*.none"
 mkdir "$dir/empty" && : >"$dir/empty/file"
-expect 2 '0 bytes left to train on' train "$config" --out "$dir/x" --set "data.paths=$dir/empty"
+expect 2 'none of text; left out 1 empty file' train "$config" --out "$dir/x" --set "data.paths=$dir/empty"
 if [ "$(id -u)" != 0 ]; then
   echo text >"$dir/secret" && chmod 0 "$dir/secret"
   expect 3 'secret: cannot open: Permission denied' train "$config" --out "$dir/x" --set "data.paths=$dir/secret"
@@ -102,7 +102,7 @@ expect 3 'missing.txt: no such file' eval "$dir/run" --data "$dir/missing.txt"
 expect 2 'expected --data' eval "$dir/run"
 expect 2 'heldout.txt: names no files: expected a path per line' eval "$dir/run" --list "$dir/run/heldout.txt"
 expect 3 'nowhere/scores.json: cannot be written' eval "$dir/run" --data "$config" --json "$dir/nowhere/scores.json"
-expect 2 'hold no bytes' eval "$dir/run" --data "$dir/empty"
+expect 2 'none of text; left out 1 empty file' eval "$dir/run" --data "$dir/empty"
 expect 2 'stride 1000: expected' eval "$dir/run" --data "$config" --stride 1000
 expect 2 "init $dir/run: expected no --resume" train "$config" --out "$dir/run" --resume --init "$dir/run"
 expect 2 "init $dir/run: model.hidden is 64 in this model: expected 32; model.ffn is 176 in this model: expected 64$" \

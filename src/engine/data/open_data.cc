@@ -38,16 +38,25 @@ std::vector<SelectedData> select_all(const std::vector<std::string>& paths, cons
                                      Communicator* world) {
   std::vector<SelectedData> all;
   std::string error;
+  bool is_refused = false;
   SharedWork work(world, "listing the data", 0);
   try {
     for (const std::string& path : paths) {
       all.push_back(select_data({path}, format, text_key));
       work.advance(0);
     }
+  } catch (const ConfigError& refused) {
+    error = refused.what();
+    is_refused = true;
   } catch (const IoError& failed) {
     error = failed.what();
   }
-  work.finish(error);
+  try {
+    work.finish(error);
+  } catch (const IoError& failed) {
+    if (is_refused) throw ConfigError(failed.what());
+    throw;
+  }
   for (size_t i = 0; i < paths.size(); ++i) {
     if (all[i].format == all[0].format) continue;
     throw ConfigError(fmt::format("{}: {} holds {}, {} {}: expected one format, or data.format",

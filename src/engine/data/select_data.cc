@@ -87,7 +87,7 @@ class Selection {
       format = name;
     }
     if (found.size() > 1) {
-      throw IoError(fmt::format(
+      throw ConfigError(fmt::format(
           "{}: holds {}: expected one format: set data.format to take one, or name files of one by "
           "a pattern",
           fmt::join(paths_, ", "), fmt::join(found, " and ")));
@@ -109,8 +109,8 @@ class Selection {
     const DataFacts& facts = files[0].facts;
     const std::string others =
         files.size() > 1 ? fmt::format(" (as {} other files)", files.size() - 1) : "";
-    throw IoError(fmt::format("{}: {}{}: expected text, JSON Lines or token files: {}",
-                              files[0].path, facts.what, others, facts.advice));
+    throw ConfigError(fmt::format("{}: {}{}: expected text, JSON Lines or token files: {}",
+                                  files[0].path, facts.what, others, facts.advice));
   }
 
   bool takes(const Inspected& file, bool is_auto) const {
@@ -141,7 +141,7 @@ class Selection {
     for (const std::string& note : {describe_skipped(found_), describe_hidden(found_)}) {
       if (!note.empty()) notes.push_back(note);
     }
-    throw IoError(fmt::format(
+    throw ConfigError(fmt::format(
         "{}: {} files, none of {}{}{}: expected some", fmt::join(paths_, ", "), found_.files.size(),
         words_of(result_.format), notes.empty() ? "" : "; ", fmt::join(notes, "; ")));
   }

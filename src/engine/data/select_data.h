@@ -16,7 +16,8 @@ struct SelectedData {
 /// their ending. With `format` "auto" they must be of one format; beside token files and JSON
 /// Lines, files that accompany data are left out. Another format selects the files of a folder that
 /// have it, and takes files that `paths` name as they are. Throws IoError for paths that do not
-/// exist, files in formats that are not read, files of several formats, and for none.
+/// exist, and ConfigError for files in formats that are not read, files of several formats, and
+/// none.
 SelectedData select_data(std::vector<std::string> paths, const std::string& format,
                          const std::string& text_key);
 
