@@ -298,8 +298,6 @@ class Trainer {
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
     if (targets > 0) empty_steps_ = 0;
-    if (empty_steps_ == 1)
-      note(fmt::format("step {}: skipped: {}", state_.step + 1, verdict.reason));
     if (verdict.action == StepAction::skip) return {};
     if (record.grad_norm == 0) note_zero_gradient();
     checkpoints_->before_update();
