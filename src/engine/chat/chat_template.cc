@@ -43,12 +43,32 @@ const std::string& checked_text(const std::string& source) {
   return source;
 }
 
+/// The text without the characters around what is generated.
+std::string without_marks(std::string_view text, std::vector<TextSpan>* generated) {
+  constexpr size_t kSize = jinja::kGenerationBegin.size();
+  static_assert(jinja::kGenerationEnd.size() == kSize);
+  std::string result;
+  size_t begin = 0;
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view next = text.substr(at, kSize);
+    const bool ends = next == jinja::kGenerationEnd;
+    if (next == jinja::kGenerationBegin) begin = result.size();
+    if (ends && generated) generated->push_back({begin, result.size()});
+    if (ends || next == jinja::kGenerationBegin) {
+      at += kSize;
+    } else {
+      result += text[at++];
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens)
     : root_(jinja::parse(checked_text(source))), tokens_(std::move(tokens)) {}
 
-std::string ChatTemplate::render(const Json& chat) const {
+std::string ChatTemplate::render(const Json& chat, std::vector<TextSpan>* generated) const {
   std::map<std::string, jinja::Value> variables;
   for (const auto& [name, text] : tokens_) variables[name] = jinja::Value(Json(text));
   variables["add_generation_prompt"] = jinja::Value(Json(true));
@@ -67,7 +87,8 @@ std::string ChatTemplate::render(const Json& chat) const {
     if (message.is_object() && message.value("role", Json()).is_string()) continue;
     throw ConfigError(fmt::format("chat: message {}: expected an object with a role", number));
   }
-  return jinja::run(*root_, std::move(variables));
+  std::string text = jinja::run(*root_, std::move(variables));
+  return root_->text.empty() ? text : without_marks(text, generated);
 }
 
 ChatTemplate read_chat_template(const std::string& folder) {

@@ -23,6 +23,7 @@ class Parser {
   NodePtr run() {
     NodePtr body = parse_body({});
     if (peek().type != Type::end) refuse();
+    if (has_marks_) body->text = "generation";
     return body;
   }
 
@@ -127,6 +128,12 @@ class Parser {
       end_block();
       NodePtr body = parse_body({"endgeneration"});
       take(), end_block();
+      const auto mark = [this](std::string_view text) {
+        return make_with(Kind::output, "", constant(std::string(text)));
+      };
+      has_marks_ = true;
+      body->children.insert(body->children.begin(), mark(kGenerationBegin));
+      body->children.push_back(mark(kGenerationEnd));
       return body;
     }
     fail(fmt::format("line {}: tag '{}': expected for, if, set, macro, break or continue", line,
@@ -443,6 +450,7 @@ class Parser {
   std::vector<Token> tokens_;
   size_t at_ = 0;
   int depth_ = 0;
+  bool has_marks_ = false;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ enum class Kind : uint8_t {
   if_,      ///< children: condition, body, else
   set,      ///< names: variable, or a namespace and its attribute; children: value
   macro,    ///< text: name; names: parameters; children: body, then defaults of the last parameters
-  block,    ///< children
+  block,    ///< children; text of a template's: "generation" if it has that tag
   capture,  ///< names: variable; children: body
   break_,
   continue_,
@@ -49,6 +49,10 @@ struct Node {
   int line = 0;
   int height = 1;  ///< levels of the expression
 };
+
+/// Characters that a template writes around what {% generation %} marks: of no text (Unicode has
+/// none there).
+constexpr std::string_view kGenerationBegin = "\U0010FFFE", kGenerationEnd = "\U0010FFFF";
 
 /// Throws ConfigError naming the line and what is not understood.
 std::unique_ptr<Node> parse(std::string_view source);
