@@ -47,6 +47,7 @@ TrainConfig make_config(const CheckArguments& arguments) {
       parallel.virtual_stages = std::max<int64_t>(parallel.virtual_stages, chunks);
   }
   config = checked_config(std::move(config));
+  set_chat_keys(config);
   check_config(config);
   if (const int ranks = ParallelDims(config).ranks(); ranks > kMaxRanks) {
     throw InvalidArgument(

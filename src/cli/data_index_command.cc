@@ -96,7 +96,7 @@ void add_data_index(CLI::App& data) {
   index->add_option("paths", arguments->paths, "Folders, globs and files")->required();
   index->add_option("--out", arguments->out, "File to write")->required();
   index->add_option("--format", arguments->format, "Of the files (data.format)")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
+      ->check(CLI::IsMember({"auto", "text", "jsonl", "chat", "tokens"}))
       ->capture_default_str();
   index->footer(
       "\nReads all files once and writes their sizes, times and hashes. A run with data.manifest\n"

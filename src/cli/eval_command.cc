@@ -14,6 +14,7 @@
 
 #include "cli/codec_sweep.h"
 #include "cli/commands.h"
+#include "cli/eval_chats.h"
 #include "cli/evaluation.h"
 #include "cli/output.h"
 #include "cli/text_model.h"
@@ -167,6 +168,9 @@ void check_codec(const EvalArguments& arguments, const ModelConfig& config, int 
 void evaluate(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   check_codec(arguments, inputs.config, comm.size());
   if (!arguments.sweep.empty()) return sweep(comm, arguments, inputs);
+  if (arguments.evaluation.options.format == "chat") {
+    return evaluate_chats(comm, arguments.evaluation.options, inputs, arguments.json);
+  }
   Evaluator evaluator(comm, inputs.config, arguments.evaluation.options);
   inputs.load_into(comm, evaluator.model());
   std::optional<EvalProgress> progress;
@@ -211,7 +215,8 @@ void run(EvalArguments arguments) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto* command = app.add_subcommand("eval", "Bits per byte of text under a trained model");
+  auto* command = app.add_subcommand(
+      "eval", "Bits per byte of text, or loss on answers of chats, under a trained model");
   auto arguments = std::make_shared<EvalArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 1; under mpirun all)");

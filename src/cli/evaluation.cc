@@ -40,8 +40,9 @@ SelectedData select_files(const EvaluationArguments& arguments) {
   }
   SelectedData selected = select_data(paths, arguments.format, arguments.options.text_key);
   for (const std::string& left_out : selected.notes) note("--data: " + left_out);
-  if (arguments.needs_text && selected.format == "tokens") {
-    throw InvalidArgument(fmt::format("{}: token files: expected text or JSON Lines", paths[0]));
+  if (arguments.needs_text && (selected.format == "tokens" || selected.format == "chat")) {
+    throw InvalidArgument(fmt::format("{}: {}: expected text or JSON Lines", paths[0],
+                                      selected.format == "chat" ? "chats" : "token files"));
   }
   return selected;
 }
@@ -81,7 +82,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
   command.add_option("--list", arguments.list,
                      "File with one path per line (OUT/heldout.txt), or each ended by NUL");
   command.add_option("--format", arguments.format, "Of the files (data.format)")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
+      ->check(CLI::IsMember({"auto", "text", "jsonl", "chat", "tokens"}))
       ->capture_default_str();
   command.add_option("--text-key", options.text_key, "Key of texts in JSON Lines (data.text_key)")
       ->capture_default_str();

@@ -17,7 +17,7 @@ namespace tandem::cli {
 struct EvaluationArguments {
   std::string directory, list, dtype;
   std::string format = "auto";  ///< of the data
-  bool needs_text = false;      ///< token files are refused
+  bool needs_text = false;      ///< token files and chats are refused
   std::string weights;          ///< "int8", or empty for `dtype`
   std::vector<std::string> data;
   int tp = 0;  ///< 0: not given

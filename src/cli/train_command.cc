@@ -120,6 +120,7 @@ void run(TrainArguments arguments) {
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
+  set_chat_keys(request.config);
   auto& parallel = request.config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;

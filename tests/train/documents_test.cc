@@ -110,7 +110,7 @@ void expect_packed(const CountedTokens& source, const std::vector<int64_t>& leng
         ASSERT_GE(tokens[start], begins[size_t(document)]);
       }
     }
-    ASSERT_EQ(in_row, packing.predictions(row));
+    ASSERT_EQ(in_row, packing.targets(row));
     predictions += in_row;
   }
   EXPECT_EQ(predictions, predictions_of(lengths, source.start_token() >= 0));

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using Paths = std::vector<std::string>;
 
 JsonLines make_source(const Paths& paths, double val_fraction = 0) {
-  return {paths, val_fraction, std::make_shared<ByteTokenizer>()};
+  return {paths, val_fraction, std::make_shared<TextLines>(std::make_shared<ByteTokenizer>())};
 }
 
 std::vector<int32_t> stream_of_bytes(const std::vector<std::string>& documents) {

@@ -83,7 +83,9 @@ std::vector<Format> formats() {
       {{"jsonl", 257, words},
        ".jsonl",
        lines,
-       [=](const std::string& path) { return std::make_unique<JsonLines>(Paths{path}, 0, words); }},
+       [=](const std::string& path) {
+         return std::make_unique<JsonLines>(Paths{path}, 0, std::make_shared<TextLines>(words));
+       }},
       {{"tokens", 300, nullptr},
        ".bin",
        [](uint64_t seed, size_t size) { return tokens_as(random_tokens(size / 2, 300, seed), 2); },
@@ -265,7 +267,8 @@ TEST(ShardStream, DocumentsAreThoseOfTheSourceOfTheFile) {
   const Format lines = formats()[2];
   write_bytes(dir / "b.jsonl", lines.make(5, 60'000));
   const TokenFiles tokens(Paths{dir / "a.bin"}, 0, 300);
-  const JsonLines documents(Paths{dir / "b.jsonl"}, 0, lines.shards.tokenizer);
+  const JsonLines documents(Paths{dir / "b.jsonl"}, 0,
+                            std::make_shared<TextLines>(lines.shards.tokenizer));
   const ShardStream of_tokens(Paths{dir / "a.bin"}, {"tokens", 300, nullptr, true}, {});
   const ShardStream of_lines(Paths{dir / "b.jsonl"}, lines.shards, {});
   EXPECT_TRUE(of_tokens.has_documents());

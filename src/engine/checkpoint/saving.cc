@@ -15,6 +15,7 @@
 #include "core/files.h"
 #include "core/log.h"
 #include "core/safetensors.h"
+#include "engine/chat/chat_files.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/checkpoint/shared_tensors.h"
 #include "engine/model/pretrained.h"
@@ -211,7 +212,10 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
   const std::string hash = write_model(ranks, owned, folder, dtype).hash;
   on_rank_zero(ranks.world, "completing the final model", [&] {
     write_state(folder, state, model, {{kModelFile, hash}}, dtype);
-    if (!find_tokenizer(out).empty()) copy_tokenizer(out, folder);
+    if (!find_tokenizer(out).empty()) {
+      copy_tokenizer(out, folder);
+      copy_chat_files(out, folder);
+    }
     directory->commit();
     return std::string();
   });

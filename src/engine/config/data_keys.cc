@@ -16,7 +16,7 @@ std::vector<ConfigKey> data_keys() {
        TANDEM_SLOT(data.format),
        0,
        0,
-       {"auto", "text", "jsonl", "tokens"},
+       {"auto", "text", "jsonl", "chat", "tokens"},
        "of the files (auto: by their endings and content); of a folder those of this format are "
        "taken"},
       {"data.text_key",

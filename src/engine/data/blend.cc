@@ -23,6 +23,11 @@ Blend::Blend(Sources sources, std::vector<double> weights)
     records_.insert(records_.end(), records.begin(), records.end());
   }
   fingerprint_ = content_hash(hashes);
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    for (const int64_t boundary : sources_[i]->scored_spans()) {
+      scored_.push_back(starts_[i] + boundary);
+    }
+  }
   join_held_out();
 }
 
@@ -79,6 +84,10 @@ std::span<const int64_t> Blend::document_begins() const {
 std::span<const int64_t> Blend::unpredicted_begins() const {
   document_begins();
   return unpredicted_begins_;
+}
+
+std::span<const int64_t> Blend::scored_spans() const {
+  return scored_;
 }
 
 int32_t Blend::start_token() const {

@@ -29,6 +29,7 @@ class Blend : public TokenSource {
   /// Empty unless all sources have some.
   std::span<const int64_t> document_begins() const override;
   std::span<const int64_t> unpredicted_begins() const override;
+  std::span<const int64_t> scored_spans() const override;
   /// That of all sources, or -1.
   int32_t start_token() const override;
 
@@ -40,6 +41,7 @@ class Blend : public TokenSource {
   std::vector<int64_t> starts_{0};  ///< position of each source in the stream, then the total
   mutable std::once_flag once_;
   mutable std::vector<int64_t> document_begins_, unpredicted_begins_;
+  std::vector<int64_t> scored_;
 };
 
 }  // namespace tandem

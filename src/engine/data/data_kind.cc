@@ -13,6 +13,7 @@
 
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/data/chat_messages.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -193,6 +194,17 @@ bool looks_like_json_lines(std::string_view head, const std::string& key) {
   return root.contains(key) || take_line(rest).starts_with('{');
 }
 
+/// Of JSON Lines. `head`: the file, or its begin.
+DataKind kind_of_lines(std::string_view head) {
+  std::string_view rest = without_bom(head);
+  while (!rest.empty()) {
+    const std::string_view line = take_line(rest);
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    return is_chat_line(line) ? DataKind::chats : DataKind::json_lines;
+  }
+  return DataKind::json_lines;
+}
+
 /// Whether names with this ending tell nothing: none, or a number, as of parts of a file.
 bool is_unknown_ending(const std::string& name) {
   const size_t dot = name.rfind('.');
@@ -217,11 +229,11 @@ DataFacts inspect_content(const std::string& path, const std::string& name, std:
             "\"text\""};
   }
   if (std::ranges::any_of(kJsonLines, [&](std::string_view end) { return name.ends_with(end); })) {
-    return {DataKind::json_lines};
+    return {kind_of_lines(head)};
   }
   const bool is_json = name.ends_with(".json");
   if ((is_json || is_unknown_ending(name)) && looks_like_json_lines(head, text_key)) {
-    return {DataKind::json_lines};
+    return {kind_of_lines(head)};
   }
   if (!is_json) return {is_companion(name) ? DataKind::companion : DataKind::text};
   const std::string key = "\"" + text_key + "\"";

@@ -11,6 +11,7 @@ enum class DataKind : uint8_t {
   text,        ///< not what follows, and without NUL bytes
   companion,   ///< text that often accompanies data: README.md, meta.json
   json_lines,  ///< with an object in each line
+  chats,       ///< JSON Lines whose first line is a chat (chat_messages.h)
   tokens,      ///< .bin, .idx or .npy
   empty,       ///< 0 bytes
   unreadable,  ///< data in a format that is not read: Parquet

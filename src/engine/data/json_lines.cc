@@ -11,6 +11,7 @@
 
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/data/documents.h"
 #include "engine/data/open_contents.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/text_hashing.h"
@@ -80,18 +81,32 @@ bool is_blank_line(std::string_view line) {
   return line.find_first_not_of(" \t\r") == line.npos;
 }
 
-JsonLines::JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer, std::string text_key)
-    : files_(std::move(files)), tokenizer_(std::move(tokenizer)), text_key_(std::move(text_key)) {}
+TextLines::TextLines(std::shared_ptr<const Tokenizer> tokenizer, std::string text_key)
+    : tokenizer_(std::move(tokenizer)), text_key_(std::move(text_key)) {}
+
+LineDocument TextLines::parse(std::string_view line) const {
+  LineDocument document;
+  const std::string text = parse_json_document(line, text_key_);
+  tokenizer_->append(text, document.tokens);
+  document.hash = XXH3_64bits(text.data(), text.size());
+  return document;
+}
+
+void TextLines::append(std::string_view line, std::vector<int32_t>& tokens) const {
+  tokenizer_->append(parse_json_document(line, text_key_), tokens);
+}
+
+JsonLines::JsonLines(Files files, std::shared_ptr<const LineFormat> lines)
+    : files_(std::move(files)), lines_(std::move(lines)) {}
 
 JsonLines::JsonLines(std::span<const std::string> paths, double val_fraction,
-                     std::shared_ptr<const Tokenizer> tokenizer, Communicator* world,
-                     const std::string& text_key)
-    : JsonLines(open_contents(paths, world), std::move(tokenizer), text_key) {
+                     std::shared_ptr<const LineFormat> lines, Communicator* world)
+    : JsonLines(open_contents(paths, world), std::move(lines)) {
   SharedWork work(world, "reading the documents", 0);
   std::string error;
   std::shared_ptr<JsonLines> held_out;
   try {
-    held_out.reset(new JsonLines(files_, tokenizer_, text_key_));
+    held_out.reset(new JsonLines(files_, lines_));
     for (uint32_t i = 0; i < files_.size(); ++i) index(i, val_fraction, *held_out, work);
   } catch (const IoError& failed) {
     error = failed.what();
@@ -111,34 +126,33 @@ JsonLines::JsonLines(std::span<const std::string> paths, double val_fraction,
 }
 
 void JsonLines::index(uint32_t file, double val_fraction, JsonLines& held_out, SharedWork& work) {
-  std::vector<int32_t> tokens;
   for_each_line(*files_[file], [&](uint64_t offset, std::string_view line, int64_t number) {
     work.advance(int64_t(line.size()) + 1);
     if (is_blank_line(line)) return;
-    std::string text;
     try {
-      text = parse_json_document(line, text_key_);
+      const LineDocument document = lines_->parse(line);
+      JsonLines& split = is_held_out(document.hash, val_fraction) ? held_out : *this;
+      split.add({offset, uint32_t(line.size()), file}, document);
     } catch (const InvalidArgument& failed) {
       throw IoError(fmt::format("{}:{}: {}", files_[file]->path(), number, failed.what()));
     }
-    tokens.clear();
-    tokenizer_->append(text, tokens);
-    const uint64_t hash = XXH3_64bits(text.data(), text.size());
-    JsonLines& split = is_held_out(hash, val_fraction) ? held_out : *this;
-    split.add({offset, uint32_t(line.size()), file}, hash, tokens);
   });
 }
 
-void JsonLines::add(const Document& document, uint64_t hash, std::span<const int32_t> tokens) {
-  documents_.push_back(document);
-  hashes_.push_back(hash);
-  starts_.push_back(starts_.back() + int64_t(tokens.size()));
-  const int32_t first = tokens.empty() ? -1 : tokens[0];
+void JsonLines::add(const Document& position, const LineDocument& document) {
+  documents_.push_back(position);
+  hashes_.push_back(document.hash);
+  for (const int64_t boundary : document.answers) scored_.push_back(tokens() + boundary);
+  const auto& tokens_of = document.tokens;
+  starts_.push_back(starts_.back() + int64_t(tokens_of.size()));
+  const int32_t first = tokens_of.empty() || !document.answers.empty() ? -1 : tokens_of[0];
   start_token_ = start_token_.value_or(first) == first ? first : -1;
 }
 
 void JsonLines::finish() {
-  fingerprint_ = content_hash(tokenizer_->name() + content_hash(std::as_bytes(std::span(hashes_))));
+  std::string identity = lines_->name() + content_hash(std::as_bytes(std::span(hashes_)));
+  if (!scored_.empty()) identity += content_hash(std::as_bytes(std::span(scored_)));
+  fingerprint_ = content_hash(identity);
   hashes_ = {};
 }
 
@@ -150,7 +164,7 @@ void JsonLines::read(int64_t begin, std::span<int32_t> out) const {
     line.resize(from.bytes);
     file.read(from.offset, std::as_writable_bytes(std::span(line)));
     try {
-      tokenizer_->append(parse_json_document(line, text_key_), tokens);
+      lines_->append(line, tokens);
     } catch (const InvalidArgument&) {
       tokens.clear();
     }
@@ -170,6 +184,9 @@ void JsonLines::verify(Communicator* world) const {
 std::string JsonLines::describe() const {
   std::string text = fmt::format("{} file{} of JSON Lines, {} documents, {} tokens", files_.size(),
                                  files_.size() == 1 ? "" : "s", documents_.size(), tokens());
+  if (const int64_t scored = count_scored(*this, 0, tokens()); scored < tokens()) {
+    text += fmt::format(", {} of them in answers", scored);
+  }
   if (held_out_.stream) text += fmt::format(", {} tokens held out", held_out_.stream->tokens());
   return text;
 }

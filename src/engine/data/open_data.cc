@@ -12,8 +12,10 @@
 
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/chat/chat_files.h"
 #include "engine/config/config_paths.h"
 #include "engine/data/blend.h"
+#include "engine/data/chat_lines.h"
 #include "engine/data/corpus.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
@@ -31,6 +33,7 @@ namespace {
 constexpr const char* kText = "text";
 constexpr const char* kTokens = "tokens";
 constexpr const char* kJsonLines = "jsonl";
+constexpr const char* kChats = "chat";
 
 /// Files of each of `paths`; `key`: their name in the job file. Collective over `world`.
 std::vector<SelectedData> select_all(const std::vector<std::string>& paths, const std::string& key,
@@ -88,9 +91,10 @@ struct Opening {
   Manifest known;
   std::optional<StreamOptions> stream;  ///< of a stream of shards
   bool document_mask;
-  std::string separator;    ///< between documents of text
-  int32_t separator_token;  ///< between those of token files; -1: none
-  std::string text_key;     ///< of JSON Lines
+  std::string separator;                    ///< between documents of text
+  int32_t separator_token;                  ///< between those of token files; -1: none
+  std::string text_key;                     ///< of JSON Lines
+  std::shared_ptr<const LineFormat> chats;  ///< nullptr: of another format
 };
 
 std::shared_ptr<const Tokenizer> tokenizer_of(const Opening& with) {
@@ -119,8 +123,9 @@ std::unique_ptr<TokenSource> open_files(const Opening& with, const std::vector<s
     return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known,
                                         with.separator_token);
   }
-  return std::make_unique<JsonLines>(files, val_fraction, tokenizer_of(with), with.world,
-                                     with.text_key);
+  const auto lines =
+      with.chats ? with.chats : std::make_shared<TextLines>(tokenizer_of(with), with.text_key);
+  return std::make_unique<JsonLines>(files, val_fraction, lines, with.world);
 }
 
 std::unique_ptr<TokenSource> open_source(const Opening& with, const SelectedData& selected,
@@ -133,7 +138,7 @@ std::unique_ptr<TokenSource> open_source(const Opening& with, const SelectedData
 /// Throws ConfigError for a value of data.document_separator that the format does not have.
 void set_separator(const std::string& text, Opening& with) {
   if (text.empty()) return;
-  if (with.format == kJsonLines) {
+  if (with.format == kJsonLines || with.format == kChats) {
     throw ConfigError(fmt::format(
         "data.document_separator is \"{}\": expected none for JSON Lines, which have a document "
         "per line",
@@ -154,7 +159,7 @@ void set_separator(const std::string& text, Opening& with) {
 }
 
 /// That of data.tokenizer, nullptr without it.
-std::shared_ptr<const Tokenizer> open_configured_tokenizer(const TrainConfig& config) {
+std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config) {
   const std::string& path = config.data.tokenizer;
   if (path.empty()) return nullptr;
   const auto tokenizer = open_tokenizer(path);
@@ -168,6 +173,27 @@ std::shared_ptr<const Tokenizer> open_configured_tokenizer(const TrainConfig& co
         "data.tokenizer {}: has no token that begins or ends a document: expected one", path));
   }
   return tokenizer;
+}
+
+/// nullptr for another format. `tokenizer`: that of data.tokenizer.
+std::shared_ptr<const LineFormat> open_chats(const TrainConfig& config,
+                                             std::shared_ptr<const TextTokenizer> tokenizer) {
+  const auto& data = config.data;
+  if (data.format != kChats) return nullptr;
+  if (!tokenizer) {
+    throw ConfigError(
+        "data.format is chat: expected data.tokenizer, a model's folder with a chat template");
+  }
+  if (data.order == "stream") {
+    throw ConfigError("data.order is stream: expected shuffle where data.format is chat");
+  }
+  if (data.packing == "none" || !data.document_mask) {
+    throw ConfigError(
+        "data.format is chat: expected data.packing = best_fit and data.document_mask = true");
+  }
+  return std::make_shared<ChatLines>(std::move(tokenizer),
+                                     read_chat_template(folder_of_tokenizer(data.tokenizer)),
+                                     config.train.seq + 1);
 }
 
 std::optional<StreamOptions> stream_options(const TrainConfig& config) {
@@ -268,6 +294,20 @@ std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
   return merge(select_all(paths, "data.paths", format, TrainConfig().data.text_key, nullptr)).files;
 }
 
+void set_chat_keys(TrainConfig& config) {
+  auto& data = config.data;
+  if (data.format == "auto" && !data.paths.empty()) {
+    const std::string path = parse_weighted_path(data.paths[0]).path;
+    try {
+      if (select_data({path}, "auto", data.text_key).format == kChats) data.format = kChats;
+    } catch (const Error&) {  // opening it reports the error
+    }
+  }
+  if (data.format != kChats) return;
+  data.packing = "best_fit";
+  data.document_mask = true;
+}
+
 std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world,
                                        const std::string& manifest) {
   const auto& data = config.data;
@@ -278,18 +318,20 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     paths.push_back(parsed.path);
     if (parsed.weight > 0) weights.push_back(parsed.weight);
   }
+  const auto tokenizer = open_configured_tokenizer(config);
   const std::vector<SelectedData> selected =
       select_all(paths, "data.paths", data.format, data.text_key, world);
   Opening with{selected[0].format,
                config.model.vocab,
-               open_configured_tokenizer(config),
+               tokenizer,
                world,
                read_manifest(data.manifest, manifest),
                stream_options(config),
                data.document_mask,
                "",
                -1,
-               data.text_key};
+               data.text_key,
+               open_chats(config, tokenizer)};
   set_separator(data.document_separator, with);
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {

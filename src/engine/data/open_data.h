@@ -12,7 +12,8 @@
 namespace tandem {
 
 /// Opens data.paths, and data.val_paths for validation, in the format data.format or, if that is
-/// "auto", in that of their names and content (select_data.h). Weighted entries of
+/// "auto", in that of their names and content (select_data.h). Chats are read with the template
+/// next to data.tokenizer. Weighted entries of
 /// data.paths are a Blend. Throws IoError for a file that cannot be read or trusted, on every rank,
 /// and ConfigError for formats that do not go together.
 /// Reads the begins of documents if data.document_mask or data.packing asks for them; throws
@@ -21,6 +22,9 @@ namespace tandem {
 /// `manifest`: path of one to use if data.manifest is empty; none if it does not exist.
 std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world = nullptr,
                                        const std::string& manifest = "");
+/// Sets data.format of chats where it is "auto", and for chats the keys that they are packed by,
+/// with document masks.
+void set_chat_keys(TrainConfig& config);
 /// Files of `paths` that `format` selects (select_data.h).
 std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
                                          const std::string& format);

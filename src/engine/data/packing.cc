@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/data/documents.h"
 #include "engine/model/config.h"
 
 namespace tandem {
@@ -83,10 +84,12 @@ std::shared_ptr<const Packing> share_packing(const TokenSource& source, int64_t 
   return packing;
 }
 
-int64_t Packing::predictions(int64_t sequence) const {
-  int64_t predictions = 0;
-  for (const DocumentSlice& slice : slices(sequence)) predictions += slice.count;
-  return predictions;
+int64_t Packing::targets(int64_t sequence) const {
+  int64_t targets = 0;
+  for (const DocumentSlice& slice : slices(sequence)) {
+    targets += count_scored(*source_, slice.begin + 1, slice.begin + 1 + slice.count);
+  }
+  return targets;
 }
 
 void Packing::read(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets,
@@ -100,6 +103,7 @@ void Packing::read(int64_t sequence, std::span<int32_t> tokens, std::span<int32_
     if (slice.ends) stream.push_back(source_->start_token());
     std::copy_n(stream.begin(), count, tokens.begin() + long(filled));
     std::copy_n(stream.begin() + 1, count, targets.begin() + long(filled));
+    ignore_unscored(*source_, slice.begin + 1, targets.subspan(filled, count));
     if (!document_starts.empty()) {
       std::ranges::fill(document_starts.subspan(filled, count), int32_t(filled));
     }

@@ -29,9 +29,10 @@ class Packing {
   Packing(const TokenSource& source, int64_t seq);
   int64_t sequences() const { return int64_t(first_slice_.size()) - 1; }
   std::span<const DocumentSlice> slices(int64_t sequence) const;
-  /// Predictions of a sequence, and of all.
-  int64_t predictions(int64_t sequence) const;
+  /// Predictions of all sequences.
   int64_t predictions() const { return predictions_; }
+  /// Predictions of a sequence that loss is taken on.
+  int64_t targets(int64_t sequence) const;
   /// As Sampler::read. Padding is a document of its own.
   void read(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets,
             std::span<int32_t> document_starts) const;

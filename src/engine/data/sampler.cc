@@ -132,7 +132,7 @@ bool Sampler::read_ahead() const {
 int64_t Sampler::targets(int64_t sample) const {
   const Location location = locate(sample);
   const Stream& stream = streams_[location.stream];
-  if (stream.packing) return stream.packing->predictions(location.window);
+  if (stream.packing) return stream.packing->targets(location.window);
   if (stream.shards) {
     if (!options_.document_mask || stream.source->format() != "tokens") return seq_;
     std::vector<int32_t> tokens(static_cast<size_t>(seq_)), targets(tokens.size());

@@ -39,4 +39,18 @@ ScoredWindow StreamWindows::read(int64_t index) const {
   return result;
 }
 
+PackedWindows::PackedWindows(std::shared_ptr<const TokenSource> stream, int64_t seq,
+                             int64_t max_tokens)
+    : stream_(std::move(stream)), seq_(seq), packing_(share_packing(*stream_, seq)) {
+  set_count(packing_->sequences(), packing_->predictions(), seq, max_tokens);
+}
+
+ScoredWindow PackedWindows::read(int64_t index) const {
+  const auto size = size_t(seq_);
+  ScoredWindow result{std::vector<int32_t>(size), std::vector<int32_t>(size),
+                      std::vector<int32_t>(size)};
+  packing_->read(window(index), result.tokens, result.targets, result.document_starts);
+  return result;
+}
+
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/data/packing.h"
 #include "engine/data/token_source.h"
 
 namespace tandem {
@@ -50,6 +51,18 @@ class StreamWindows : public ScoredWindows {
   std::shared_ptr<const TokenSource> stream_;
   int64_t seq_, stride_;
   bool document_mask_;
+};
+
+/// Packed documents of a stream (packing.h), each scored once and whole, up to `seq` tokens.
+class PackedWindows : public ScoredWindows {
+ public:
+  PackedWindows(std::shared_ptr<const TokenSource> stream, int64_t seq, int64_t max_tokens);
+  ScoredWindow read(int64_t index) const override;
+
+ private:
+  std::shared_ptr<const TokenSource> stream_;
+  int64_t seq_;
+  std::shared_ptr<const Packing> packing_;
 };
 
 }  // namespace tandem

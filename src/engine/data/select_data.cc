@@ -33,10 +33,13 @@ std::string name_first(const Files& files) {
          (files.size() > 1 ? ", ..." : "");
 }
 
-constexpr std::pair<DataKind, const char*> kFormats[] = {
-    {DataKind::text, "text"}, {DataKind::json_lines, "jsonl"}, {DataKind::tokens, "tokens"}};
+constexpr std::pair<DataKind, const char*> kFormats[] = {{DataKind::text, "text"},
+                                                         {DataKind::json_lines, "jsonl"},
+                                                         {DataKind::chats, "chat"},
+                                                         {DataKind::tokens, "tokens"}};
 
 const char* words_of(const std::string& format) {
+  if (format == "chat") return "chats";
   return format == "jsonl" ? "JSON Lines" : format.c_str();
 }
 
@@ -118,9 +121,10 @@ class Selection {
     if (kind == DataKind::empty) return false;
     if (!is_auto && !file.in_folder) return true;
     if (result_.format == "tokens") return kind == DataKind::tokens;
-    if (result_.format == "jsonl") return kind == DataKind::json_lines;
-    return kind == DataKind::text || kind == DataKind::companion ||
-           (!is_auto && kind == DataKind::json_lines);
+    const bool has_lines = kind == DataKind::json_lines || kind == DataKind::chats;
+    if (result_.format == "chat") return kind == DataKind::chats || (!is_auto && has_lines);
+    if (result_.format == "jsonl") return kind == DataKind::json_lines || (!is_auto && has_lines);
+    return kind == DataKind::text || kind == DataKind::companion || (!is_auto && has_lines);
   }
 
   void note_left_out(DataKind kind, const Files& files) {

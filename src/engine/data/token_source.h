@@ -61,6 +61,9 @@ class TokenSource {
   virtual std::span<const int64_t> unpredicted_begins() const {
     return start_token() < 0 ? document_begins() : std::span<const int64_t>();
   }
+  /// Spans of the stream that loss is taken on, in order: the begin of one, its end, the begin of
+  /// the next … Empty: all of it.
+  virtual std::span<const int64_t> scored_spans() const { return {}; }
 
   /// Itself if it is a stream of shards, whose tokens() are not known: it has its own order.
   virtual const ShardStream* stream() const { return nullptr; }

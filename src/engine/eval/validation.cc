@@ -37,6 +37,9 @@ const HeldOut& checked(const TokenSource& source, const TrainConfig& config) {
 
 std::unique_ptr<const ScoredWindows> make_windows(const HeldOut& set, int64_t seq, int64_t stride,
                                                   int64_t max, bool document_mask) {
+  if (set.stream && !set.stream->scored_spans().empty()) {
+    return std::make_unique<PackedWindows>(set.stream, seq, max);
+  }
   if (set.stream) {
     return std::make_unique<StreamWindows>(set.stream, seq, stride, max, document_mask);
   }
