@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes src/engine/tokenizer/unicode_tables.cc and nfc_tables.cc from Unicode 16.
+"""Writes unicode_tables.cc, nfc_tables.cc, compatibility_*.cc and case_tables.cc of src/engine/tokenizer.
 
-Needs the package unicodedata2 16.0.0. Hugging Face's tokenizers classifies characters by Unicode 16
+Needs the packages unicodedata2 16.0.0 and tokenizers 0.23.3, from which the last three are taken. Hugging Face's tokenizers classifies characters by Unicode 16
 but normalizes by Unicode 9, so normalization ignores characters that were assigned later."""
 import pathlib
 
 import unicodedata2 as unicode
+from tokenizers import normalizers, pre_tokenizers
 
 VERSION = "16.0.0"
 CATEGORIES = ("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co Cn "
@@ -70,6 +71,75 @@ def decompositions():
             yield code, [int(part, 16) for part in text.split()]
 
 
+CODES = [code for code in range(0x110000) if not 0xd800 <= code < 0xe000]
+
+
+def ranges(codes):
+    found = []
+    for code in codes:
+        if found and found[-1][1] == code - 1:
+            found[-1][1] = code
+        else:
+            found.append([code, code])
+    return found
+
+
+def braces(rows):
+    return ["{" + ",".join(str(value) for value in row) + "}" for row in rows]
+
+
+def counted(declaration, name, items):
+    return array(f"const {declaration} k{name}[]", items) + f"const size_t kNum{name} = {len(items)};\n"
+
+
+def compatibility():
+    """Runs of single characters (code, count, target, step), and (code, text) of the others."""
+    compatible, canonical = normalizers.NFKD(), normalizers.NFD()
+    runs_found, texts = [], []
+    for code in CODES:
+        text = compatible.normalize_str(chr(code))
+        if text == canonical.normalize_str(chr(code)):
+            continue
+        if len(text) > 1:
+            texts.append((code, text))
+            continue
+        last = runs_found[-1] if runs_found else None
+        if last and last[0] + last[1] == code:
+            step = ord(text) - last[2] if last[1] == 1 else last[3]
+            if step in (0, 1) and ord(text) == last[2] + last[1] * step:
+                last[1], last[3] = last[1] + 1, step
+                continue
+        runs_found.append([code, 1, ord(text), 0])
+    return runs_found, texts
+
+
+def lower_runs():
+    lower, found = normalizers.Lowercase(), []
+    for code in CODES:
+        text = lower.normalize_str(chr(code))
+        if len(text) != 1 or text == chr(code):
+            continue
+        delta, last = ord(text) - code, found[-1] if found else None
+        if last and last[3] == delta and code - last[1] in ((1, 2) if last[0] == last[1] else (last[2],)):
+            last[1], last[2] = code, code - last[1]
+        else:
+            found.append([code, code, 1, delta])
+    return found
+
+
+def write_tokenizers():
+    single, texts = compatibility()
+    write("compatibility_runs.cc", counted("CompatibilityRun", "CompatibilityRuns", braces(single)))
+    numbers = [f"0x{number:x}" for code, text in texts for number in [code << 5 | len(text), *map(ord, text)]]
+    write("compatibility_texts.cc", counted("uint32_t", "CompatibilityTexts", numbers))
+    strip, split = normalizers.StripAccents(), pre_tokenizers.Punctuation()
+    accents = [code for code in CODES if strip.normalize_str("a" + chr(code)) == "a"]
+    marks = [code for code in CODES if len(split.pre_tokenize_str(f"a{chr(code)}a")) == 3]
+    write("case_tables.cc", counted("LowerRun", "LowerRuns", braces(lower_runs())) + "\n" +
+          counted("CodeRange", "Accents", braces(ranges(accents))) + "\n" +
+          counted("CodeRange", "Punctuation", braces(ranges(marks))))
+
+
 def main():
     if unicode.unidata_version != VERSION:
         raise SystemExit(f"unicodedata2 has Unicode {unicode.unidata_version}: expected {VERSION}")
@@ -89,6 +159,7 @@ def main():
           f"const size_t kNumDecompositions = {len(pairs)};\n\n" +
           array("const uint32_t kNotComposed[]", excluded) +
           f"const size_t kNumNotComposed = {len(excluded)};\n")
+    write_tokenizers()
 
 
 if __name__ == "__main__":

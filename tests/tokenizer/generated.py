@@ -20,6 +20,27 @@ SPACE = "\u2581"
 ADDED = ("<|endoftext|>", "<tool>", "[X]", "é", SPACE, "e\u0301", "the", "<a b>", "ab c", "<s>", "<|im_start|>")
 
 
+def changes(random):
+    """A normalizer of one to three steps, or None."""
+    kinds = (normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD, normalizers.Lowercase,
+             normalizers.StripAccents, normalizers.Nmt, lambda: normalizers.Strip(left=random.random() < .5, right=True))
+    if random.random() < .3:
+        return None
+    steps = [random.choice(kinds)() for _ in range(random.randrange(1, 4))]
+    return normalizers.Sequence(steps) if len(steps) > 1 or random.random() < .3 else steps[0]
+
+
+def words(random):
+    """A pre-tokenizer that has a name rather than a pattern."""
+    behavior = random.choice(("isolated", "removed", "merged_with_previous", "merged_with_next", "contiguous"))
+    return random.choice((pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit(),
+                          pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Punctuation(behavior),
+                          pre_tokenizers.CharDelimiterSplit(random.choice("a \u2581é")),
+                          pre_tokenizers.FixedLength(random.randrange(1, 9)),
+                          pre_tokenizers.Split(Regex(random.choice(PATTERNS)), behavior, random.random() < .5),
+                          pre_tokenizers.Split(random.choice((" ", "a", "--", "0")), behavior, random.random() < .5)))
+
+
 def of_bytes(random):
     """(tokenizer, options of the trainer) with byte-level BPE."""
     tokenizer = Tokenizer(models.BPE())
@@ -30,13 +51,12 @@ def of_bytes(random):
         steps = [pre_tokenizers.Digits(random.random() < .5)] if random.random() < .3 else []
         how = random.choice((("isolated", False), ("isolated", True), ("removed", True)))
         steps.append(pre_tokenizers.Split(Regex(PATTERNS[kind]), *how))
-        if random.random() < .2:
-            steps.append(pre_tokenizers.Split(random.choice((" ", "a", "--")),
-                                              random.choice(("isolated", "removed"))))
+        if random.random() < .4:
+            steps.insert(random.randrange(len(steps) + 1), words(random))
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=random.random() < .3, use_regex=False))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.normalizer = random.choice((None, normalizers.NFC(), normalizers.Sequence([normalizers.NFC()])))
+    tokenizer.normalizer = changes(random)
     return tokenizer, {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
 
 
@@ -109,11 +129,11 @@ def map_of_model(model):
 def of_pieces(random, texts):
     """Unigram tokenizer, as those of models that were converted from sentencepiece."""
     tokenizer = Tokenizer(models.Unigram())
-    steps = [pre_tokenizers.WhitespaceSplit()] if random.random() < .3 else []
+    steps = [words(random)] if random.random() < .4 else []
     scheme = random.choice(("always", "first", "never"))
     steps.append(pre_tokenizers.Metaspace(prepend_scheme=scheme, split=random.random() < .7))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
-    tokenizer.normalizer = random.choice((None, character_map(random), character_map(random)))
+    tokenizer.normalizer = random.choice((changes(random), character_map(random), character_map(random)))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
     fallback = random.random() < .5
     special = ["<s>", "<pad>", "</s>", "<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] * fallback

@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "engine/tokenizer/byte_characters.h"
+#include "engine/tokenizer/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -92,6 +93,13 @@ std::vector<Field> steps_of(const Field& field, const char* list) {
 Normalization read_normalization(const Field& step) {
   const std::string type = step["type"].text();
   if (type == "NFC") return {Normalization::Kind::nfc};
+  constexpr std::pair<std::string_view, std::string (*)(std::string_view)> kChanges[] = {
+      {"NFD", unicode::to_nfd},   {"NFKC", unicode::to_nfkc},
+      {"NFKD", unicode::to_nfkd}, {"StripAccents", unicode::strip_accents},
+      {"Nmt", unicode::to_nmt},   {"Lowercase", unicode::to_lower}};
+  for (const auto& [name, change] : kChanges) {
+    if (type == name) return {.kind = Normalization::Kind::change, .change = change};
+  }
   if (type == "Prepend") return {Normalization::Kind::prepend, "", step["prepend"].text()};
   if (type == "Strip") {
     return {.kind = Normalization::Kind::strip,
@@ -106,7 +114,9 @@ Normalization read_normalization(const Field& step) {
             .characters = std::make_shared<CharacterMap>(*bytes)};
   }
   if (type != "Replace") {
-    refuse(step.key + ".type", step["type"].value, "NFC, Prepend, Precompiled, Strip or Replace");
+    refuse(step.key + ".type", step["type"].value,
+           "NFC, NFD, NFKC, NFKD, Lowercase, Nmt, Precompiled, Prepend, Replace, Strip or "
+           "StripAccents");
   }
   const Field pattern = step["pattern"];
   if (pattern["String"].is_null()) {

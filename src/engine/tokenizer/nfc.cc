@@ -50,7 +50,7 @@ uint8_t combining_class(uint32_t code) {
   return found == composition().classes.end() ? 0 : found->second;
 }
 
-void decompose(uint32_t code, std::vector<uint32_t>& out) {
+void decompose_canonical(uint32_t code, std::vector<uint32_t>& out) {
   if (code - kSyllable < kSyllables) {
     const uint32_t index = code - kSyllable;
     out.push_back(kLead + index / (kVowels * kTrails));
@@ -63,8 +63,41 @@ void decompose(uint32_t code, std::vector<uint32_t>& out) {
     out.push_back(code);
     return;
   }
-  decompose(found->second->first, out);
+  decompose_canonical(found->second->first, out);
   if (found->second->second) out.push_back(found->second->second);
+}
+
+using Texts = std::unordered_map<uint32_t, std::vector<uint32_t>>;
+
+/// Whole compatibility decompositions of characters that differ from their canonical ones.
+const Texts& compatibility() {
+  static const Texts texts = [] {
+    Texts made;
+    for (size_t i = 0; i < kNumCompatibilityRuns; ++i) {
+      const CompatibilityRun& run = kCompatibilityRuns[i];
+      for (uint32_t at = 0; at < run.count; ++at) {
+        made[run.code + at] = {run.target + at * run.step};
+      }
+    }
+    for (size_t i = 0; i < kNumCompatibilityTexts;) {
+      const uint32_t code = kCompatibilityTexts[i] >> 5, length = kCompatibilityTexts[i] & 31;
+      const uint32_t* const first = kCompatibilityTexts + i + 1;
+      made[code].assign(first, first + length);
+      i += 1 + length;
+    }
+    return made;
+  }();
+  return texts;
+}
+
+void decompose(uint32_t code, bool is_compatible, std::vector<uint32_t>& out) {
+  if (is_compatible && code >= 0xa0) {
+    if (const auto found = compatibility().find(code); found != compatibility().end()) {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+      return;
+    }
+  }
+  decompose_canonical(code, out);
 }
 
 /// The character that the two become, 0 if none.
@@ -117,27 +150,49 @@ void compose_all(std::vector<uint32_t>& codes) {
   codes.resize(count);
 }
 
-}  // namespace
-
-std::string to_nfc(std::string_view text) {
-  // Characters below U+0300 are composed and join only with marks above.
-  if (std::ranges::all_of(text, [](char c) { return uint8_t(c) < 0xcc; })) return std::string(text);
+/// `is_compatible`: forms KC and KD; `composes`: C and KC.
+std::string to_form(std::string_view text, bool is_compatible, bool composes) {
   std::vector<uint32_t> codes;
   codes.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const CodePoint next = decode(text.substr(at));
     const bool is_invalid = next.bytes == 1 && next.value == kReplacement;
-    is_invalid ? codes.push_back(kNotUnicode + uint8_t(text[at])) : decompose(next.value, codes);
+    is_invalid ? codes.push_back(kNotUnicode + uint8_t(text[at]))
+               : decompose(next.value, is_compatible, codes);
     at += next.bytes;
   }
   reorder(codes);
-  compose_all(codes);
+  if (composes) compose_all(codes);
   std::string result;
   result.reserve(text.size());
   for (const uint32_t code : codes) {
     code >= kNotUnicode ? result.push_back(char(code - kNotUnicode)) : append(code, result);
   }
   return result;
+}
+
+bool is_ascii(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return uint8_t(c) < 0x80; });
+}
+
+}  // namespace
+
+std::string to_nfc(std::string_view text) {
+  // Characters below U+0300 are composed and join only with marks above.
+  if (std::ranges::all_of(text, [](char c) { return uint8_t(c) < 0xcc; })) return std::string(text);
+  return to_form(text, false, true);
+}
+
+std::string to_nfd(std::string_view text) {
+  return is_ascii(text) ? std::string(text) : to_form(text, false, false);
+}
+
+std::string to_nfkc(std::string_view text) {
+  return is_ascii(text) ? std::string(text) : to_form(text, true, true);
+}
+
+std::string to_nfkd(std::string_view text) {
+  return is_ascii(text) ? std::string(text) : to_form(text, true, false);
 }
 
 }  // namespace tandem::unicode

@@ -59,7 +59,7 @@ class NormalizedCharacters {
 };
 
 std::string normalize_sentencepiece(const NormalizerSpec& rules, std::string_view text,
-                                    bool is_begin) {
+                                    bool is_begin, bool is_first) {
   const std::string space = rules.escapes ? "\u2581" : " ";
   NormalizedCharacters characters(rules, text);
   if (rules.removes_spaces && is_begin) {
@@ -71,7 +71,8 @@ std::string normalize_sentencepiece(const NormalizerSpec& rules, std::string_vie
   }
   if (characters.is_end()) return "";
   std::string result;
-  if (rules.adds_space && !rules.at_end && is_begin) result += space;
+  const bool adds_space = rules.adds_space && (is_first || !rules.only_first);
+  if (adds_space && !rules.at_end && is_begin) result += space;
   for (bool after_space = rules.removes_spaces && is_begin; !characters.is_end();) {
     auto [bytes, next] = characters.next();
     characters.skip(bytes);
@@ -83,18 +84,22 @@ std::string normalize_sentencepiece(const NormalizerSpec& rules, std::string_vie
   while (rules.removes_spaces && result.ends_with(space)) {
     result.resize(result.size() - space.size());
   }
-  if (rules.adds_space && rules.at_end) result += space;
+  if (adds_space && rules.at_end) result += space;
   return result;
 }
 
 }  // namespace
 
-std::string normalize(std::span<const Normalization> steps, std::string_view text, bool is_begin) {
+std::string normalize(std::span<const Normalization> steps, std::string_view text, bool is_begin,
+                      bool is_first) {
   std::string result(text);
   for (const Normalization& step : steps) {
     switch (step.kind) {
       case Normalization::Kind::nfc:
         result = unicode::to_nfc(result);
+        break;
+      case Normalization::Kind::change:
+        result = step.change(result);
         break;
       case Normalization::Kind::prepend:
         if (is_begin && !result.empty()) result.insert(0, step.to);
@@ -112,7 +117,7 @@ std::string normalize(std::span<const Normalization> steps, std::string_view tex
         result = step.characters->replace_clusters(result);
         break;
       case Normalization::Kind::sentencepiece:
-        result = normalize_sentencepiece(*step.rules, result, is_begin);
+        result = normalize_sentencepiece(*step.rules, result, is_begin, is_first);
         break;
     }
   }

@@ -20,22 +20,34 @@ struct NormalizerSpec {
   AddedTokens symbols = {};  ///< user-defined: stay as they are
   bool adds_space = true;    ///< to a text: before it, or with `at_end` after it
   bool at_end = false;
+  bool only_first = false;      ///< the space is added to a text's first section only
   bool removes_spaces = false;  ///< at the ends, and all but one in a row
   bool escapes = true;          ///< spaces become U+2581
 };
 
 struct Normalization {
-  enum class Kind : uint8_t { nfc, prepend, replace, matches, strip, clusters, sentencepiece };
+  enum class Kind : uint8_t {
+    nfc,
+    change,
+    prepend,
+    replace,
+    matches,
+    strip,
+    clusters,
+    sentencepiece
+  };
   Kind kind;
   std::string from = {}, to = {};  ///< `to`: also what is prepended, to texts that are not empty
   std::optional<Pattern> pattern = {};  ///< matches: each becomes `to`
   bool strips_left = false, strips_right = false;
   std::shared_ptr<const CharacterMap> characters = {};  ///< clusters
   std::shared_ptr<const NormalizerSpec> rules = {};     ///< sentencepiece
+  std::string (*change)(std::string_view) = nullptr;    ///< change: of the whole text
 };
 
-/// `is_begin`: of a section, rather than a text that continues another.
+/// `is_begin`: of a section, rather than a text that continues another; `is_first`: of the text's
+/// first section.
 std::string normalize(std::span<const Normalization> steps, std::string_view text,
-                      bool is_begin = true);
+                      bool is_begin = true, bool is_first = true);
 
 }  // namespace tandem

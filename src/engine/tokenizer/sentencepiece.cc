@@ -101,7 +101,7 @@ struct Model {
   std::vector<ModelToken> tokens;
   int type = 1;  ///< kUnigram or kBpe
   bool byte_fallback = false, suffix_space = false;
-  int32_t bos = 1;
+  int32_t bos = 1, eos = 2;
   std::string unknown_surface = " \u2047 ";
   bool add_prefix = true, remove_spaces = true, escapes = true;
   std::optional<CharacterMap> characters;
@@ -132,6 +132,7 @@ void read_trainer(std::string_view bytes, Model& model) {
     if (trainer.number() == 24) model.suffix_space = trainer.integer() != 0;
     if (trainer.number() == 35) model.byte_fallback = trainer.integer() != 0;
     if (trainer.number() == 41) model.bos = int32_t(trainer.integer());
+    if (trainer.number() == 42) model.eos = int32_t(trainer.integer());
     if (trainer.number() == 44) model.unknown_surface = trainer.text();
   }
 }
@@ -172,25 +173,23 @@ Model read_model(std::string_view text) {
   return model;
 }
 
-/// Score that sentencepiece gives a user-defined symbol, so that it is always taken.
-double symbol_score(std::string_view text, float max_score) {
-  return double(float(text.size()) * max_score) - .1;
+/// Score that sentencepiece 0.2.3 gives a user-defined symbol, so that it is always taken.
+double symbol_score(std::string_view text) {
+  return double(float(double(text.size()) * .1 - .1));
 }
 
 UnigramModel make_unigram(const Model& model) {
   UnigramModel unigram;
   float min_score = std::numeric_limits<float>::max();
-  float max_score = std::numeric_limits<float>::min();
   for (const ModelToken& token : model.tokens) {
-    if (token.type != TokenType::normal) continue;
-    min_score = std::min(min_score, token.score), max_score = std::max(max_score, token.score);
+    if (token.type == TokenType::normal) min_score = std::min(min_score, token.score);
   }
   for (size_t i = 0; i < model.tokens.size(); ++i) {
     const ModelToken& token = model.tokens[i];
     const auto id = int32_t(i);
     if (token.type == TokenType::normal) unigram.tokens.push_back({token.text, id, token.score});
     if (token.type == TokenType::user_defined) {
-      unigram.tokens.push_back({token.text, id, symbol_score(token.text, max_score)});
+      unigram.tokens.push_back({token.text, id, symbol_score(token.text)});
     }
     if (token.type == TokenType::unknown) unigram.unknown = id;
   }
@@ -282,9 +281,19 @@ TokenizerSpec parse_sentencepiece(std::string_view text) {
                              .escapes = model.escapes};
   spec.normalizations.push_back({.kind = Normalization::Kind::sentencepiece,
                                  .rules = std::make_shared<const NormalizerSpec>(rules)});
-  if (model.bos >= 0 && size_t(model.bos) < model.tokens.size()) {
+  const auto is_token = [&](int32_t id) { return id >= 0 && size_t(id) < model.tokens.size(); };
+  if (is_token(model.bos)) {
     spec.before = {model.bos};
     spec.separator = model.bos;
+  }
+  spec.has_bos_switch = true;
+  for (size_t i = 0; i < model.tokens.size(); ++i) {
+    const ModelToken& token = model.tokens[i];
+    if (!is_text(token)) spec.ids.emplace(token.text, int32_t(i));
+    if (token.type == TokenType::unknown) spec.special_tokens["unk_token"] = token.text;
+  }
+  for (const auto& [role, id] : {std::pair("bos_token", model.bos), {"eos_token", model.eos}}) {
+    if (is_token(id)) spec.special_tokens[role] = model.tokens[size_t(id)].text;
   }
   return spec;
 }

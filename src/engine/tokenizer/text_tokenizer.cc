@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "core/printable.h"
 #include "engine/tokenizer/byte_characters.h"
 #include "engine/tokenizer/unicode.h"
 #include "tandem/error.h"
@@ -28,6 +30,7 @@ int64_t max_shrinkage(const Normalization& step) {
       return step.to.size() >= step.from.size() ? kSpaceBytes : 0;
     case Normalization::Kind::sentencepiece:
       return step.rules->removes_spaces || step.rules->characters ? 0 : kSpaceBytes;
+    case Normalization::Kind::change:
     case Normalization::Kind::matches:
     case Normalization::Kind::strip:
     case Normalization::Kind::clusters:
@@ -38,8 +41,23 @@ int64_t max_shrinkage(const Normalization& step) {
 
 }  // namespace
 
+int32_t TokenizerSpec::find(std::string_view token) const {
+  if (const auto found = ids.find(token); found != ids.end()) return found->second;
+  for (size_t id = 0; id < texts.size(); ++id) {
+    if (texts[id].is_token && texts[id].bytes == token) return int32_t(id);
+  }
+  return -1;
+}
+
 TextTokenizer::TextTokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {
   max_bytes_per_token_ = find_max_bytes_per_token();
+  base_vocab_ = int64_t(spec_.texts.size());
+  std::set<int64_t> added;
+  for (const AddedToken& token : spec_.added) added.insert(token.id);
+  while (base_vocab_ > 0 &&
+         (added.contains(base_vocab_ - 1) || !spec_.texts[size_t(base_vocab_ - 1)].is_token)) {
+    --base_vocab_;
+  }
   if (spec_.unigram) {
     unigram_.emplace(std::move(*spec_.unigram));
     spec_.unigram.reset();
@@ -93,6 +111,7 @@ void TextTokenizer::encode(std::string_view text, bool adds, std::vector<int32_t
 void TextTokenizer::encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const {
   const Bpe::Lease lease = bpe_ ? bpe_->lease() : Bpe::Lease();
   Encoding to{lease.cache.get(), tokens};
+  const size_t before = tokens.size();
   for (size_t at = 0; at < text.size();) {
     const AddedTokens::Match match = raw_.find(text, at);
     encode_section(text.substr(at, match.begin - at), at == 0 ? begin : Begin::section, to);
@@ -100,13 +119,25 @@ void TextTokenizer::encode(std::string_view text, Begin begin, std::vector<int32
     tokens.push_back(match.id);
     at = match.end;
   }
+  require_embedded(std::span(tokens).subspan(before));
+}
+
+void TextTokenizer::require_embedded(std::span<const int32_t> tokens) const {
+  if (vocab() == int64_t(spec_.texts.size())) return;
+  for (const int32_t token : tokens) {
+    if (token < vocab()) continue;
+    throw InvalidArgument(fmt::format(
+        "token {}, '{}': expected tokens from 0 to {}, which the model has an embedding of", token,
+        printable(spec_.texts[size_t(token)].bytes), vocab() - 1));
+  }
 }
 
 void TextTokenizer::encode_section(std::string_view section, Begin begin, Encoding& to) const {
   if (section.empty()) return;
   std::string changed;
   if (!spec_.normalizations.empty()) {
-    changed = normalize(spec_.normalizations, section, begin != Begin::middle);
+    changed =
+        normalize(spec_.normalizations, section, begin != Begin::middle, begin == Begin::text);
     section = changed;
   }
   for (size_t at = 0; at < section.size();) {
@@ -140,6 +171,7 @@ void TextTokenizer::encode_words(size_t step, std::string_view section, Begin be
 
 void TextTokenizer::split(size_t step, std::string_view section, Begin begin, Encoding& to) const {
   const WordStep& how = spec_.steps[step];
+  if (how.joins != WordStep::Joins::none) return split_joined(step, section, begin, to);
   size_t gap = 0;
   for (size_t at = 0; at < section.size();) {
     const size_t matched = how.pattern->match(section, at);
@@ -156,6 +188,44 @@ void TextTokenizer::split(size_t step, std::string_view section, Begin begin, En
   }
   if (how.keeps_gaps)
     encode_words(step + 1, section.substr(gap), gap == 0 ? begin : Begin::section, to);
+}
+
+void TextTokenizer::split_joined(size_t step, std::string_view section, Begin begin,
+                                 Encoding& to) const {
+  using enum WordStep::Joins;
+  const WordStep& how = spec_.steps[step];
+  struct Span {
+    size_t begin, end;
+    bool is_match;
+  };
+  std::vector<Span> spans;
+  const auto add = [&](size_t from, size_t end, bool is_match) {
+    if (from < end) spans.push_back({from, end, is_match != how.is_inverted});
+  };
+  size_t gap = 0;
+  for (size_t at = 0; at < section.size();) {
+    const size_t matched = how.pattern->match(section, at);
+    if (matched == 0) {
+      at += unicode::decode(section.substr(at)).bytes;
+      continue;
+    }
+    add(gap, at, false);
+    add(at, at + matched, true);
+    gap = at += matched;
+  }
+  add(gap, section.size(), false);
+  const auto is_joined = [&](const Span& left, const Span& right) {
+    if (how.joins == matches) return left.is_match == right.is_match;
+    return how.joins == previous ? right.is_match && !left.is_match
+                                 : left.is_match && !right.is_match;
+  };
+  for (size_t i = 0; i < spans.size();) {
+    size_t end = i + 1;
+    while (end < spans.size() && is_joined(spans[end - 1], spans[end])) ++end;
+    encode_words(step + 1, section.substr(spans[i].begin, spans[end - 1].end - spans[i].begin),
+                 i == 0 ? begin : Begin::section, to);
+    i = end;
+  }
 }
 
 void TextTokenizer::metaspace(size_t step, std::string_view section, Begin begin,

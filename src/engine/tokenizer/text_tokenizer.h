@@ -4,7 +4,10 @@
 // encoded (engine/tokenizer/bpe.h, unigram.h). Bytes that are not UTF-8 are encoded as bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,10 +31,14 @@ struct WordStep {
     metaspace
   };
   enum class Prepend : uint8_t { never, first, always };
+  /// Neighbours that a match becomes one word with: none, the gap before or after it, or matches.
+  enum class Joins : uint8_t { none, previous, next, matches };
   Kind kind;
   std::optional<Pattern> pattern = {};
   bool keeps_matches = true, keeps_gaps = true;
-  std::string space = {};  ///< metaspace: replaces ' '
+  Joins joins = Joins::none;
+  bool is_inverted = false;  ///< with `joins`: gaps are the matches
+  std::string space = {};    ///< metaspace: replaces ' '
   Prepend prepend = Prepend::never;
   bool splits = false;  ///< metaspace: before each `space`
 };
@@ -45,6 +52,9 @@ struct TokenText {
 };
 
 struct TokenizerSpec {
+  /// Token of a name, as <|im_end|>; -1 if there is none.
+  int32_t find(std::string_view token) const;
+
   std::string name;  ///< identifies the tokens that a text becomes
   BpeModel bpe;
   std::optional<UnigramModel> unigram = {};  ///< instead of `bpe`
@@ -58,6 +68,12 @@ struct TokenizerSpec {
   /// text, or all that its first token wrote as another character.
   enum class Strip : uint8_t { none, one, each, all } strip = Strip::none;
   int32_t separator = -1;  ///< token between documents
+  bool has_bos_switch =
+      false;  ///< SentencePiece: other files say which of `before` and `after` hold
+  std::map<std::string, int32_t, std::less<>> ids;    ///< of tokens whose name is not their text
+  std::map<std::string, std::string> special_tokens;  ///< by role: bos_token, eos_token, …
+  int64_t max_vocab = 0;           ///< tokens that a model has an embedding of; 0: all
+  std::vector<std::string> notes;  ///< settings of the file that are not applied
 };
 
 class TextTokenizer : public Tokenizer {
@@ -66,7 +82,16 @@ class TextTokenizer : public Tokenizer {
   explicit TextTokenizer(TokenizerSpec spec);
 
   std::string name() const override { return spec_.name; }
-  int64_t vocab() const override { return int64_t(spec_.texts.size()); }
+  int64_t vocab() const override {
+    const auto all = int64_t(spec_.texts.size());
+    return spec_.max_vocab > 0 ? std::min(spec_.max_vocab, all) : all;
+  }
+  /// Number of tokens from vocab() on, which the model has no embedding of, and whether they are
+  /// added ones only, which ordinary texts do not hold.
+  int64_t num_beyond() const { return int64_t(spec_.texts.size()) - vocab(); }
+  bool only_added_beyond() const { return base_vocab_ <= vocab(); }
+  /// Settings of the file that are not applied, a line each.
+  const std::vector<std::string>& notes() const { return spec_.notes; }
   /// `separator()`, then the document's tokens. Throws ConfigError if there is no separator.
   void append(std::string_view document, std::vector<int32_t>& tokens) const override;
   void append_text(std::string_view document, std::vector<int32_t>& tokens) const override {
@@ -79,6 +104,10 @@ class TextTokenizer : public Tokenizer {
   /// Token that begins a document: the first that the file adds to a text, or else its end of text;
   /// -1 if it has neither.
   int32_t separator() const { return spec_.separator; }
+  /// Names of special tokens by role (bos_token, eos_token, …), as far as the files give them.
+  const std::map<std::string, std::string>& special_tokens() const { return spec_.special_tokens; }
+  /// Token of a name, as <|im_end|>; -1 if there is none.
+  int32_t find(std::string_view name) const { return spec_.find(name); }
   bool is_special(int32_t token) const {
     return token >= 0 && token < vocab() && spec_.texts[size_t(token)].is_special;
   }
@@ -87,7 +116,8 @@ class TextTokenizer : public Tokenizer {
   int64_t max_bytes_per_token() const { return max_bytes_per_token_; }
   /// Whether the file adds tokens before each text.
   bool adds_before() const { return !spec_.before.empty(); }
-  /// Appends the tokens of `text`. `adds`: with those that the file adds to each text.
+  /// Appends the tokens of `text`. `adds`: with those that the file adds to each text. Throws
+  /// InvalidArgument for a token that is not below vocab(), as all functions that append tokens.
   void encode(std::string_view text, bool adds, std::vector<int32_t>& tokens) const;
   /// Appends the bytes of a token, none if the id is no token. `is_begin`: whether nothing was
   /// appended before it, which this call updates.
@@ -105,9 +135,11 @@ class TextTokenizer : public Tokenizer {
     std::vector<int32_t>& tokens;
   };
   void encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const;
+  void require_embedded(std::span<const int32_t> tokens) const;
   void encode_section(std::string_view section, Begin begin, Encoding& to) const;
   void encode_words(size_t step, std::string_view section, Begin begin, Encoding& to) const;
   void split(size_t step, std::string_view section, Begin begin, Encoding& to) const;
+  void split_joined(size_t step, std::string_view section, Begin begin, Encoding& to) const;
   void metaspace(size_t step, std::string_view section, Begin begin, Encoding& to) const;
 
   TokenizerSpec spec_;
@@ -115,6 +147,7 @@ class TextTokenizer : public Tokenizer {
   std::optional<Unigram> unigram_;
   AddedTokens raw_, normalized_;
   int64_t max_bytes_per_token_;
+  int64_t base_vocab_;  ///< tokens below the added ones at the end
 };
 
 }  // namespace tandem

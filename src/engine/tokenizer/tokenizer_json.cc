@@ -19,15 +19,33 @@ using nlohmann::json;
 constexpr const char* kWordPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+/// \w+|[^\w\s]+, where \w holds Unicode's alphabetic characters and joiners, too.
+constexpr const char* kWordsOrSymbols =
+    "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149"
+    "\U0001f150-\U0001f169\U0001f170-\U0001f189]+|"
+    "[^\\s\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149"
+    "\U0001f150-\U0001f169\U0001f170-\U0001f189]+";
+constexpr int64_t kMaxLength = 1000;
+
 constexpr const char* kIdRange = "a number from 0 that fits the size of the vocabulary";
+
+/// Pattern of one punctuation character.
+Pattern punctuation() {
+  std::string regex = "[";
+  for (size_t i = 0; i < unicode::kNumPunctuation; ++i) {
+    const unicode::CodeRange& range = unicode::kPunctuation[i];
+    regex += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+  }
+  return Pattern(regex + "]");
+}
 
 class Reader {
  public:
   explicit Reader(const json& root) : root_{root, "tokenizer"} {}
 
   TokenizerSpec read() {
-    for (const char* name : {"truncation", "padding"}) {
-      if (const Field field = top(name); !field.is_null()) refuse(name, field.value, "null");
+    for (const char* name : {"truncation", "padding"}) {  // transformers applies them on request
+      if (!top(name).is_null()) spec_.notes.push_back(std::string(name) + " is not applied");
     }
     read_words();
     read_vocabulary();
@@ -57,12 +75,10 @@ class Reader {
         spec_.steps.push_back(split_step(Pattern(each ? "\\p{N}" : "\\p{N}+")));
       } else if (type == "Metaspace") {
         add_metaspace(step);
-      } else if (type == "WhitespaceSplit") {
-        spec_.steps.push_back(split_step(Pattern("\\s+")));
-        spec_.steps.back().keeps_matches = false;
-      } else {
+      } else if (!add_named_split(step, type)) {
         refuse(step.key + ".type", step["type"].value,
-               "ByteLevel, Split, Digits, Metaspace or WhitespaceSplit");
+               "BertPreTokenizer, ByteLevel, CharDelimiterSplit, Digits, FixedLength, Metaspace, "
+               "Punctuation, Split, Whitespace or WhitespaceSplit");
       }
     }
   }
@@ -79,14 +95,55 @@ class Reader {
 
   void add_split(const Field& step) {
     WordStep split = split_step(read_pattern(step["pattern"]));
-    const std::string behavior = step["behavior"].text();
-    const bool is_inverted = step["invert"].flag(false);
-    if (behavior == "Removed") {
-      (is_inverted ? split.keeps_gaps : split.keeps_matches) = false;
-    } else if (behavior != "Isolated") {
-      refuse(step.key + ".behavior", step["behavior"].value, "Isolated or Removed");
-    }
+    split.is_inverted = step["invert"].flag(false);
+    set_behavior(step["behavior"], step["behavior"].text(), split);
     spec_.steps.push_back(std::move(split));
+  }
+
+  static void set_behavior(const Field& field, const std::string& behavior, WordStep& split) {
+    if (behavior == "Removed") {
+      (split.is_inverted ? split.keeps_gaps : split.keeps_matches) = false;
+    } else if (behavior == "MergedWithPrevious") {
+      split.joins = WordStep::Joins::previous;
+    } else if (behavior == "MergedWithNext") {
+      split.joins = WordStep::Joins::next;
+    } else if (behavior == "Contiguous") {
+      split.joins = WordStep::Joins::matches;
+    } else if (behavior != "Isolated") {
+      refuse(field.key, field.value,
+             "Contiguous, Isolated, MergedWithNext, MergedWithPrevious or Removed");
+    }
+  }
+
+  void add_removed(Pattern pattern) {
+    spec_.steps.push_back(split_step(std::move(pattern)));
+    spec_.steps.back().keeps_matches = false;
+  }
+
+  /// Splits at what their name says; false for another name.
+  bool add_named_split(const Field& step, const std::string& type) {
+    if (type == "WhitespaceSplit") {
+      add_removed(Pattern("\\s+"));
+    } else if (type == "Whitespace") {
+      spec_.steps.push_back(split_step(Pattern(kWordsOrSymbols)));
+      spec_.steps.back().keeps_gaps = false;
+    } else if (type == "CharDelimiterSplit") {
+      add_removed(Pattern::literal(step["delimiter"].text()));
+    } else if (type == "Punctuation" || type == "BertPreTokenizer") {
+      if (type == "BertPreTokenizer") add_removed(Pattern("\\s+"));
+      WordStep split = split_step(punctuation());
+      const Field behavior = step["behavior"];
+      set_behavior(behavior, behavior.is_null() ? "Isolated" : behavior.text(), split);
+      spec_.steps.push_back(std::move(split));
+    } else if (type == "FixedLength") {
+      const int64_t length = step["length"].number();
+      if (length < 1 || length > kMaxLength)
+        refuse(step.key + ".length", step["length"].value, "1 to 1000");
+      spec_.steps.push_back(split_step(Pattern(fmt::format("[\\s\\S]{{1,{}}}", length))));
+    } else {
+      return false;
+    }
+    return true;
   }
 
   WordStep::Prepend read_prepend(const Field& field) {
@@ -240,7 +297,7 @@ class Reader {
         refuse(item.key + ".id", item["id"].value, "its number in model.vocab, or a free one");
       }
       token.id = int32_t(id);
-      added_ids_[token.content] = token.id;
+      added_ids_[token.content] = spec_.ids[token.content] = token.id;
       spec_.added.push_back(std::move(token));
     }
   }

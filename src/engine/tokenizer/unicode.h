@@ -24,7 +24,17 @@ Category category(uint32_t code);
 /// Bytes of white space that `text` begins or ends with.
 size_t leading_space(std::string_view text);
 size_t trailing_space(std::string_view text);
-/// Normalization form C. Bytes that are not UTF-8 stay.
+/// Normalization forms. Bytes that are not UTF-8 stay.
 std::string to_nfc(std::string_view text);
+std::string to_nfd(std::string_view text);
+std::string to_nfkc(std::string_view text);
+std::string to_nfkd(std::string_view text);
+/// Each character in lower case, whatever stands next to it.
+std::string to_lower(std::string_view text);
+/// The text without combining marks.
+std::string strip_accents(std::string_view text);
+/// SentencePiece's "nmt" rules as tokenizers has them: without control characters, other white
+/// space as spaces.
+std::string to_nmt(std::string_view text);
 
 }  // namespace tandem::unicode

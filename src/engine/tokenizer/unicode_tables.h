@@ -45,4 +45,32 @@ extern const size_t kNumDecompositions;
 extern const uint32_t kNotComposed[];
 extern const size_t kNumNotComposed;
 
+/// Runs of compatibility decompositions to one character each: `count` characters from `code`
+/// become those from `target`, `step` apart. Sorted.
+struct CompatibilityRun {
+  uint32_t code, count, target, step;
+};
+extern const CompatibilityRun kCompatibilityRuns[];
+extern const size_t kNumCompatibilityRuns;
+/// Those to several: code point << 5 | length, then the characters. Sorted by code point.
+extern const uint32_t kCompatibilityTexts[];
+extern const size_t kNumCompatibilityTexts;
+
+/// Characters `step` apart from `first` to `last` whose lower case is `delta` away. Sorted.
+struct LowerRun {
+  uint32_t first, last, step;
+  int32_t delta;
+};
+extern const LowerRun kLowerRuns[];
+extern const size_t kNumLowerRuns;
+
+/// Sorted ranges, inclusive.
+struct CodeRange {
+  uint32_t first, last;
+};
+extern const CodeRange kAccents[];
+extern const size_t kNumAccents;
+extern const CodeRange kPunctuation[];
+extern const size_t kNumPunctuation;
+
 }  // namespace tandem::unicode
