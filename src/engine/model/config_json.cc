@@ -10,6 +10,7 @@
 #include "core/nearest.h"
 #include "core/printable.h"
 #include "engine/model/config.h"
+#include "engine/model/config_effect.h"
 #include "engine/model/config_family.h"
 #include "engine/model/config_rope.h"
 #include "engine/model/config_value.h"
@@ -88,11 +89,6 @@ const ModelFamily& require_family(const Json& root, const std::string& file) {
   reject_value(file, "model_type", type, family_names());
 }
 
-/// Keys without effect here.
-constexpr std::array<std::string_view, 9> kIgnored = {
-    "bos_token_id", "eos_token_id", "pad_token_id",         "initializer_range", "torch_dtype",
-    "dtype",        "use_cache",    "transformers_version", "_name_or_path"};
-
 /// Keys that may be absent or null (head_dim: hidden / heads).
 constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
                                                        "tie_word_embeddings"};
@@ -126,20 +122,31 @@ void rename_experts(const ModelFamily& family, Json& root) {
   root.erase(kOther);
 }
 
-void check_known(const Json& root, const ModelFamily& family, const std::string& file) {
+/// Whether a fixed key has its only value, or one that means the same.
+bool is_same(const FixedKey& fixed, const Json& value) {
+  if (value == Json::parse(fixed.value)) return true;
+  const std::string_view key = fixed.key;
+  return (key == "hidden_act" && value == "swish") || (key == "architectures" && value.is_null());
+}
+
+/// Throws for a key with an effect that is not known. `unused` receives those without one.
+void check_known(const Json& root, const ModelFamily& family, const std::string& file,
+                 std::vector<std::string>& unused) {
   const std::vector<std::string> names = known_keys(family);
   for (const auto& [key, value] : root.items()) {
-    bool known = contains(kIgnored, key) || std::ranges::find(names, key) != names.end();
-    for (const FixedKey& fixed : family.fixed) {
-      if (key != fixed.key || contains(kRope, key)) continue;
-      known = true;
-      if (value != Json::parse(fixed.value)) reject_value(file, key, value, fixed.value);
+    if (std::ranges::find(names, key) != names.end()) continue;
+    const auto fixed =
+        std::ranges::find_if(family.fixed, [&](const FixedKey& each) { return key == each.key; });
+    const bool is_fixed = fixed != family.fixed.end();
+    if (is_fixed && is_same(*fixed, value)) continue;
+    if (has_no_effect(key, value, is_fixed)) {
+      if (!is_bookkeeping(key)) unused.push_back(printable(key));
+      continue;
     }
-    if (!known) {
-      const std::string close = nearest(key, names);
-      throw ConfigError(fmt::format("{}: unknown key {}{}", file, printable(key),
-                                    close.empty() ? "" : ": nearest valid key is " + close));
-    }
+    if (is_fixed) reject_value(file, key, value, fixed->value);
+    const std::string close = nearest(key, names);
+    throw ConfigError(fmt::format("{}: unknown key {}{}", file, printable(key),
+                                  close.empty() ? "" : ": nearest valid key is " + close));
   }
 }
 
@@ -303,6 +310,12 @@ std::string to_json(const ModelConfig& config, DType weights) {
 }
 
 ModelConfig model_config_from_json(const std::string& json, const std::string& file) {
+  std::vector<std::string> unused;
+  return model_config_from_json(json, file, unused);
+}
+
+ModelConfig model_config_from_json(const std::string& json, const std::string& file,
+                                   std::vector<std::string>& unused) {
   Json root = parse_json<Json>(json);
   if (root.is_discarded()) {
     throw ConfigError(
@@ -311,7 +324,7 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
   const ModelFamily& family = require_family(root, file);
   rename_experts(family, root);
-  check_known(root, family, file);
+  check_known(root, family, file, unused);
   ModelConfig config;
   config.tie_word_embeddings = false;
   config.rope_theta = family.rope_theta;

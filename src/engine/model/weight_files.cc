@@ -56,6 +56,35 @@ WeightMap parse_index(const std::string& path) {
 
 }  // namespace
 
+std::string describe_other_weights(const std::string& folder) {
+  const std::string path = shell_quote(folder), merged = shell_quote(folder + "-merged");
+  const std::vector<std::string> names = names_in(folder);
+  const auto find = [&](std::string_view begin, std::string_view end) {
+    const auto found = std::ranges::find_if(names, [&](const std::string& name) {
+      return name.starts_with(begin) && name.ends_with(end);
+    });
+    return found == names.end() ? "" : *found;
+  };
+  if (find("adapter_config", ".json") == "adapter_config.json") {
+    return fmt::format(
+        "holds an adapter (adapter_config.json): expected the whole model, as after python3 -c "
+        "\"import sys, peft, transformers as t; m = "
+        "peft.AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]); "
+        "m.merge_and_unload().save_pretrained(sys.argv[2]); "
+        "t.AutoTokenizer.from_pretrained(m.peft_config['default'].base_model_name_or_path)"
+        ".save_pretrained(sys.argv[2])\" {} {}",
+        path, merged);
+  }
+  if (const std::string name = find("pytorch_model", ""); !name.empty()) {
+    return fmt::format(
+        "holds {}: expected model.safetensors, which python3 -c \"import sys, transformers as t; "
+        "t.AutoModelForCausalLM.from_pretrained(sys.argv[1], torch_dtype='auto')"
+        ".save_pretrained(sys.argv[1])\" {} writes",
+        name, path);
+  }
+  return "";
+}
+
 WeightFiles::WeightFiles(const std::string& folder)
     : folder_(folder), path_(folder + "/" + kWeightsName) {
   const std::string index = folder + "/" + kIndexName;
@@ -63,6 +92,10 @@ WeightFiles::WeightFiles(const std::string& folder)
     path_ = index;
     open_index();
   } else {
+    if (!path_exists(path_)) {
+      const std::string other = describe_other_weights(folder);
+      if (!other.empty()) throw IoError(fmt::format("{}: {}", folder, other));
+    }
     files_.push_back(std::make_unique<const SafetensorsFile>(path_));
     for (const SafetensorsEntry& entry : files_.front()->entries()) {
       tensors_.push_back({files_.front().get(), &entry});

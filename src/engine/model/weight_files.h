@@ -19,6 +19,10 @@ struct StoredTensor {
   explicit operator bool() const { return file != nullptr; }
 };
 
+/// Text that names weights in `folder` that only other programs read (pytorch_model.bin, an
+/// adapter) and the command that converts them; empty: there are none.
+std::string describe_other_weights(const std::string& folder);
+
 class WeightFiles {
  public:
   /// Opens model.safetensors or, if there is none but an index, all files of the index. Throws
