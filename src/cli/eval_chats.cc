@@ -25,8 +25,8 @@ std::shared_ptr<const LineFormat> open_lines(const EvaluateOptions& options,
   if (!tokenizer) {
     throw ConfigError(inputs.directory + ": no tokenizer: expected one to score chats");
   }
-  return std::make_shared<ChatLines>(std::move(tokenizer), read_chat_template(inputs.directory),
-                                     options.seq + 1);
+  ChatTemplate form(inputs.side, tokenizer->special_tokens());
+  return std::make_shared<ChatLines>(std::move(tokenizer), std::move(form), options.seq + 1);
 }
 
 /// `tokens` of the score are those of answers.

@@ -148,7 +148,7 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
     config.check(comm.size());
     if (is_int8) check_int8_weights(config, comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
-    body(comm, {stored.directory, config, stored.weights, files, is_int8});
+    body(comm, {stored.directory, config, stored.weights, files, stored.side, is_int8});
   });
 }
 

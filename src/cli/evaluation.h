@@ -36,6 +36,7 @@ struct EvaluationInputs {
   const ModelConfig& config;
   const WeightFiles& weights;
   const std::vector<std::string>& files;
+  const SideFiles& side;
 
   bool has_int8_weights = false;
 

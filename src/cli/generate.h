@@ -27,6 +27,7 @@ struct GenerateArguments {
   SamplingOptions sampling;
   const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
   std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
+  LogitRules rules;           ///< of the model's folder
   CodecPolicy policy;         ///< parsed from `codec`
 };
 

@@ -160,13 +160,16 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   Continuation continuation(stored.tokenizer.get(), arguments.ends, arguments.stops,
                             !prompt.empty());
   bool over = false;
-  generator.generate(tokens, arguments.max_tokens, arguments.sampling, [&](int32_t token) {
-    over = continuation.is_end(token);
-    if (over) return false;
-    const std::string text = continuation.add(token);
-    if (report) report->count_token(token), report->add(text);
-    return continuation.stop() == nullptr;
-  });
+  generator.generate(
+      tokens, arguments.max_tokens, arguments.sampling,
+      [&](int32_t token) {
+        over = continuation.is_end(token);
+        if (over) return false;
+        const std::string text = continuation.add(token);
+        if (report) report->count_token(token), report->add(text);
+        return continuation.stop() == nullptr;
+      },
+      arguments.rules);
   if (!report) return;
   report->add(continuation.rest());
   report->end(continuation.stop(), over, generator);
@@ -174,7 +177,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
 
 /// Takes what the model's folder says on generating, unless the command line does.
 void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
-  GenerationDefaults defaults = read_generation_defaults(stored.directory, note);
+  GenerationDefaults defaults = read_generation_defaults(stored, note);
   if (stored.tokenizer) arguments.ends = std::move(defaults.ends);
   SamplingOptions& sampling = arguments.sampling;
   const auto take = [](const CLI::Option* given, const auto& value, auto& option) {
@@ -183,7 +186,8 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
   take(arguments.temperature, defaults.temperature, sampling.temperature);
   take(arguments.top_k, defaults.top_k, sampling.top_k);
   take(arguments.top_p, defaults.top_p, sampling.top_p);
-  check_defaults(stored, sampling);
+  arguments.rules = std::move(defaults.rules);
+  check_defaults(stored, sampling, arguments.rules);
 }
 
 /// Text of the messages in the file --chat.

@@ -82,6 +82,7 @@ PromptLine parse_line(const std::string& text, const std::string& where,
   request.ends = arguments.ends;
   request.stops = arguments.stops;
   request.sampling = arguments.sampling;
+  request.rules = arguments.rules;
   request.max_tokens = arguments.max_tokens;
   const auto take = [&]<typename T>(const char* key, T& value) {
     if (root.contains(key)) value = parse_value<T>(root[key], key, where);

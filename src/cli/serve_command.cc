@@ -53,12 +53,13 @@ ServedModel make_served_model(const ServeArguments& arguments, const StoredModel
   ServedModel model;
   model.stored = &stored;
   model.name = arguments.name.empty() ? default_name(arguments.directory) : arguments.name;
-  const GenerationDefaults defaults = read_generation_defaults(stored.directory, note);
+  const GenerationDefaults defaults = read_generation_defaults(stored, note);
   if (stored.tokenizer) model.ends = defaults.ends;
   model.sampling.temperature = defaults.temperature.value_or(1);
   model.sampling.top_k = defaults.top_k.value_or(0);
   model.sampling.top_p = defaults.top_p.value_or(1);
-  check_defaults(stored, model.sampling);
+  model.rules = defaults.rules;
+  check_defaults(stored, model.sampling, model.rules);
   try {
     model.chat = open_chat_template(stored);
   } catch (const ConfigError& error) {

@@ -98,11 +98,14 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   return stored;
 }
 
-void check_defaults(const StoredModel& stored, const SamplingOptions& sampling) {
+void check_defaults(const StoredModel& stored, const SamplingOptions& sampling,
+                    const LogitRules& rules) {
   try {
     check(sampling);
+    check(rules, stored.config.vocab);
   } catch (const InvalidArgument& error) {
-    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
+    throw ConfigError(
+        fmt::format("{}/generation_config.json: {}", stored.side.folder, error.what()));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "cli/devices.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/infer/logit_rules.h"
 #include "engine/infer/sampling.h"
 
 namespace tandem::cli {
@@ -38,8 +39,9 @@ int64_t prompt_rows(int64_t rows, const DeviceOptions& devices);
 StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
                             WorldOptions& world, std::string& dtype, const std::string& weights);
 
-/// Throws ConfigError naming the folder's generation_config.json if `sampling`, its defaults, is
-/// out of range.
-void check_defaults(const StoredModel& stored, const SamplingOptions& sampling);
+/// Throws ConfigError naming the folder's generation_config.json if one of its defaults is out of
+/// range.
+void check_defaults(const StoredModel& stored, const SamplingOptions& sampling,
+                    const LogitRules& rules);
 
 }  // namespace tandem::cli

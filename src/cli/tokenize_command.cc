@@ -135,6 +135,9 @@ void tokenize_lines(const TextTokenizer& tokenizer, const TokenizeArguments& arg
 void run(const TokenizeArguments& arguments) {
   now_doing("tokenizing with " + arguments.path);
   const auto tokenizer = open_tokenizer(arguments.path);
+  for (const std::string& text : tokenizer->notes()) {
+    complain(fmt::format("note: {}: {}", single_line(arguments.path), text));
+  }
   const std::string input = arguments.text ? *arguments.text : read_input("tokenize", kMaxInputMib);
   Encoded all;
   if (arguments.by_line) {

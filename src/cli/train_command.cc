@@ -22,6 +22,7 @@
 #include "core/env.h"
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/checkpoint/initial_model.h"
 #include "engine/checkpoint/resumed_replicas.h"
 #include "engine/config/replicas.h"
 #include "engine/data/open_data.h"
@@ -109,14 +110,15 @@ void run(TrainArguments arguments) {
   now_doing("training " + arguments.out);
   request.out = arguments.out;
   request.resume = arguments.resume;
-  request.init = arguments.init;
-  if (request.resume && !request.init.empty()) {
+  if (request.resume && !arguments.init.empty()) {
     throw InvalidArgument(
         fmt::format("--init {}: expected no --resume: a resumed run has its weights",
-                    single_line(request.init)));
+                    single_line(arguments.init)));
   }
   std::vector<std::string> notes;
-  request.config = load_config(arguments.config, arguments.overrides, &notes);
+  request.config = load_run_config(arguments.config, arguments.overrides, arguments.init,
+                                   request.resume ? request.out : "", &notes);
+  if (!request.resume) request.init = request.config.train.init;
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
@@ -262,9 +264,11 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume", arguments->resume,
                     "Go on from the newest valid checkpoint in --out, or from newer snapshots in "
                     "memory that tandem launch holds");
-  command->add_option("--init", arguments->init,
-                      "Start from the weights of this model: a Hugging Face folder, or what train "
-                      "left; moments are zero, the step is 0");
+  command->add_option(
+      "--init", arguments->init,
+      "Start from this model, a Hugging Face folder or what train left: its "
+      "weights, keys, tokenizer and chat template, and optimizer.lr 2e-5 unless the "
+      "job has another; moments are zero, the step is 0");
   command->add_option(
       "--inject", arguments->inject,
       "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits, failing writes");

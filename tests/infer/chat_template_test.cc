@@ -57,6 +57,35 @@ TEST(ChatTemplate, TextsAreThoseOfJinja2) {
   EXPECT_LT(refused, 10);
 }
 
+TEST(ChatTemplate, ChatsWithToolsTakeTheirTemplate) {
+  SideFiles side;
+  side.folder = "folder";
+  side.templates = {{"default", {"file", "D{{ bos_token }}{{ messages[0].content }}"}},
+                    {"tool_use", {"file", "T{{ tools[0].name }}"}}};
+  const ChatTemplate form(side, {{"bos_token", "<s>"}});
+  const Json messages = Json::array({{{"role", "user"}, {"content", "hi"}}});
+  EXPECT_EQ(form.render(messages), "D<s>hi");
+  EXPECT_EQ(form.render({{"messages", messages}, {"tools", Json::array()}}), "D<s>hi");
+  EXPECT_EQ(form.render({{"messages", messages}, {"tools", nullptr}}), "D<s>hi");
+  const Json tools = Json::array({{{"name", "add"}}});
+  EXPECT_EQ(form.render({{"messages", messages}, {"tools", tools}}), "Tadd");
+  const auto error_of = [](const SideFiles& files) {
+    try {
+      ChatTemplate(files, {});
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  side.templates["tool_use"].text = "{% if %}";
+  EXPECT_TRUE(error_of(side).starts_with("file: line 1: ")) << error_of(side);
+  side.templates.erase("default");
+  side.templates["tool_use"].text = "T";
+  EXPECT_EQ(error_of(side), "folder: chat templates named tool_use: expected one named default");
+  side.templates.clear();
+  EXPECT_TRUE(error_of(side).starts_with("folder: no chat template: ")) << error_of(side);
+}
+
 TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
   const Json chat = Json::parse(R"([{"role": "user", "content": "x"}])");
   const auto repeated = [](const std::string& text, int count) {

@@ -146,7 +146,7 @@ bool is_refused(const std::string& folder) {
   const auto ignore = [](const std::string&) {};
   try {
     const StoredModel stored = open_model(folder, ignore);
-    read_generation_defaults(folder, ignore);
+    read_generation_defaults(stored, ignore);
     for (int rank = 0; rank < 2 && stored.config.heads % 2 == 0; ++rank) {
       const ModelLayout layout(stored.config, 2, rank);
       std::vector<float> values(size_t(layout.size));

@@ -93,9 +93,9 @@ edit generation_config.json '{"eos_token_id": [318]}'
 generate
 grep -q '"ended_by": "end of text"' "$dir/json" && grep -q '"tokens": 5,' "$dir/json" || { cat "$dir/json"; exit 1; }
 edit generation_config.json '{"eos_token_id": 1, "do_sample": true, "temperature": 2.0, "top_k": 5,
-  "top_p": 0.9, "repetition_penalty": 1.1}'
+  "top_p": 0.9, "no_repeat_ngram_size": 3}'
 generate --seed 3
-grep -q 'generation_config.json: not applied: repetition_penalty' "$dir/errors" || { cat "$dir/errors"; exit 1; }
+grep -q 'generation_config.json: not applied: no_repeat_ngram_size' "$dir/errors" || { cat "$dir/errors"; exit 1; }
 cp "$dir/json" "$dir/sampled"
 "$tandem" generate "$model" --prompt 'int main() {' --max-tokens 24 --seed 3 --temperature 2 --top-k 5 \
   --top-p 0.9 --json "$dir/json" >"$dir/text" 2>"$dir/speed"
@@ -103,12 +103,36 @@ cp "$dir/json" "$dir/sampled"
 generate --temperature 0
 check "$dir/json" 1
 
+# The end token of the tokenizer's files ends a text, too, and a repetition penalty is that of requests.
+cp -r "$model" "$dir/side"
+greedy() { "$tandem" generate "$dir/side" --max-tokens 12 --temperature 0 "$@" 2>"$dir/errors" || { cat "$dir/errors"; exit 1; }; }
+greedy --prompt 'int main() {' --json "$dir/json" >"$dir/text"
+python3 - "$dir" <<'END'
+import json, sys
+folder = sys.argv[1]
+ids = json.load(open(folder + "/json"))["token_ids"]
+texts = {id: text for text, id in json.load(open(folder + "/side/tokenizer.json"))["model"]["vocab"].items()}
+end = next(i for i, id in enumerate(ids) if i and id not in ids[:i] and texts.get(id, "\u0120").isascii())
+json.dump({"eos_token": {"content": texts[ids[end]]}}, open(folder + "/side/tokenizer_config.json", "w"))
+json.dump(ids[:end], open(folder + "/expected", "w"))
+END
+greedy --prompt 'int main() {' --json "$dir/json" >"$dir/text"
+python3 -c 'import json, sys; f = sys.argv[1]; j = json.load(open(f + "/json")); assert (j["token_ids"], j["ended_by"]) == (
+  json.load(open(f + "/expected")), "end of text"), j' "$dir"
+rm "$dir/side/tokenizer_config.json"
+echo '{"prompt": "int main() {", "repetition_penalty": 1.7}' >"$dir/lines"
+greedy --prompts "$dir/lines" >"$dir/penalty"
+echo '{"eos_token_id": 1, "repetition_penalty": 1.7}' >"$dir/side/generation_config.json"
+greedy --prompt 'int main() {' --json "$dir/json" >"$dir/text"
+! grep -q 'not applied' "$dir/errors" || { cat "$dir/errors"; exit 1; }
+python3 -c 'import json, sys; a, b = (json.load(open(sys.argv[1] + name))["token_ids"] for name in ("/json", "/penalty")); assert a == b, (a, b)' "$dir"
+
 refused() {
   if generate --tp 2; then echo "accepted: $1"; exit 1; fi
   grep -qF "$1" "$dir/errors" || { echo "expected '$1':"; cat "$dir/errors"; exit 1; }
   [ "$(wc -l <"$dir/errors")" = 1 ] || { echo "more than one line:"; cat "$dir/errors"; exit 1; }
 }
-edit generation_config.json '{"top_p": 3, "repetition_penalty": null}'
+edit generation_config.json '{"top_p": 3, "no_repeat_ngram_size": null}'
 refused 'generation_config.json: top-p 3: expected above 0 and at most 1'
 edit generation_config.json '{"top_p": "x"}'
 refused 'generation_config.json: top_p = "x": expected a number'

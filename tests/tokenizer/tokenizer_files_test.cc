@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/files.h"
@@ -47,28 +49,20 @@ TEST(TokenizerJson, NamesWhatIsNotUnderstood) {
       {"model.type is \"WordPiece\": expected BPE or Unigram",
        [](json& j) { j["model"]["type"] = "WordPiece"; }},
       {"expected no ByteLevel of Unigram", [](json& j) { j["model"]["type"] = "Unigram"; }},
-      {"truncation is {",
+      {"normalizer.type is \"BertNormalizer\": expected NFC",
        [](json& j) {
-         j["truncation"] = {{"max_length", 1}};
-       }},
-      {"padding is {",
-       [](json& j) {
-         j["padding"] = {{"strategy", "x"}};
-       }},
-      {"normalizer.type is \"NFKC\": expected NFC",
-       [](json& j) {
-         j["normalizer"] = {{"type", "NFKC"}};
+         j["normalizer"] = {{"type", "BertNormalizer"}};
        }},
       {"normalizer.type is null", [](json& j) { j["normalizer"] = json::object(); }},
       {"model.dropout is 0.1: expected null", [](json& j) { j["model"]["dropout"] = 0.1; }},
       {"model.end_of_word_suffix is \"</w>\"",
        [](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }},
-      {"pre_tokenizer.type is \"Whitespace\"",
+      {"pre_tokenizer.type is \"UnicodeScripts\"",
        [](json& j) {
-         j["pre_tokenizer"] = {{"type", "Whitespace"}};
+         j["pre_tokenizer"] = {{"type", "UnicodeScripts"}};
        }},
-      {"pre_tokenizer.pretokenizers[0].behavior is \"Contiguous\": expected Isolated or Removed",
-       [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Contiguous"; }},
+      {"pre_tokenizer.pretokenizers[0].behavior is \"Odd\": expected Contiguous",
+       [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Odd"; }},
       {"pre_tokenizer.pretokenizers[0].pattern: pattern \\w+: the escape \\w at byte 2 is not "
        "supported",
        [](json& j) {
@@ -288,6 +282,142 @@ void expect_safe(int damaged, int lying) {
               lying / 10)
         << name;
   }
+}
+
+std::vector<int32_t> tokens_of(const TextTokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> tokens;
+  tokenizer.encode(text, false, tokens);
+  return tokens;
+}
+
+TEST(TokenizerJson, TruncationAndPaddingAreNoted) {
+  const TempDir dir;
+  const std::string sound = data("small_bytes.json"), path = dir / "tokenizer.json";
+  json changed = json::parse(read_file(sound));
+  changed["truncation"] = {{"max_length", 1}, {"stride", 0}};
+  changed["padding"] = {{"strategy", {{"Fixed", 8}}}};
+  write_bytes(path, changed.dump());
+  const auto tokenizer = open_tokenizer(path);
+  EXPECT_THAT(tokenizer->notes(),
+              testing::ElementsAre("truncation is not applied", "padding is not applied"));
+  EXPECT_EQ(tokens_of(*tokenizer, "Hello, world"),
+            tokens_of(*open_tokenizer(sound), "Hello, world"));
+}
+
+/// Folder of a SentencePiece model with files next to it, by name.
+class SideFolder {
+ public:
+  explicit SideFolder(const std::vector<std::pair<std::string, json>>& files) {
+    write_bytes(dir_ / "tokenizer.model", read_file(data("small.model")));
+    for (const auto& [name, content] : files) write_bytes(dir_ / name, content.dump());
+  }
+  std::string path() const { return dir_.path(); }
+  std::shared_ptr<const TextTokenizer> open() const { return open_tokenizer(dir_.path()); }
+
+ private:
+  TempDir dir_;
+};
+
+TEST(SideFiles, AddedTokensOfSentencepieceAreFoundInTexts) {
+  const auto bare = open_tokenizer(data("small.model"));
+  const auto first = int32_t(bare->vocab());
+  const json added{{"<|im_start|>", first}, {"<|im_end|>", first + 1}};
+  const json decoder{{std::to_string(first), {{"content", "<|im_start|>"}, {"special", true}}},
+                     {std::to_string(first + 1),
+                      {{"content", "<|im_end|>"}, {"special", true}, {"rstrip", true}}}};
+  const json config{{"bos_token", "<s>"},
+                    {"eos_token", "<|im_end|>"},
+                    {"additional_special_tokens", json::array({"<|im_start|>"})},
+                    {"legacy", false}};
+  json both = config;
+  both["added_tokens_decoder"] = decoder;
+  const SideFolder by_names({{"added_tokens.json", added}, {"tokenizer_config.json", config}});
+  const SideFolder by_decoder({{"tokenizer_config.json", both}});
+  const std::vector<int32_t> hi = [&] {  // without the space before a text
+    std::vector<int32_t> tokens;
+    bare->append_more("hi", tokens);
+    return tokens;
+  }();
+  for (const SideFolder* folder : {&by_names, &by_decoder}) {
+    const auto tokenizer = folder->open();
+    EXPECT_EQ(tokenizer->vocab(), first + 2);
+    std::vector<int32_t> expected{first};
+    expected.insert(expected.end(), hi.begin(), hi.end());
+    expected.push_back(first + 1);
+    EXPECT_EQ(tokens_of(*tokenizer, "<|im_start|>hi<|im_end|>"), expected);
+    EXPECT_EQ(tokenizer->decode(expected, false), "<|im_start|>hi<|im_end|>");
+    EXPECT_EQ(tokenizer->decode(expected, true), "hi");
+    EXPECT_EQ(tokens_of(*tokenizer, "<s>"), std::vector{tokenizer->find("<s>")});
+    EXPECT_EQ(tokens_of(*tokenizer, "a word"), tokens_of(*bare, "a word"));
+    EXPECT_EQ(tokenizer->special_tokens().at("eos_token"), "<|im_end|>");
+    EXPECT_NE(tokenizer->name(), bare->name());
+  }
+  EXPECT_EQ(tokens_of(*by_decoder.open(), "<|im_end|>  hi"),
+            tokens_of(*by_decoder.open(), "<|im_end|>hi"));
+  EXPECT_NE(tokens_of(*by_names.open(), "<|im_end|>  hi"),
+            tokens_of(*by_names.open(), "<|im_end|>hi"));
+}
+
+TEST(SideFiles, TokensBeyondTheEmbeddingAreRefusedInTexts) {
+  const auto bare = open_tokenizer(data("small.model"));
+  const SideFolder folder({{"added_tokens.json", {{"[PAD]", bare->vocab()}}}});
+  const auto limited = open_tokenizer(folder.path(), bare->vocab());
+  EXPECT_TRUE(limited->only_added_beyond());
+  EXPECT_EQ(limited->num_beyond(), 1);
+  EXPECT_EQ(limited->vocab(), bare->vocab());
+  EXPECT_EQ(tokens_of(*limited, "a word"), tokens_of(*bare, "a word"));
+  try {
+    tokens_of(*limited, "a [PAD]");
+    ADD_FAILURE() << "expected a refusal";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("'[PAD]': expected tokens from 0 to "));
+  }
+  EXPECT_FALSE(open_tokenizer(folder.path(), bare->vocab() - 100)->only_added_beyond());
+}
+
+TEST(SideFiles, NamesWhatIsWrong) {
+  const std::pair<json, const char*> wrong[] = {
+      {{{"added_tokens_decoder", {{"x", {{"content", "a"}}}}}}, "x = {"},
+      {{{"added_tokens_decoder", {{"5", 7}}}}, "5 = 7: expected an object with a content"},
+      {{{"added_tokens_decoder", {{"5", {{"content", "<q>"}, {"lstrip", 3}}}}}}, "lstrip = 3"},
+      {{{"added_tokens_decoder", {{"99999999", {{"content", "<q>"}}}}}}, "number 99999999"},
+      {{{"add_bos_token", "x"}}, "add_bos_token = \"x\": expected true or false"},
+      {json::array(), "expected a JSON object"}};
+  for (const auto& [config, message] : wrong) {
+    const SideFolder folder({{"tokenizer_config.json", config}});
+    expect_refused(folder.path(), message);
+  }
+}
+
+TEST(SideFiles, TemplatesHaveAllForms) {
+  const auto read = [](const std::vector<std::pair<std::string, json>>& files) {
+    std::string found;
+    for (const auto& [name, each] : read_side_files(SideFolder(files).path()).templates) {
+      found += name + "=" + each.text + " ";
+    }
+    return found;
+  };
+  const json list = json::array({{{"name", "default"}, {"template", "D"}},
+                                 {{"name", "tool_use"}, {"template", "T"}},
+                                 {{"name", "odd"}}});
+  EXPECT_EQ(read({}), "");
+  EXPECT_EQ(read({{"tokenizer_config.json", {{"chat_template", "A"}}}}), "default=A ");
+  EXPECT_EQ(read({{"tokenizer_config.json", {{"chat_template", list}}}}), "default=D tool_use=T ");
+  EXPECT_EQ(read({{"chat_template.json", {{"chat_template", "J"}}}}), "default=J ");
+  EXPECT_EQ(read({{"chat_template.json", {{"chat_template", {{"tool_use", "U"}}}}}}),
+            "tool_use=U ");
+  const TempDir dir;
+  write_bytes(dir / "tokenizer_config.json", json{{"chat_template", list}}.dump());
+  write_bytes(dir / "chat_template.jinja", "F");
+  std::filesystem::create_directory(dir / "additional_chat_templates");
+  write_bytes(dir / "additional_chat_templates/rag.jinja", "R");
+  const SideFiles side = read_side_files(dir.path());
+  ASSERT_EQ(side.templates.size(), 2u);
+  EXPECT_EQ(side.templates.at("default").text, "F");
+  EXPECT_EQ(side.templates.at("rag").text, "R");
+  const TempDir copy;
+  copy_side_files(dir.path(), copy.path());
+  EXPECT_EQ(read_side_files(copy.path()).templates.at("rag").text, "R");
 }
 
 TEST(TokenizerFiles, DamagedFileIsRefusedOrWorks) {

@@ -4,8 +4,7 @@
 
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
+#include "core/printable.h"
 #include "engine/chat/jinja_run.h"
 #include "tandem/error.h"
 
@@ -13,28 +12,6 @@ namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
-
-/// Text of a token: a string, or the content of an object.
-std::optional<std::string> token_text(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (!value.is_object() || !value.contains("content") || !value["content"].is_string()) return {};
-  return value["content"].get<std::string>();
-}
-
-/// Template in tokenizer_config.json.
-std::optional<std::string> named_template(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  if (!value.is_array()) return {};
-  for (const Json& each : value) {
-    if (each.is_object() && each.value("name", Json()) == "default" &&
-        each.value("template", Json()).is_string()) {
-      return each["template"].get<std::string>();
-    }
-  }
-  return {};
-}
 
 const std::string& checked_text(const std::string& source) {
   if (Json::parse(Json(source).dump(-1, ' ', false, Json::error_handler_t::ignore)) != source) {
@@ -63,10 +40,36 @@ std::string without_marks(std::string_view text, std::vector<TextSpan>* generate
   return result;
 }
 
+std::shared_ptr<const jinja::Node> parse_named(const SideFiles& side, const char* name) {
+  const auto found = side.templates.find(name);
+  if (found == side.templates.end()) return nullptr;
+  try {
+    return jinja::parse(checked_text(found->second.text));
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", found->second.file, error.what()));
+  }
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens)
     : root_(jinja::parse(checked_text(source))), tokens_(std::move(tokens)) {}
+
+ChatTemplate::ChatTemplate(const SideFiles& side, std::map<std::string, std::string> tokens)
+    : root_(parse_named(side, "default")),
+      with_tools_(parse_named(side, "tool_use")),
+      tokens_(std::move(tokens)) {
+  if (root_) return;
+  std::string names;
+  for (const auto& [name, text] : side.templates) names += (names.empty() ? "" : ", ") + name;
+  throw ConfigError(
+      side.templates.empty()
+          ? fmt::format("{}: no chat template: expected chat_template.jinja, or chat_template in "
+                        "tokenizer_config.json",
+                        side.folder)
+          : fmt::format("{}: chat templates named {}: expected one named default", side.folder,
+                        printable(names)));
+}
 
 std::string ChatTemplate::render(const Json& chat, std::vector<TextSpan>* generated) const {
   std::map<std::string, jinja::Value> variables;
@@ -87,39 +90,10 @@ std::string ChatTemplate::render(const Json& chat, std::vector<TextSpan>* genera
     if (message.is_object() && message.value("role", Json()).is_string()) continue;
     throw ConfigError(fmt::format("chat: message {}: expected an object with a role", number));
   }
-  std::string text = jinja::run(*root_, std::move(variables));
-  return root_->text.empty() ? text : without_marks(text, generated);
-}
-
-ChatTemplate read_chat_template(const std::string& folder) {
-  const std::string config = folder + "/tokenizer_config.json";
-  std::string file = folder + "/chat_template.jinja";
-  std::optional<std::string> source;
-  if (path_exists(file)) source = read_small_file(file, kMaxTemplateBytes);
-  std::map<std::string, std::string> tokens;
-  if (path_exists(config)) {
-    const Json root = parse_json<Json>(read_file(config));
-    if (!root.is_object()) throw ConfigError(config + ": expected a JSON object");
-    for (const auto& [key, value] : root.items()) {
-      if (!key.ends_with("_token")) continue;
-      if (const auto text = token_text(value)) tokens[key] = *text;
-    }
-    if (!source && (source = named_template(root.value("chat_template", Json())))) {
-      file = config + ": chat_template";
-    }
-  }
-  if (!source) {
-    throw ConfigError(
-        fmt::format("{}: no chat template: expected chat_template.jinja, or chat_template in "
-                    "tokenizer_config.json",
-                    folder));
-  }
-  if (source->size() > kMaxTemplateBytes) throw ConfigError(file + ": more than 1 MiB");
-  try {
-    return {*source, std::move(tokens)};
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file, error.what()));
-  }
+  const bool has_tools = with_tools_ && chat.is_object() && !chat.value("tools", Json()).empty();
+  const jinja::Node& root = has_tools ? *with_tools_ : *root_;
+  std::string text = jinja::run(root, std::move(variables));
+  return root.text.empty() ? text : without_marks(text, generated);
 }
 
 }  // namespace tandem

@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/chat/jinja_syntax.h"
+#include "engine/model/side_files.h"
 
 namespace tandem {
 
@@ -22,6 +22,10 @@ class ChatTemplate {
   /// `tokens`: variables such as bos_token. Throws ConfigError naming the line and what is not
   /// understood.
   ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens);
+  /// The templates of a model's folder: the one named tool_use for chats with tools, if there is
+  /// one, else the one named default. `tokens`: texts of special tokens. Throws ConfigError naming
+  /// the file, and if there is none.
+  ChatTemplate(const SideFiles& side, std::map<std::string, std::string> tokens);
 
   /// `chat`: messages, a list of objects with role and content, or an object with `messages` and
   /// further variables (tools, …). The text ends where an answer begins, unless
@@ -32,12 +36,8 @@ class ChatTemplate {
 
  private:
   std::shared_ptr<const jinja::Node> root_;
+  std::shared_ptr<const jinja::Node> with_tools_;  ///< nullptr: root_
   std::map<std::string, std::string> tokens_;
 };
-
-/// The template of a model's folder: chat_template.jinja, or chat_template of
-/// tokenizer_config.json, there the one named "default" if there are several. Throws ConfigError
-/// naming the file, and if there is none.
-ChatTemplate read_chat_template(const std::string& folder);
 
 }  // namespace tandem

@@ -28,8 +28,8 @@ constexpr std::string_view kNotInWeights[] = {"model.max_seq", "model.aux_loss_c
 bool is_silent(const KeyDifference& changed) {
   return changed.key == "data.paths" || changed.key == "data.manifest" ||
          changed.key == "data.format" || changed.key == "data.text_key" ||
-         changed.key == "data.tokenizer" || changed.key.starts_with("trace.") ||
-         changed.key.starts_with("check.") ||
+         changed.key == "data.tokenizer" || changed.key == "train.init" ||
+         changed.key.starts_with("trace.") || changed.key.starts_with("check.") ||
          (changed.key == "train.dtype" && changed.after == "\"auto\"");
 }
 

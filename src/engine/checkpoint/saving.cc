@@ -15,7 +15,6 @@
 #include "core/files.h"
 #include "core/log.h"
 #include "core/safetensors.h"
-#include "engine/chat/chat_files.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/checkpoint/shared_tensors.h"
 #include "engine/model/pretrained.h"
@@ -145,6 +144,20 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
   });
 }
 
+/// Tokens of the tokenizer in `out` by their keys in config.json.
+std::map<std::string, int32_t> special_tokens(const std::string& out) {
+  std::map<std::string, int32_t> ids;
+  if (find_tokenizer(out).empty()) return ids;
+  const auto tokenizer = open_tokenizer(out);
+  for (const char* role : {"bos_token", "eos_token", "pad_token"}) {
+    const auto name = tokenizer->special_tokens().find(role);
+    const int32_t id =
+        name == tokenizer->special_tokens().end() ? -1 : tokenizer->find(name->second);
+    if (id >= 0) ids[std::string(role) + "_id"] = id;
+  }
+  return ids;
+}
+
 }  // namespace
 
 std::string describe_overflow(const TrainedRanks& ranks, const OwnedState& owned) {
@@ -211,11 +224,8 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
   const std::string folder = DirectoryWriter::temporary_folder(out, "final");
   const std::string hash = write_model(ranks, owned, folder, dtype).hash;
   on_rank_zero(ranks.world, "completing the final model", [&] {
-    write_state(folder, state, model, {{kModelFile, hash}}, dtype);
-    if (!find_tokenizer(out).empty()) {
-      copy_tokenizer(out, folder);
-      copy_chat_files(out, folder);
-    }
+    write_state(folder, state, model, {{kModelFile, hash}}, dtype, special_tokens(out));
+    if (!find_tokenizer(out).empty()) copy_tokenizer(out, folder);
     directory->commit();
     return std::string();
   });

@@ -1,6 +1,7 @@
 #include "engine/checkpoint/stored_model.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "core/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
+#include "engine/model/config_effect.h"
 #include "engine/model/pretrained.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
@@ -44,18 +46,6 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
   return false;
 }
 
-std::string find_model(const std::string& path, const Note& note) {
-  if (path_exists(path + "/config.json")) return path;
-  std::string final = final_path(path);
-  const std::vector<std::string> checkpoints = list_checkpoints(path);
-  if (!checkpoints.empty() && is_newer(checkpoints.front(), final, note))
-    return checkpoints.front();
-  if (path_exists(final + "/config.json")) return final;
-  throw IoError(fmt::format(
-      "{}: no config.json in it or in its final/, and no checkpoints/: expected a trained model",
-      path));
-}
-
 /// Notes that the model was trained on token files, and not of which tokenizer.
 void note_tokens(const TrainConfig& trained, const Note& note) {
   if (trained.data.format != "tokens") return;
@@ -75,19 +65,17 @@ TrainConfig read_trained(const std::string& directory) {
 /// nullptr: text is read as bytes.
 std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& directory,
                                                           const ModelConfig& config,
-                                                          const Note& note) {
-  const bool is_trained_here = has_state(directory);
-  if (!is_trained_here && config.vocab == kBos + 1) return nullptr;
-  std::string folder = directory;
-  if (is_trained_here) {
+                                                          const SideFiles& side, const Note& note) {
+  if (has_state(directory)) {
     const TrainConfig trained = read_trained(directory);
-    if (trained.data.tokenizer.empty()) {
+    if (trained.data.tokenizer.empty() || trained.data.tokenizer == kByteTokenizer) {
       note_tokens(trained, note);
       return nullptr;
     }
-    if (checkpoint_step(directory)) folder += "/../..";  // OUT
+  } else if (config.vocab == kBos + 1) {
+    return nullptr;
   }
-  const std::string name = find_tokenizer(folder);
+  const std::string name = find_tokenizer(side.folder);
   if (name.empty()) {
     throw ConfigError(
         fmt::format("{}/config.json: vocab_size = {}: expected {} (text is read as bytes), or a "
@@ -95,36 +83,69 @@ std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& dir
                     "tekken.json, tokenizer.model or .tiktoken next to it",
                     directory, config.vocab, kBos + 1));
   }
-  auto tokenizer = open_tokenizer(folder + "/" + name);
-  if (tokenizer->vocab() <= config.vocab) return tokenizer;
-  throw ConfigError(
-      fmt::format("{}/{}: has {} tokens: expected at most vocab_size = {} of its config.json",
-                  folder, name, tokenizer->vocab(), config.vocab));
+  auto tokenizer = open_tokenizer(side.folder, config.vocab);
+  if (!tokenizer->only_added_beyond()) {
+    throw ConfigError(
+        fmt::format("{}/{}: has {} tokens: expected at most vocab_size = {} of its config.json",
+                    side.folder, name, config.vocab + tokenizer->num_beyond(), config.vocab));
+  }
+  for (const std::string& text : tokenizer->notes()) {
+    note(fmt::format("{}/{}: {}", side.folder, name, text));
+  }
+  if (const int64_t beyond = tokenizer->num_beyond(); beyond > 0) {
+    note(fmt::format("{}/{}: {} added tokens are beyond vocab_size = {}: refused in texts",
+                     side.folder, name, beyond, config.vocab));
+  }
+  return tokenizer;
 }
 
-ModelConfig verified_config(const std::string& directory) {
+ModelConfig verified_config(const std::string& directory, const Note& note) {
   if (has_state(directory) || checkpoint_step(directory)) {
     const std::string names[] = {kWeightsFile};
     return verify_files(directory, read_stored_state(directory), names);
   }
   const std::string file = directory + "/config.json";
-  const ModelConfig config = model_config_from_json(read_small_file(file), file);
+  std::vector<std::string> unused;
+  const ModelConfig config = model_config_from_json(read_small_file(file), file, unused);
+  if (!unused.empty()) {
+    note(fmt::format("{}: keys without effect: {}", file, fmt::join(unused, ", ")));
+  }
   WeightFiles(directory).verify();
   return config;
 }
 
 }  // namespace
 
+std::string find_model(const std::string& path, const Note& note) {
+  if (path_exists(path + "/config.json")) return path;
+  std::string final = final_path(path);
+  const std::vector<std::string> checkpoints = list_checkpoints(path);
+  if (!checkpoints.empty() && is_newer(checkpoints.front(), final, note))
+    return checkpoints.front();
+  if (path_exists(final + "/config.json")) return final;
+  if (const std::string other = describe_other_weights(path); !other.empty()) {
+    throw IoError(fmt::format("{}: {}", path, other));
+  }
+  throw IoError(fmt::format(
+      "{}: no config.json in it or in its final/, and no checkpoints/: expected a trained model",
+      path));
+}
+
+std::string side_folder(const std::string& directory) {
+  return checkpoint_step(directory) ? directory + "/../.." : directory;
+}
+
 StoredModel open_model(const std::string& path, const Note& note) {
   std::string directory = find_model(path, note);
-  ModelConfig config = verified_config(directory);
+  ModelConfig config = verified_config(directory, note);
   WeightFiles weights(directory);
   require_same_tensors(config, weights);
-  auto tokenizer = open_model_tokenizer(directory, config, note);
+  SideFiles side = read_side_files(side_folder(directory));
+  auto tokenizer = open_model_tokenizer(directory, config, side, note);
   std::string identity = model_identity(config, weights);
   if (tokenizer) identity += ", " + tokenizer->name();
-  return {std::move(directory), std::move(config), std::move(weights), std::move(identity),
-          std::move(tokenizer)};
+  return {std::move(directory), std::move(config),    std::move(weights),
+          std::move(identity),  std::move(tokenizer), std::move(side)};
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/model/config.h"
+#include "engine/model/side_files.h"
 #include "engine/model/weight_files.h"
 #include "engine/tokenizer/text_tokenizer.h"
 
@@ -17,7 +18,14 @@ struct StoredModel {
   WeightFiles weights;
   std::string identity;  ///< changes if the configuration, the weights or the tokenizer do
   std::shared_ptr<const TextTokenizer> tokenizer;  ///< nullptr: text is read as bytes
+  SideFiles side;  ///< of its folder, or for a checkpoint of its run
 };
+
+/// Folder of the model in `path`, as open_model chooses it. Throws IoError.
+std::string find_model(const std::string& path,
+                       const std::function<void(const std::string&)>& note);
+/// Folder of its tokenizer and the files next to it: `directory`, or for a checkpoint OUT.
+std::string side_folder(const std::string& directory);
 
 /// Opens the model in `path`, a folder with a config.json or a training run: its final/, or its
 /// newest checkpoint if that has a later step. With a state.json every byte is checked against its

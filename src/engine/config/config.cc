@@ -284,14 +284,15 @@ void make_paths_relative_to(TrainConfig& config, const std::string& folder) {
   for (auto* paths : {&config.data.paths, &config.data.val_paths}) {
     for (std::string& path : *paths) path = make_relative_to(path, folder);
   }
-  for (std::string* path : {&config.data.manifest, &config.data.tokenizer}) {
-    if (!path->empty()) *path = make_relative_to(*path, folder);
+  for (std::string* path : {&config.data.manifest, &config.data.tokenizer, &config.train.init}) {
+    if (!path->empty() && *path != kByteTokenizer) *path = make_relative_to(*path, folder);
   }
 }
 
 TrainConfig parse_config(const std::string& text, const std::string& file,
-                         std::span<const std::string> overrides, std::vector<std::string>* notes) {
-  TrainConfig config;
+                         std::span<const std::string> overrides, std::vector<std::string>* notes,
+                         const TrainConfig& base) {
+  TrainConfig config = base;
   if (const size_t at = stray_character(text); at != std::string::npos) {
     throw ConfigError(fmt::format(
         "{}:{}: not valid TOML: a character past ASCII (byte 0x{:02x}) "
@@ -314,8 +315,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
 }
 
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
-                        std::vector<std::string>* notes) {
-  return parse_config(read_file(file, Source::any), file, overrides, notes);
+                        std::vector<std::string>* notes, const TrainConfig& base) {
+  return parse_config(read_file(file, Source::any), file, overrides, notes, base);
 }
 
 std::string to_toml(const TrainConfig& config) {

@@ -17,6 +17,9 @@
 
 namespace tandem {
 
+/// data.tokenizer for bytes in a model of a larger vocabulary.
+constexpr const char* kByteTokenizer = "bytes";
+
 struct TrainConfig {
   ModelConfig model;
   struct {
@@ -40,6 +43,7 @@ struct TrainConfig {
     std::string dtype = "auto";
     std::string aux_loss_scope = "microbatch";
     int64_t seed = 1;
+    std::string init;  ///< folder of the model that the weights are of at first; empty: random ones
     bool deterministic = true;
     std::string recompute = "none";  ///< a Recompute
     int64_t recompute_layers = 0;    ///< 0: all
@@ -83,7 +87,7 @@ struct TrainConfig {
     std::vector<std::string> paths;
     std::string format = "auto";
     std::string text_key = "text";  ///< of JSON Lines
-    std::string tokenizer;          ///< path; empty: bytes
+    std::string tokenizer;          ///< path, or kByteTokenizer; empty: bytes
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
@@ -146,13 +150,14 @@ std::vector<KeyDifference> differing_keys(const TrainConfig& before, const Train
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
 /// Relative data.paths, data.val_paths, data.manifest and data.tokenizer in the file are relative
-/// to its directory. `notes`: if not nullptr, receives a line for each key given by a former name.
+/// to its directory, and train.init. `notes`: if not nullptr, receives a line for each key given by
+/// a former name. `base`: values of keys that are not given.
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
-                        std::vector<std::string>* notes = nullptr);
+                        std::vector<std::string>* notes = nullptr, const TrainConfig& base = {});
 /// The same for text; `file` names it in messages.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {},
-                         std::vector<std::string>* notes = nullptr);
+                         std::vector<std::string>* notes = nullptr, const TrainConfig& base = {});
 /// Throws ConfigError if keys are inconsistent: model against parallel.tp and parallel.ep, batch
 /// against dp and microbatch, seq against model.max_seq, layers and microbatches against
 /// parallel.pp.

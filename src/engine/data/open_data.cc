@@ -12,7 +12,6 @@
 
 #include "core/files.h"
 #include "core/printable.h"
-#include "engine/chat/chat_files.h"
 #include "engine/config/config_paths.h"
 #include "engine/data/blend.h"
 #include "engine/data/chat_lines.h"
@@ -158,17 +157,25 @@ void set_separator(const std::string& text, Opening& with) {
                   printable(text), with.vocab - 1));
 }
 
-/// That of data.tokenizer, nullptr without it.
-std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config) {
+/// The tokenizer named by data.tokenizer, nullptr for bytes.
+std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config,
+                                                               const std::string& format) {
   const std::string& path = config.data.tokenizer;
-  if (path.empty()) return nullptr;
-  const auto tokenizer = open_tokenizer(path);
-  if (tokenizer->vocab() > config.model.vocab) {
+  if (path == kByteTokenizer) return nullptr;
+  if (path.empty()) {
+    if (format == kTokens || config.model.vocab == kBos + 1) return nullptr;
+    throw ConfigError(fmt::format(
+        "model.vocab is {}, and no data.tokenizer is given: expected {} for text, which "
+        "is read as bytes then, or data.tokenizer, a path (or \"{}\")",
+        config.model.vocab, kBos + 1, kByteTokenizer));
+  }
+  const auto tokenizer = open_tokenizer(path, config.model.vocab);
+  if (!tokenizer->only_added_beyond() || tokenizer->separator() >= config.model.vocab) {
     throw ConfigError(
         fmt::format("model.vocab is {}: expected at least the {} of data.tokenizer {}",
-                    config.model.vocab, tokenizer->vocab(), path));
+                    config.model.vocab, tokenizer->vocab() + tokenizer->num_beyond(), path));
   }
-  if (tokenizer->separator() < 0) {
+  if (tokenizer->separator() < 0 && format != kTokens) {
     throw ConfigError(fmt::format(
         "data.tokenizer {}: has no token that begins or ends a document: expected one", path));
   }
@@ -191,9 +198,9 @@ std::shared_ptr<const LineFormat> open_chats(const TrainConfig& config,
     throw ConfigError(
         "data.format is chat: expected data.packing = best_fit and data.document_mask = true");
   }
-  return std::make_shared<ChatLines>(std::move(tokenizer),
-                                     read_chat_template(folder_of_tokenizer(data.tokenizer)),
-                                     config.train.seq + 1);
+  ChatTemplate form(read_side_files(folder_of_tokenizer(data.tokenizer)),
+                    tokenizer->special_tokens());
+  return std::make_shared<ChatLines>(std::move(tokenizer), std::move(form), config.train.seq + 1);
 }
 
 std::optional<StreamOptions> stream_options(const TrainConfig& config) {
@@ -318,9 +325,9 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     paths.push_back(parsed.path);
     if (parsed.weight > 0) weights.push_back(parsed.weight);
   }
-  const auto tokenizer = open_configured_tokenizer(config);
   const std::vector<SelectedData> selected =
       select_all(paths, "data.paths", data.format, data.text_key, world);
+  const auto tokenizer = open_configured_tokenizer(config, selected[0].format);
   Opening with{selected[0].format,
                config.model.vocab,
                tokenizer,

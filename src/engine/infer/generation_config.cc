@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kEnd = "eos_token_id";
+constexpr const char* kPenalty = "repetition_penalty";
 constexpr int64_t kDefaultTopK = 50;  // of transformers, if it samples
 constexpr size_t kMaxEnds = 1000;
 
@@ -29,6 +30,7 @@ constexpr std::string_view kKnown[] = {"_from_model_config",
                                        "temperature",
                                        "top_k",
                                        "top_p",
+                                       kPenalty,
                                        "transformers_version",
                                        "use_cache",
                                        "output_attentions",
@@ -80,20 +82,30 @@ T parse_or(const Json& root, const char* key, const std::string& file, T absent)
 
 }  // namespace
 
-GenerationDefaults read_generation_defaults(const std::string& folder,
+GenerationDefaults read_generation_defaults(const StoredModel& stored,
                                             const std::function<void(const std::string&)>& note) {
   GenerationDefaults defaults;
-  const std::string model = folder + "/config.json", file = folder + "/generation_config.json";
-  if (path_exists(file)) {
-    const Json root = parse_object(file);
+  const std::string file = stored.side.folder + "/generation_config.json";
+  const Json& root = stored.side.generation;
+  if (!root.is_null()) {
     defaults.ends = parse_ends(root, file);
     const bool samples = parse_or(root, "do_sample", file, false);
     defaults.temperature = samples ? parse_or(root, "temperature", file, 1.0) : 0;
     defaults.top_k = samples ? parse_or(root, "top_k", file, kDefaultTopK) : 0;
     defaults.top_p = samples ? parse_or(root, "top_p", file, 1.0) : 1;
+    defaults.rules.repetition_penalty = parse_or(root, kPenalty, file, 1.0);
     note_unread(root, file, note);
   }
-  if (defaults.ends.empty()) defaults.ends = parse_ends(parse_object(model), model);
+  if (defaults.ends.empty()) {
+    const std::string model = stored.directory + "/config.json";
+    defaults.ends = parse_ends(parse_object(model), model);
+  }
+  const auto end = stored.side.special_tokens.find("eos_token");
+  if (!stored.tokenizer || end == stored.side.special_tokens.end()) return defaults;
+  const int32_t token = end->second.empty() ? -1 : stored.tokenizer->find(end->second);
+  const bool ends_already = defaults.ends.empty() ? stored.tokenizer->is_special(token)
+                                                  : std::ranges::count(defaults.ends, token) > 0;
+  if (token >= 0 && !ends_already) defaults.ends.push_back(token);
   return defaults;
 }
 

@@ -64,8 +64,9 @@ class Generator::Impl {
   }
 
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
-                const std::function<bool(int32_t)>& on_token) {
+                const std::function<bool(int32_t)>& on_token, const LogitRules& rules) {
     check(sampling);
+    check(rules, model_.config.vocab);
     if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token");
     std::vector<int32_t> text(prompt.begin(), prompt.end());
     // Half of a full cache is retained, so that refills are rare.
@@ -87,7 +88,7 @@ class Generator::Impl {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         stats_.prefill_s = took.count();
       }
-      const int32_t token = sample(logits, sampling, uint64_t(i));
+      const int32_t token = choose(logits, sampling, i, rules, {text, prompt.size()});
       if (!on_token(token)) return;
       text.push_back(token);
       next = last_tokens(1);
@@ -108,6 +109,18 @@ class Generator::Impl {
   Stats stats_;
 
  private:
+  struct Context {
+    std::span<const int32_t> tokens;
+    size_t prompt;  ///< of them
+  };
+  /// Token `index` of a text.
+  static int32_t choose(std::span<const float> logits, const SamplingOptions& sampling,
+                        int64_t index, const LogitRules& rules, const Context& context) {
+    if (rules.change_nothing()) return sample(logits, sampling, uint64_t(index));
+    std::vector<float> changed(logits.begin(), logits.end());
+    apply(rules, context.tokens, context.prompt, sampling.temperature, changed);
+    return sample(changed, sampling, uint64_t(index));
+  }
   void check_room(std::span<const int32_t> tokens) const {
     check_tokens(model_.config, tokens);
     if (position_ + int64_t(tokens.size()) <= capacity()) return;
@@ -150,8 +163,8 @@ std::span<const float> Generator::feed(std::span<const int32_t> tokens) {
 }
 void Generator::generate(std::span<const int32_t> prompt, int64_t count,
                          const SamplingOptions& sampling,
-                         const std::function<bool(int32_t)>& on_token) {
-  impl_->generate(prompt, count, sampling, on_token);
+                         const std::function<bool(int32_t)>& on_token, const LogitRules& rules) {
+  impl_->generate(prompt, count, sampling, on_token, rules);
 }
 const std::string& Generator::prefill() const {
   return impl_->prefill();

@@ -284,6 +284,7 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   Request request;
   request.ends = model.ends;
   request.sampling = model.sampling;
+  request.rules = model.rules;
   request.max_tokens = is_chat ? model.capacity : kDefaultMaxTokens;
   take(root, "max_tokens", request.max_tokens);
   if (is_chat) take(root, "max_completion_tokens", request.max_tokens);

@@ -32,9 +32,10 @@ struct ServedModel {
   std::string name;                  ///< that requests must give, if they give one
   std::optional<ChatTemplate> chat;  ///< nullopt: chats are refused
   std::string chat_problem;          ///< why, then
-  SamplingOptions sampling;          ///< where a request says nothing
-  std::vector<int32_t> ends;         ///< tokens that end a text; empty: special ones
-  int64_t capacity = 0;              ///< max tokens of a prompt and its text
+  SamplingOptions sampling;          ///< where a request says nothing, as the next
+  LogitRules rules;
+  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
+  int64_t capacity = 0;       ///< max tokens of a prompt and its text
 };
 
 struct CompletionRequest {

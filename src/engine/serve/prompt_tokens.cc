@@ -38,7 +38,7 @@ ChatTemplate open_chat_template(const StoredModel& stored) {
     throw ConfigError(
         fmt::format("{}: no tokenizer: a chat is expected of a model with one", stored.directory));
   }
-  return read_chat_template(stored.directory);
+  return {stored.side, stored.tokenizer->special_tokens()};
 }
 
 }  // namespace tandem

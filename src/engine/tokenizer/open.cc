@@ -68,17 +68,24 @@ std::string find_tokenizer(const std::string& directory) {
   return found;
 }
 
-std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path) {
+std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path, int64_t model_vocab) {
   const std::string file = resolve(path);
   const std::string text = read_small_file(file, kMaxFile);
-  const std::string name = file_name(file);
   try {
-    TokenizerSpec spec = parse(text, name);
+    TokenizerSpec spec = parse(text, file_name(file));
+    if (file != path) add_side_tokens(read_side_files(path), spec);
     spec.name += " " + content_hash(text);
+    spec.max_vocab = model_vocab;
     return std::make_shared<TextTokenizer>(std::move(spec));
   } catch (const ConfigError& failed) {
     throw ConfigError(fmt::format("{}: {}", file, failed.what()));
   }
+}
+
+std::string folder_of_tokenizer(const std::string& path) {
+  if (std::error_code error; std::filesystem::is_directory(path, error)) return path;
+  const std::string folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? "." : folder;
 }
 
 void copy_tokenizer(const std::string& path, const std::string& directory) {
@@ -93,6 +100,7 @@ void copy_tokenizer(const std::string& path, const std::string& directory) {
     name += ".tiktoken";
   }
   replace_file(directory + "/" + name, text);
+  if (file != path) copy_side_files(path, directory);
 }
 
 }  // namespace tandem

@@ -7,7 +7,6 @@
 
 #include "core/files.h"
 #include "core/log.h"
-#include "engine/chat/chat_files.h"
 #include "engine/checkpoint/disk_room.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/run_checkpoints.h"
@@ -81,9 +80,10 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   make_paths_relative_to(absolute, std::filesystem::current_path().string());
   replace_file(out_ + "/config.toml", to_toml(absolute));
   replace_file(out_ + kRunId, run_id_);
-  if (!config.data.tokenizer.empty()) {
-    copy_tokenizer(config.data.tokenizer, out_);
-    copy_chat_files(folder_of_tokenizer(config.data.tokenizer), out_);
+  const std::string& tokenizer = config.data.tokenizer;
+  if (!tokenizer.empty() && tokenizer != kByteTokenizer) {
+    copy_tokenizer(tokenizer, out_);
+    if (config.data.format == "chat") copy_side_files(folder_of_tokenizer(tokenizer), out_);
   }
   if (!source_.records().empty()) {
     replace_file(manifest_path(out_), Manifest(source_.records()).to_json());

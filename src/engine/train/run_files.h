@@ -34,7 +34,7 @@ class RunFiles {
   void note(const std::string& text) { progress_.note(text); }
   void warn(const std::string& text) { progress_.note("warning: " + text); }
   /// Writes config.toml, with the settings in effect, run_id, heldout.txt, data.json and the
-  /// tokenizer.
+  /// tokenizer, of a folder with the files next to it.
   void write_configuration(const TrainConfig& config) const;
   /// Throws IoError if OUT now belongs to another run: nothing may be written there.
   void require_output() const;

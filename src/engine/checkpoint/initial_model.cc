@@ -1,0 +1,78 @@
+#include "engine/checkpoint/initial_model.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/files.h"
+#include "engine/checkpoint/same_run.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/tokenizer/open.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kLr = 2e-5, kMinLr = 2e-6;
+constexpr int64_t kWarmupShare = 20, kMaxWarmup = 100;
+
+/// Whether the file is the tokenizer of a folder.
+bool is_tokenizer_of(const std::string& file, const std::string& folder) {
+  std::error_code error;
+  return fs::equivalent(file, folder + "/" + find_tokenizer(folder), error) && !error;
+}
+
+TrainConfig load_initial(const std::string& file, std::span<const std::string> overrides,
+                         const std::string& init, std::vector<std::string>* notes) {
+  const std::string folder = find_model(init, [](const std::string&) {});
+  const std::string shape = folder + "/config.json";
+  TrainConfig base;
+  base.model = model_config_from_json(read_small_file(shape), shape);
+  base.train.init = fs::absolute(init).lexically_normal().string();
+  base.optimizer.lr = kLr;
+  base.optimizer.min_lr = kMinLr;
+  base.optimizer.warmup = -1;
+  const std::string vocabulary = fs::absolute(side_folder(folder)).lexically_normal().string();
+  if (!find_tokenizer(vocabulary).empty()) base.data.tokenizer = vocabulary;
+  TrainConfig config = load_config(file, overrides, notes, base);
+  config.train.init = base.train.init;
+  require_same_model(init, base.model, config);
+  if (config.optimizer.warmup < 0) {
+    config.optimizer.warmup = std::clamp<int64_t>(config.train.steps / kWarmupShare, 1, kMaxWarmup);
+  }
+  if (is_tokenizer_of(config.data.tokenizer, vocabulary)) config.data.tokenizer = vocabulary;
+  return config;
+}
+
+/// Settings of the run in `out`; the default ones if there is none, or one of another version.
+TrainConfig read_run(const std::string& out) {
+  const std::string file = out + "/config.toml";
+  if (out.empty() || !path_exists(file)) return {};
+  try {
+    return load_config(file, {});
+  } catch (const ConfigError&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+TrainConfig load_run_config(const std::string& file, std::span<const std::string> overrides,
+                            std::string init, const std::string& resumed,
+                            std::vector<std::string>* notes) {
+  TrainConfig base;
+  if (const TrainConfig run = read_run(resumed); !run.train.init.empty()) {
+    base.model = run.model;
+    if (!find_tokenizer(resumed).empty()) base.data.tokenizer = fs::absolute(resumed).string();
+    base.train.init = run.train.init;
+    base.optimizer.lr = run.optimizer.lr;
+    base.optimizer.min_lr = run.optimizer.min_lr;
+    base.optimizer.warmup = run.optimizer.warmup;
+  }
+  if (resumed.empty() && init.empty()) init = load_config(file, overrides).train.init;
+  if (resumed.empty() && !init.empty()) return load_initial(file, overrides, init, notes);
+  return load_config(file, overrides, notes, base);
+}
+
+}  // namespace tandem
