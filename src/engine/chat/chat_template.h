@@ -1,4 +1,4 @@
-// Prompt of a chat: a model's template, a part of Jinja2, makes a text of messages.
+// Prompt of a chat: a model's template, a block of Jinja2, makes a text of messages.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 #include "engine/chat/jinja_syntax.h"
 #include "engine/model/side_files.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -17,14 +18,21 @@ struct TextSpan {
   size_t begin = 0, end = 0;
 };
 
+/// A model has no template, or no tokenizer for its texts.
+class NoChatTemplate : public ConfigError {
+ public:
+  using ConfigError::ConfigError;
+};
+
 class ChatTemplate {
  public:
-  /// `tokens`: variables such as bos_token. Throws ConfigError naming the line and what is not
-  /// understood.
-  ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens);
+  /// `tokens`: variables such as bos_token. `file`: of the template, for messages. Throws
+  /// ConfigError naming it, the line and what is not understood.
+  ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens,
+               const std::string& file = "");
   /// The templates of a model's folder: the one named tool_use for chats with tools, if there is
   /// one, else the one named default. `tokens`: texts of special tokens. Throws ConfigError naming
-  /// the file, and if there is none.
+  /// the file, NoChatTemplate if there is none.
   ChatTemplate(const SideFiles& side, std::map<std::string, std::string> tokens);
 
   /// `chat`: messages, a list of objects with role and content, or an object with `messages` and
@@ -34,9 +42,25 @@ class ChatTemplate {
   std::string render(const nlohmann::ordered_json& chat,
                      std::vector<TextSpan>* generated = nullptr) const;
 
+  /// Content of messages that a template reads, as its loops over it tell: a text, a list of
+  /// blocks, or either.
+  enum class ContentForm : uint8_t { text, either, list };
+  /// `has_tools`: whether the chat has tools.
+  ContentForm content_form(bool has_tools) const { return chosen(has_tools).content_form; }
+
  private:
-  std::shared_ptr<const jinja::Node> root_;
-  std::shared_ptr<const jinja::Node> with_tools_;  ///< nullptr: root_
+  struct Parsed {
+    std::shared_ptr<const jinja::Node> root;  ///< nullptr: there is none of this name
+    std::string file;
+    ContentForm content_form = ContentForm::text;
+  };
+  static Parsed parse(const std::string& source, const std::string& file);
+  static Parsed parse_named(const SideFiles& side, const char* name);
+  const Parsed& chosen(bool has_tools) const {
+    return has_tools && with_tools_.root ? with_tools_ : default_;
+  }
+
+  Parsed default_, with_tools_;
   std::map<std::string, std::string> tokens_;
 };
 

@@ -81,6 +81,7 @@ class Lexer {
     advance(2);
     if (has("-") || has("+")) advance(1);
     if (kind == '#') return read_comment();
+    if (kind == '%' && read_raw()) return;
     add(kind == '{' ? Token::Type::output_begin : Token::Type::block_begin, "");
     int depth = 0;
     while (true) {
@@ -91,6 +92,35 @@ class Lexer {
     }
     add(kind == '{' ? Token::Type::output_end : Token::Type::block_end, "");
     end_tag(kind == '{' ? "}}" : "%}");
+  }
+
+  /// Reads a block whose text has no tags, if one begins.
+  bool read_raw() {
+    const auto blank = [&](size_t at) {
+      while (at < source_.size() && is_blank(source_[at])) ++at;
+      return at;
+    };
+    size_t at = blank(at_);
+    if (source_.compare(at, 3, "raw") != 0) return false;
+    at = blank(at + 3);
+    const size_t sign = at < source_.size() && (source_[at] == '-' || source_[at] == '+') ? 1 : 0;
+    if (source_.compare(at + sign, 2, "%}") != 0) return false;
+    advance(at - at_);
+    end_tag("%}");
+    for (size_t end = at_; (end = source_.find("{%", end)) != std::string::npos; end += 2) {
+      size_t name = end + 2;
+      if (name < source_.size() && (source_[name] == '-' || source_[name] == '+')) ++name;
+      name = blank(name);
+      if (source_.compare(name, 6, "endraw") != 0) continue;
+      std::string text = source_.substr(at_, end - at_);
+      strip_before(text, '%', end + 2);
+      if (!text.empty()) add(Token::Type::text, text);
+      advance(blank(name + 6) - at_);
+      if (!ends_tag("%}")) refuse("expected the end of the tag endraw");
+      end_tag("%}");
+      return true;
+    }
+    refuse("the template ends in a raw block");
   }
 
   bool ends_tag(std::string_view end) const {
@@ -170,14 +200,16 @@ class Lexer {
       if (at_ + 1 >= source_.size()) break;
       const char c = source_[at_ + 1];
       advance(2);
-      constexpr std::string_view kEscapes = "nrt\\'\"", kMeanings = "\n\r\t\\'\"";
+      constexpr std::string_view kEscapes = "nrt\\'\"abfv", kMeanings = "\n\r\t\\'\"\a\b\f\v";
       const size_t escape = kEscapes.find(c);
       if (escape != std::string_view::npos) {
         text += kMeanings[escape];
-      } else if (c == 'u') {
-        text += read_code_point();
+      } else if (c == 'u' || c == 'x') {
+        text += read_code_point(c == 'u' ? 4 : 2);
+      } else if (c == 'U' || c == 'N' || (c >= '0' && c <= '7')) {
+        refuse(fmt::format("escape '\\{}' in a string", c));
       } else if (c != '\n') {
-        refuse(fmt::format("escape '\\{}' in a string", printable(std::string(1, c))));
+        text += {'\\', c};
       }
     }
     if (at_ >= source_.size()) refuse("the template ends in a string");
@@ -185,15 +217,16 @@ class Lexer {
     add(Token::Type::string, text);
   }
 
-  /// Four hexadecimal digits as UTF-8.
-  std::string read_code_point() {
-    const std::string digits = source_.substr(at_, 4);
+  /// Hexadecimal digits as UTF-8.
+  std::string read_code_point(size_t count) {
+    const std::string digits = source_.substr(at_, count);
     const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
-    if (digits.size() != 4 || !std::ranges::all_of(digits, is_hex)) {
-      refuse("escape '\\u' without four digits");
+    if (digits.size() != count || !std::ranges::all_of(digits, is_hex)) {
+      refuse(fmt::format("escape '\\{}' without {} digits", count == 4 ? 'u' : 'x', count));
     }
-    advance(4);
-    const Json parsed = Json::parse("\"\\u" + digits + "\"", nullptr, false);
+    advance(count);
+    const std::string zeros(4 - count, '0');
+    const Json parsed = Json::parse("\"\\u" + zeros + digits + "\"", nullptr, false);
     if (!parsed.is_string()) refuse("escape '\\u' of half a surrogate pair");
     return parsed.get<std::string>();
   }

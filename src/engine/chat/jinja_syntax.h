@@ -1,5 +1,7 @@
 // Templates of chats as a tree: the part of Jinja2 that published templates use, with the options
 // that transformers sets (trim_blocks, lstrip_blocks).
+//
+// A target of an assignment is a name, an attribute of a name (a namespace), or a list of targets.
 #pragma once
 
 #include <memory>
@@ -15,17 +17,21 @@ enum class Kind : uint8_t {
   // statements
   text,     ///< value
   output,   ///< children: the expression
-  for_,     ///< names; children: list, condition or nothing, body, else
+  for_,     ///< text: "recursive" or ""; children: target, list, condition or nothing, body, else
   if_,      ///< children: condition, body, else
-  set,      ///< names: variable, or a namespace and its attribute; children: value
+  set,      ///< children: target, value
   macro,    ///< text: name; names: parameters; children: body, then defaults of the last parameters
   block,    ///< children; text of a template's: "generation" if it has that tag
-  capture,  ///< names: variable; children: body
+  capture,  ///< children: target, body, value with `filtered` in it
+  call_block,    ///< children: the call, a macro of the body
+  filter_block,  ///< children: body, value with `filtered` in it
+  with,          ///< names; children: their values, body
   break_,
   continue_,
   // expressions
   constant,   ///< value
   name,       ///< text
+  filtered,   ///< text of the block that a filter changes
   list,       ///< children
   dict,       ///< children: key, value, key, value …
   attribute,  ///< text; children: the object
@@ -47,6 +53,7 @@ struct Node {
   std::vector<std::unique_ptr<Node>> children = {};
   Value value = {};
   int line = 0;
+  bool uses_caller = false, uses_positional = false, uses_keywords = false;  ///< of a macro
   int height = 1;  ///< levels of the expression
 };
 

@@ -8,57 +8,6 @@
 namespace tandem::jinja {
 namespace {
 
-std::string float_text(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  std::string text = fmt::format("{}", value);  // the shortest that is read back
-  if (text.find_first_of(".en") == std::string::npos) text += ".0";
-  return text;
-}
-
-std::string quoted(const std::string& text) {
-  const bool has_single = text.find('\'') != std::string::npos;
-  const char quote = has_single && text.find('"') == std::string::npos ? '"' : '\'';
-  std::string result(1, quote);
-  for (const char c : text) {
-    if (c == '\n') {
-      result += "\\n";
-    } else if (c == '\r') {
-      result += "\\r";
-    } else if (c == '\t') {
-      result += "\\t";
-    } else if (c == quote || c == '\\') {
-      result += std::string("\\") + c;
-    } else if (uint8_t(c) < 32 || c == 127) {
-      result += fmt::format("\\x{:02x}", uint8_t(c));
-    } else {
-      result += c;
-    }
-  }
-  return result + quote;
-}
-
-/// repr() of Python.
-std::string python_text(const Json& json) {
-  if (json.is_string()) return quoted(json.get_ref<const std::string&>());
-  if (json.is_null()) return "None";
-  if (json.is_boolean()) return json.get<bool>() ? "True" : "False";
-  if (json.is_number_float()) return float_text(json.get<double>());
-  if (json.is_array()) {
-    std::string text = "[";
-    for (size_t i = 0; i < json.size(); ++i) text += (i > 0 ? ", " : "") + python_text(json[i]);
-    return text + "]";
-  }
-  if (json.is_object()) {
-    std::string text = "{";
-    for (const auto& [key, value] : json.items()) {
-      text += (text.size() > 1 ? ", " : "") + quoted(key) + ": " + python_text(value);
-    }
-    return text + "}";
-  }
-  return json.dump();
-}
-
 size_t sequence_bytes(char first) {
   const auto byte = uint8_t(first);
   return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
@@ -105,6 +54,7 @@ bool is_true(const Value& value) {
   const Json& json = *value.data;
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number()) return json.get<double>() != 0;
+  if (json.is_binary()) return true;
   if (json.is_string()) return !json.get_ref<const std::string&>().empty();
   return !json.is_null() && !json.empty();
 }
@@ -114,44 +64,21 @@ std::string to_text(const Value& value) {
   return value.data ? python_text(*value.data) : "";
 }
 
-std::string to_json_text(const Json& json, int indent) {
-  const auto join = [&](char open, char close, const std::vector<std::string>& texts) {
-    if (texts.empty()) return std::string{open, close};
-    std::string text(1, open);
-    for (size_t i = 0; i < texts.size(); ++i) {
-      if (i > 0) text += indent < 0 ? ", " : ",";
-      std::string element = texts[i];
-      if (indent >= 0) {
-        const std::string begin = "\n" + std::string(size_t(indent), ' ');
-        for (size_t at = 0; (at = element.find('\n', at)) != std::string::npos;
-             at += begin.size()) {
-          element.replace(at, 1, begin);
-        }
-        text += begin;
-      }
-      text += element;
-      check_text(text.size());
-    }
-    return text + (indent < 0 ? "" : "\n") + close;
-  };
-  std::vector<std::string> texts;
-  if (json.is_array()) {
-    for (const Json& each : json) texts.push_back(to_json_text(each, indent));
-    return join('[', ']', texts);
-  }
-  if (json.is_object()) {
-    for (const auto& [key, value] : json.items()) {
-      texts.push_back(Json(key).dump() + ": " + to_json_text(value, indent));
-    }
-    return join('{', '}', texts);
-  }
-  return json.is_number_float() ? float_text(json.get<double>()) : json.dump();
-}
-
 bool equals(const Value& a, const Value& b) {
   if (!a.data || !b.data) return a.is_defined() == b.is_defined() && a.space == b.space;
   if (a.is_numeric() && b.is_numeric()) return a.number() == b.number();
-  return *a.data == *b.data;
+  const Json &x = *a.data, &y = *b.data;
+  if (!x.is_structured() || x.type() != y.type()) return x == y;
+  if (x.size() != y.size()) return false;
+  if (x.is_array()) {
+    return std::ranges::equal(x, y, [&](const Json& one, const Json& other) {
+      return equals({a, one}, {b, other});
+    });
+  }
+  return std::ranges::all_of(x.items(), [&](const auto& each) {
+    const auto found = y.find(each.key());
+    return found != y.end() && equals({a, each.value()}, {b, *found});
+  });
 }
 
 bool is_less(const Value& a, const Value& b) {

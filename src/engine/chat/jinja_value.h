@@ -1,10 +1,11 @@
 // Values of templates: JSON, or undefined, a namespace or a macro. Texts and comparisons are those
-// of Python.
+// of Python. An integer beyond 64 bits is its digits, of type binary (core/json.h).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@ namespace tandem::jinja {
 using Json = nlohmann::ordered_json;
 
 struct Node;
+struct Frame;  // of jinja_interpreter.h
 
 /// Throws ConfigError with `what`.
 [[noreturn]] void fail(const std::string& what);
@@ -38,6 +40,7 @@ struct Value {
   bool is_int() const { return data && data->is_number_integer(); }
   bool is_number() const { return data && data->is_number(); }
   bool is_bool() const { return data && data->is_boolean(); }
+  bool is_big() const { return data && data->is_binary(); }
   /// A number, or a boolean as one.
   bool is_numeric() const { return is_number() || is_bool(); }
   double number() const { return is_bool() ? double(data->get<bool>()) : data->get<double>(); }
@@ -49,14 +52,23 @@ struct Value {
   std::shared_ptr<const Json> data;  ///< nullptr if undefined, or a namespace or macro
   std::shared_ptr<Json> space;       ///< attributes of a namespace
   const Node* macro = nullptr;
+  std::shared_ptr<Frame> frame;  ///< variables that a macro sees, or what `loop` is
 };
 
 bool is_true(const Value& value);
 /// str() of Python, "" if undefined.
 std::string to_text(const Value& value);
-/// As transformers' filter of this name. `indent` below 0: one line. Bytes that are not UTF-8
-/// become U+FFFD. Throws ConfigError for more than kMaxText.
-std::string to_json_text(const Json& json, int indent);
+/// repr() of Python.
+std::string python_text(const Json& json);
+struct JsonStyle {
+  std::optional<std::string> indent = {};  ///< of a level; nullopt: one line
+  std::string item_separator = ", ", key_separator = ": ";
+  bool escapes = false;  ///< characters beyond ASCII
+  bool sorts_keys = false;
+};
+/// As transformers' filter of this name. Bytes that are not UTF-8 become U+FFFD. Throws ConfigError
+/// for more than kMaxText.
+std::string to_json_text(const Json& json, const JsonStyle& style);
 bool equals(const Value& a, const Value& b);
 /// Throws ConfigError if the two cannot be ordered.
 bool is_less(const Value& a, const Value& b);
