@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <iterator>
 #include <string_view>
@@ -28,9 +29,11 @@ struct Route {
   Page page;
   http::verb verb;  ///< get: also head
 };
+constexpr std::string_view kModelPath = "/v1/models/";
 constexpr Route kRoutes[] = {{"/", Page::index, http::verb::get},
                              {"/health", Page::health, http::verb::get},
                              {"/v1/models", Page::models, http::verb::get},
+                             {kModelPath, Page::model, http::verb::get},
                              {"/metrics", Page::metrics, http::verb::get},
                              {"/tokenize", Page::tokenize, http::verb::post},
                              {"/v1/completions", Page::completions, http::verb::post},
@@ -81,8 +84,23 @@ void check_client(const HttpRequest& request, const CompletionServerOptions& opt
 
 }  // namespace
 
+std::string model_of(const HttpRequest& request) {
+  const std::string_view escaped = path_of(request).substr(kModelPath.size());
+  std::string name;
+  for (size_t i = 0; i < escaped.size(); ++i) {
+    uint8_t byte = 0;
+    const char* const digits = escaped.data() + i + 1;
+    const bool is_escape = escaped[i] == '%' && i + 2 < escaped.size() &&
+                           std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    name += is_escape ? char(byte) : escaped[i];
+    if (is_escape) i += 2;
+  }
+  return name;
+}
+
 Page find_page(const HttpRequest& request) {
-  const std::string_view path = path_of(request);
+  std::string_view path = path_of(request);
+  if (path.size() > kModelPath.size() && path.starts_with(kModelPath)) path = kModelPath;
   const auto* const route = std::ranges::find(kRoutes, path, &Route::path);
   if (route == std::end(kRoutes)) {
     throw ApiError(404, fmt::format("{}: no such path", printable(path)));

@@ -16,9 +16,11 @@ using HttpRequest = boost::beast::http::request<boost::beast::http::string_body>
 
 constexpr size_t kMaxHeaderBytes = 16 << 10, kMaxBodyBytes = 8 << 20;
 
-enum class Page : uint8_t { index, health, models, metrics, tokenize, completions, chats };
+enum class Page : uint8_t { index, health, models, model, metrics, tokenize, completions, chats };
 /// Throws ApiError: 404 for an unknown path, 405 for another method than the path's.
 Page find_page(const HttpRequest& request);
+/// Name in the path of a model, without escapes.
+std::string model_of(const HttpRequest& request);
 
 /// Reason to refuse a request whose header, or whole, was read with `error`; nullopt also if the
 /// client has left. `is_local`: only this machine can connect.

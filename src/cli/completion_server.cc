@@ -242,6 +242,9 @@ class BeastCompletionServer : public CompletionServer {
         case Page::models:
           text = models_json(model());
           break;
+        case Page::model:
+          text = model_json(model(), model_of(request));
+          break;
         case Page::metrics:
           type = "text/plain; version=0.0.4";
           text = metrics_.text(loop_ ? loop_->stats() : ServeLoop::Stats{});

@@ -9,6 +9,7 @@
 #include "cli/devices.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/config.h"
+#include "engine/model/side_files.h"
 #include "engine/model/weight_files.h"
 #include "tandem/communicator.h"
 

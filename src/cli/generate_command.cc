@@ -157,8 +157,9 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
 
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
-  Continuation continuation(stored.tokenizer.get(), arguments.ends, arguments.stops,
-                            !prompt.empty());
+  Continuation continuation(
+      stored.tokenizer.get(),
+      {.ends = arguments.ends, .stops = arguments.stops, .has_text_before = !prompt.empty()});
   bool over = false;
   generator.generate(
       tokens, arguments.max_tokens, arguments.sampling,
@@ -192,7 +193,7 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
 
 /// Text of the messages in the file --chat.
 std::string render_chat(const GenerateArguments& arguments, const StoredModel& stored) {
-  const auto chat = parse_json<nlohmann::ordered_json>(read_file(arguments.chat));
+  const auto chat = parse_json_exactly(read_file(arguments.chat));
   if (chat.is_discarded()) {
     throw ConfigError(arguments.chat + ": expected JSON");
   }

@@ -62,7 +62,7 @@ ServedModel make_served_model(const ServeArguments& arguments, const StoredModel
   check_defaults(stored, model.sampling, model.rules);
   try {
     model.chat = open_chat_template(stored);
-  } catch (const ConfigError& error) {
+  } catch (const NoChatTemplate& error) {
     model.chat_problem = error.what();
   }
   const int64_t max_seq = stored.config.max_seq;
@@ -217,7 +217,8 @@ void add_serve(CLI::App& app) {
                       arguments->codec);
   command->footer(
       "\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
-      "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "
+      "too), /v1/models, /v1/models/NAME,\n/tokenize, /health, /metrics (Prometheus), and / for a "
+      "page "
       "to try it. If TANDEM_API_KEY is set,\nrequests must give it as a bearer token.\n"
       "\nExamples:\n"
       "  tandem serve out/tiny --tp 2\n"

@@ -16,12 +16,14 @@ constexpr size_t kFewKeys = 16;
 /// Builds the JSON that the library's parser reads.
 class OrderedBuilder : public nlohmann::json_sax<Ordered> {
  public:
+  explicit OrderedBuilder(bool keeps_integers) : keeps_integers_(keeps_integers) {}
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
   bool number_integer(Ordered::number_integer_t value) override { return add(value); }
   bool number_unsigned(Ordered::number_unsigned_t value) override { return add(value); }
-  bool number_float(Ordered::number_float_t value, const std::string&) override {
-    return add(value);
+  bool number_float(Ordered::number_float_t value, const std::string& text) override {
+    if (!keeps_integers_ || text.find_first_not_of("-0123456789") != text.npos) return add(value);
+    return add(Ordered::binary(std::vector<uint8_t>(text.begin(), text.end())));
   }
   bool string(std::string& value) override { return add(std::move(value)); }
   bool binary(Ordered::binary_t&) override { return false; }  // not in text
@@ -77,6 +79,7 @@ class OrderedBuilder : public nlohmann::json_sax<Ordered> {
     return true;
   }
 
+  const bool keeps_integers_;
   Ordered root_;
   std::vector<Level> levels_;
   Ordered* next_ = nullptr;  ///< value of the last key
@@ -103,9 +106,14 @@ bool json_depth_fits(std::string_view text) {
   return true;
 }
 
-Ordered parse_ordered_json(std::string_view text) {
-  OrderedBuilder builder;
+Ordered parse_ordered_json(std::string_view text, bool keeps_integers) {
+  OrderedBuilder builder(keeps_integers);
   return Ordered::sax_parse(text, &builder) ? builder.take() : Ordered(Ordered::value_t::discarded);
+}
+
+Ordered parse_json_exactly(std::string_view text) {
+  return json_depth_fits(text) ? parse_ordered_json(text, true)
+                               : Ordered(Ordered::value_t::discarded);
 }
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ constexpr int kMaxJsonDepth = 100;
 bool json_depth_fits(std::string_view text);
 
 /// As the library's parser, which compares each key with all before it, but in linear time.
-nlohmann::ordered_json parse_ordered_json(std::string_view text);
+nlohmann::ordered_json parse_ordered_json(std::string_view text, bool keeps_integers = false);
 
 /// Discarded (`is_discarded()`, neither object nor array) if `text` is no JSON or nested too deep.
 template <typename Json = nlohmann::json>
@@ -28,6 +28,9 @@ Json parse_json(std::string_view text) {
     return Json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
 }
+
+/// As parse_json, but an integer beyond 64 bits is its digits, as a value of type binary.
+nlohmann::ordered_json parse_json_exactly(std::string_view text);
 
 /// Text of `json`, on one line or indented by `indent` spaces. Bytes of strings that are not UTF-8,
 /// as file names and environment variables may have, become U+FFFD, where `dump` would throw.

@@ -117,6 +117,10 @@ def test_logits_that_are_not_finite(folder):
         expect(all(each.result()["choices"] == want for each in goods), "texts next to one that fails")
         expect(server.ask(good)["choices"] == want, "a text after one that fails")
         expect(server.metric('requests_total{end="failed"}') == 5, "failed requests")
+        for new in 1, 5:  # within a prompt that is scored, whose text could go on
+            scored = {"prompt": "aZc", "echo": True, "logprobs": 0, "max_tokens": new}
+            status, text = server.request("POST", "/v1/completions", scored)
+            expect(status == 500 and "logits after token 2" in text, (status, text))
         server.await_metric("pages_used", 0)
         server.stop()
 
@@ -172,7 +176,7 @@ def test_tools(folder, server, model):
     expect(server.ask(body | {"tool_choice": "auto"}, path)["usage"] == answer["usage"], "tool_choice auto")
     wrong_call = messages[1] | {"tool_calls": [{"function": {"name": "add", "arguments": "["}}]}
     for field, value in [("tool_choice", "required"), ("tool_choice", {"type": "function", "function": {"name": "add"}}),
-                         ("tools", [{"type": "function"}]), ("tools", {}), ("parallel_tool_calls", False), ("messages", [wrong_call])]:
+                         ("tools", [{"type": "function"}]), ("tools", {}), ("parallel_tool_calls", 3), ("messages", [wrong_call])]:
         status, text = server.request("POST", path, body | {field: value})
         expect(status == 400 and json.loads(text)["error"]["param"] == field, (field, value, status, text))
 
@@ -224,7 +228,7 @@ def test_bad_requests_are_refused(server):
             ({}, 400, "prompt: expected"), ({"prompt": 3}, 400, "prompt = 3"), ({"prompt": ["x", 3]}, 400, "prompt"),
             ({"prompt": [10 ** 9]}, 400, "1000000000"), ({"prompt": []}, 400, "prompt"), ({"prompt": [-1]}, 400, "-1"),
             ({"prompt": "x", "temperature": "hot"}, 400, "temperature"), ({"prompt": "x", "temperature": -1}, 400, "temperature"),
-            ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+            ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
             ({"prompt": ["a"] * 4, "n": 2 ** 62}, 400, "n = "), ({"prompt": "x", "max_tokens": 2 ** 64 - 1}, 400, "max_tokens = "),
             ({"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty 0: expected above 0"),
             ({"prompt": "x", "frequency_penalty": 2.1}, 400, "frequency_penalty 2.1: expected -2 to 2"),
@@ -235,7 +239,7 @@ def test_bad_requests_are_refused(server):
             ({"prompt": "x", "logit_bias": {f"{i % 300:0{3 + i // 300}}": 1 for i in range(1025)}}, 400, "at most 1024 tokens"),
             ({"prompt": "x" * 7_000_000}, 400, "prompt of 7000000 bytes, which count as at least"),
             ({"prompt": [1] * 2_000_000}, 400, "prompt of 2000000 tokens: expected fewer than the context of 64"),
-            ({"prompt": "x", "presence_penalty": "1"}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
+            ({"prompt": "x", "presence_penalty": "1"}, 400, "presence_penalty"), ({"prompt": "x", "echo": 3}, 400, "echo"),
             ({"prompt": "x", "logprobs": 21}, 400, "logprobs = 21: expected 0 to 20"), ({"prompt": "x", "nonsense": 5}, 400, "nonsense: unknown field"),
             ({"prompt": "x", "stream_options": {}}, 400, "stream_options"), ({"prompt": "x", "seed": 1.5}, 400, "seed"),
             ({"prompt": "x", "model": "other"}, 404, "model = other"), ({"prompt": "x " * 3000}, 400, "tokens: expected fewer"),

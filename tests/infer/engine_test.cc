@@ -124,6 +124,50 @@ TEST(Engine, StepsThatWriteTokensHaveAtMostMixedRows) {
   });
 }
 
+TEST(Engine, PromptScoresDoNotDependOnSteps) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  std::vector<Request> requests = random_requests(4, 8, 1, 1);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Choice choice{i};
+    Request& request = requests[i];
+    for (int j = 0; j < 100; ++j) request.prompt.push_back(int32_t(choice.below(256)));
+    request.stops = {}, request.ends = {-1}, request.max_tokens = 60;
+    request.prompt_alternatives = int64_t(i);
+  }
+  on_ranks(2, [&](Communicator& tp) {
+    const auto run = [&](const EngineOptions& options, bool is_preempted) {
+      Engine engine(tp, config, options);
+      fill_engine(engine, config, tp);
+      for (const Request& request : requests) engine.submit(request);
+      std::vector<std::vector<TokenScore>> scores(requests.size());
+      while (!engine.is_idle()) {
+        for (TokenEvent& event : engine.step()) {
+          auto& of_prompt = scores[size_t(event.request)];
+          EXPECT_TRUE(of_prompt.empty() || event.prompt.empty()) << "with the first event only";
+          if (!event.prompt.empty()) of_prompt = std::move(event.prompt);
+        }
+      }
+      EXPECT_EQ(engine.stats().preempted > 0, is_preempted);
+      return scores;
+    };
+    const auto whole = run({.sequences = 4, .rows = 500}, false);
+    const auto divided = run({.sequences = 3, .rows = 7, .pages = 5}, true);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_EQ(whole[i].size(), requests[i].prompt.size() - 1);
+      ASSERT_EQ(divided[i].size(), whole[i].size());
+      for (size_t j = 0; j < whole[i].size(); ++j) {
+        const TokenScore &a = whole[i][j], &b = divided[i][j];
+        EXPECT_EQ(a.log_prob, b.log_prob) << i << " " << j;
+        EXPECT_EQ(a.rank, b.rank);
+        ASSERT_EQ(a.likeliest.size(), i);
+        const bool is_likeliest = i > 0 && a.likeliest[0].log_prob == a.log_prob;
+        EXPECT_EQ(is_likeliest, i > 0 && a.rank == 1);
+      }
+    }
+  });
+}
+
 TEST(Engine, RulesChangeOnlyTheirRequest) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(kVariants[0]);

@@ -67,7 +67,7 @@ refuses_chat 'messages: chat: message 1: expected an object with a role'
 echo '{' >"$dir/messages"
 refuses_chat 'messages: expected JSON'
 echo '[{"role": "tool"}]' >"$dir/messages"
-refuses_chat 'messages: line 2: the template refuses the messages: no tools'
+refuses_chat 'chat_template.jinja: line 2: the template refuses the messages: no tools'
 echo '{% for %}' >"$dir/chat/chat_template.jinja"
 refuses_chat "chat_template.jinja: line 1: unexpected the end of the tag"
 rm "$dir/chat/chat_template.jinja"

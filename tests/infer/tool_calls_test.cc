@@ -28,27 +28,42 @@ const Case kCases[] = {
     // Hermes and Qwen
     {"<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": \"}</x>\"}}\n</tool_call>",
      "",
-     {{"add", R"({"a":1,"b":"}</x>"})"}}},
+     {{"add", R"({"a": 1, "b": "}</x>"})"}}},
     {"Let me see.\n<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"g\", "
      "\"arguments\": \"{\\\"x\\\": [1]}\"}</tool_call>\n done",
      "Let me see.\ndone",
-     {{"f", "{}"}, {"g", R"({"x":[1]})"}}},
+     {{"f", "{}"}, {"g", R"({"x": [1]})"}}},
     {"<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", {{"f", "{}"}}},
     {"a<tool_call>{\"name\": 3}</tool_call>b", "a<tool_call>{\"name\": 3}</tool_call>b", {}},
     {"<tool_call>{\"name\"", "<tool_call>{\"name\"", {}},
     // Mistral
     {"[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\"}]",
      "",
-     {{"add", R"({"a":1})"}, {"f", "{}"}}},
+     {{"add", R"({"a": 1})"}, {"f", "{}"}}},
+    {"[TOOL_CALLS]add[ARGS]{\"a\": 12345678901234567890123, \"b\": 1.0}",
+     "",
+     {{"add", R"({"a": 12345678901234567890123, "b": 1.0})"}}},
+    {"Sum: [TOOL_CALLS]add[CALL_ID]a1b2[ARGS]{\"a\": 1}[TOOL_CALLS]f[ARGS]{}",
+     "Sum: ",
+     {{"add", R"({"a": 1})"}, {"f", "{}"}}},
+    {"[TOOL_CALLS]f{\"a\": \"[ARGS]\"} ", "", {{"f", R"({"a": "[ARGS]"})"}}},
+    {"[TOOL_CALLS]f[ARGS]{} and more", "and more", {{"f", "{}"}}},
+    {"[TOOL_CALLS]add[ARGS]{\"a\"", "[TOOL_CALLS]add[ARGS]{\"a\"", {}},
+    {"[TOOL_CALLS]add[ARGS]{a}", "[TOOL_CALLS]add[ARGS]{a}", {}},
+    {"[TOOL_CALLS] no call", "[TOOL_CALLS] no call", {}},
     {"[TOOL_CALLS] [{\"name\": \"add\"}, 3]", "[TOOL_CALLS] [{\"name\": \"add\"}, 3]", {}},
     // Llama 3
-    {"{\"name\": \"add\", \"parameters\": {\"a\": \"\\\"{\"}}", "", {{"add", R"({"a":"\"{"})"}}},
+    {"{\"name\": \"add\", \"parameters\": {\"a\": \"\\\"{\"}}", "", {{"add", R"({"a": "\"{"})"}}},
     {"\n{\"name\": \"add\", \"parameters\": {}}; {\"name\": \"f\", \"parameters\": {}}",
      "",
      {{"add", "{}"}, {"f", "{}"}}},
     {"<|python_tag|>{\"name\": \"f\", \"parameters\": {\"x\": null}}",
      "",
-     {{"f", R"({"x":null})"}}},
+     {{"f", R"({"x": null})"}}},
+    {"<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}, "
+     "{\"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": \"{}\"}}",
+     "",
+     {{"f", "{}"}, {"add", "{}"}}},
     {"<|python_tag|>f.call(1)", "<|python_tag|>f.call(1)", {}},
     {"{\"name\": \"unknown\", \"parameters\": {}}",
      "{\"name\": \"unknown\", \"parameters\": {}}",
@@ -134,7 +149,7 @@ TEST(ToolCalls, AreInAnswersAndStreams) {
   const json& calls = choice["message"]["tool_calls"];
   ASSERT_EQ(calls.size(), 2u);
   EXPECT_EQ(calls[0]["type"], "function");
-  EXPECT_EQ(calls[0]["function"], (json{{"name", "add"}, {"arguments", R"({"a":1})"}}));
+  EXPECT_EQ(calls[0]["function"], (json{{"name", "add"}, {"arguments", R"({"a": 1})"}}));
   EXPECT_NE(calls[0]["id"], calls[1]["id"]);
   EXPECT_EQ(calls[0]["id"].get<std::string>().size(), 9u);
   std::string content;

@@ -157,6 +157,7 @@ std::span<const Sampled> BatchDecoder::run(const BatchRows& rows) {
   const auto count = int64_t(rows.tokens.size()), chosen = int64_t(rows.chosen.size());
   const DecoderContext& c = context_;
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
+  num_rows_ = count;
   num_chosen_ = chosen;
   return progress_.during([&]() -> std::span<const Sampled> {
     upload(rows);
@@ -209,6 +210,23 @@ std::vector<float> BatchDecoder::read_logits(size_t chosen) const {
   copy(context_.exec, logits(num_chosen_).rows(int64_t(chosen), 1),
        Tensor(result.data(), DType::f32, {1, context_.config.vocab}));
   return result;
+}
+
+std::vector<float> BatchDecoder::compute_logits_after(int64_t row, int64_t count) {
+  const Exec& exec = context_.exec;
+  const int64_t vocab = context_.config.vocab, size = count * kTokenBytes;
+  std::vector<int32_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), int32_t(row));
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(rows.data());
+  return progress_.during([&] {
+    upload_.run(exec, Tensor::of(std::span(bytes, size_t(size)), {size}),
+                input(max_chosen_ * kOptionBytes, size));
+    gather_chosen(num_rows_, count);
+    compute_logits(count);
+    std::vector<float> result(size_t(count * vocab));
+    copy(exec, logits(count), Tensor(result.data(), DType::f32, {count, vocab}));
+    return result;
+  });
 }
 
 void BatchDecoder::run_rows(int64_t count, int64_t chosen) {

@@ -41,6 +41,10 @@ class BatchDecoder {
   std::span<const Sampled> run(const BatchRows& rows);
   /// Logits of the last step's chosen row, f32 [vocab], on the host; the same on every rank.
   std::vector<float> read_logits(size_t chosen) const;
+  /// Logits after `count` rows of the last step from `row` on, at most the constructor's `chosen`,
+  /// f32 [count, vocab], on the host; the same on every rank. They take the place of those of the
+  /// chosen rows. Collective.
+  std::vector<float> compute_logits_after(int64_t row, int64_t count);
 
  private:
   struct Steps;
@@ -84,7 +88,7 @@ class BatchDecoder {
   Activation sample_scratch_, sampled_;
   std::vector<Sampled> host_sampled_;
   Replay replay_;
-  int64_t num_chosen_ = 0;  // of the last step
+  int64_t num_rows_ = 0, num_chosen_ = 0;  // of the last step
 };
 
 }  // namespace tandem

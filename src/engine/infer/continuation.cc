@@ -6,20 +6,33 @@
 #include "engine/model/config.h"
 
 namespace tandem {
+namespace {
 
-Continuation::Continuation(const TextTokenizer* tokenizer, std::vector<int32_t> ends,
-                           std::vector<std::string> stops, bool has_prompt)
-    : tokenizer_(tokenizer), ends_(std::move(ends)), stops_(std::move(stops)) {
-  if (tokenizer) decoder_.emplace(*tokenizer, false, has_prompt);
+bool has(const std::vector<int32_t>& tokens, int32_t token) {
+  return std::ranges::find(tokens, token) != tokens.end();
+}
+
+}  // namespace
+
+Continuation::Continuation(const TextTokenizer* tokenizer, TextOptions options)
+    : tokenizer_(tokenizer), options_(std::move(options)), stops_(options_.stops) {
+  if (tokenizer) decoder_.emplace(*tokenizer, false, options_.has_text_before);
 }
 
 bool Continuation::is_end(int32_t token) const {
-  if (!ends_.empty()) return std::ranges::find(ends_, token) != ends_.end();
+  if (has(options_.stop_tokens, token)) return true;
+  if (!options_.ends.empty()) return has(options_.ends, token);
   if (!tokenizer_) return token >= kBos;
   return token >= tokenizer_->vocab() || tokenizer_->is_special(token);
 }
 
+bool Continuation::is_hidden(int32_t token) const {
+  if (!tokenizer_) return token >= kBos;
+  return options_.hides_special && tokenizer_->is_special(token) && !has(options_.shown, token);
+}
+
 std::string Continuation::add(int32_t token) {
+  if (is_hidden(token)) return "";
   return add_text(decoder_ ? decoder_->add(token) : std::string(1, char(token)));
 }
 

@@ -11,12 +11,19 @@
 
 namespace tandem {
 
+struct TextOptions {
+  std::vector<int32_t> ends = {};         ///< tokens that end a text; empty: special ones do
+  std::vector<int32_t> stop_tokens = {};  ///< tokens that end a text, too
+  std::vector<std::string> stops = {};    ///< strings that end a text
+  bool has_text_before = true;            ///< the text continues one, so that a first space is one
+  bool hides_special = true;              ///< special tokens have no text, except `shown`
+  std::vector<int32_t> shown = {};
+};
+
 class Continuation {
  public:
-  /// `tokenizer`: nullptr for bytes. `ends`: tokens that end a text; if it is empty, special ones
-  /// do. `has_prompt`: the text continues another. Throws InvalidArgument for an empty stop string.
-  Continuation(const TextTokenizer* tokenizer, std::vector<int32_t> ends,
-               std::vector<std::string> stops, bool has_prompt);
+  /// `tokenizer`: nullptr for bytes. Throws InvalidArgument for an empty stop string.
+  Continuation(const TextTokenizer* tokenizer, TextOptions options);
   Continuation(const Continuation&) = delete;
 
   bool is_end(int32_t token) const;
@@ -28,10 +35,11 @@ class Continuation {
   const std::string* stop() const { return stops_.stop(); }
 
  private:
+  bool is_hidden(int32_t token) const;
   std::string add_text(const std::string& text);
 
   const TextTokenizer* tokenizer_;
-  std::vector<int32_t> ends_;
+  TextOptions options_;
   StopText stops_;
   std::optional<TextDecoder> decoder_;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "tandem/error.h"
@@ -89,7 +90,7 @@ void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus) {
 Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
     : id(id_),
       request(std::move(given)),
-      continuation(tokenizer, request.ends, request.stops, request.has_text_before),
+      continuation(tokenizer, request.text_options()),
       tokens(request.prompt) {}
 
 Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options)
@@ -114,9 +115,11 @@ void Engine::initialize(uint64_t seed) {
 void check(const Request& request, const ModelConfig& config, int64_t capacity) {
   check(request.sampling);
   check(request.rules, config.vocab);
-  if (request.alternatives < 0 || request.alternatives > kMaxAlternatives) {
+  if (request.alternatives < 0 || request.alternatives > kMaxAlternatives ||
+      request.prompt_alternatives > kMaxAlternatives) {
     throw InvalidArgument(fmt::format("{} other tokens' log-probabilities: expected 0 to {}",
-                                      request.alternatives, kMaxAlternatives));
+                                      std::max(request.alternatives, request.prompt_alternatives),
+                                      kMaxAlternatives));
   }
   check_tokens(config, request.prompt);
   const StopText checked(request.stops);
@@ -157,6 +160,7 @@ bool Engine::cancel(int64_t request) {
 std::vector<TokenEvent> Engine::step() {
   rows_ = {};
   chosen_.clear();
+  scored_.clear();
   num_planned_ = 0;
   return_pages_before_windows();
   plan_tokens();
@@ -172,6 +176,7 @@ std::vector<TokenEvent> Engine::step() {
   for (size_t i = 0; i < chosen_.size(); ++i) {
     events.push_back(choose(*chosen_[i], i, sampled[i]));
   }
+  score_prompts(events);
   std::erase_if(running_, [&](const std::unique_ptr<Text>& text) { return text->left() == 0; });
   return events;
 }
@@ -277,6 +282,11 @@ void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
   count = std::min(count, (is_chunk ? step_rows_ : max_rows_) - first);
   if (count == 0) return;
   if (is_chunk) rows_.chunks.push_back({first, count});
+  const Request& request = text.request;
+  const int64_t scored = std::min(count, int64_t(request.prompt.size()) - 1 - text.cached);
+  if (request.prompt_alternatives >= 0 && scored > 0 && text.written() == 0) {
+    scored_.push_back({&text, first, text.cached, scored});
+  }
   for (int64_t i = text.cached; i < text.cached + count; ++i) {
     rows_.tokens.push_back(text.tokens[size_t(i)]);
     rows_.sequences.push_back(num_planned_);
@@ -288,7 +298,7 @@ void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
   text.cached += count;
   if (text.left() > 0) return;
   rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
-  rows_.options.push_back(sample_options(text.request.sampling, text.written()));
+  rows_.options.push_back(sample_options(request.sampling, text.written()));
   chosen_.push_back(&text);
 }
 
@@ -309,6 +319,42 @@ TokenEvent Engine::choose(Text& text, size_t chosen, const Sampled& sampled) {
   return event;
 }
 
+void Engine::score_prompts(std::vector<TokenEvent>& events) {
+  const auto vocab = size_t(model_.config.vocab);
+  for (const ScoredRows& scored : scored_) {
+    Text& text = *scored.text;
+    text.scores.resize(text.request.prompt.size() - 1);
+    for (int64_t done = 0; done < scored.count;) {
+      const int64_t count = std::min(max_sequences_, scored.count - done);
+      const std::vector<float> logits = decoder_.compute_logits_after(scored.row + done, count);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto token = size_t(scored.token + done + i);
+        text.scores[token] =
+            score_token(std::span(logits).subspan(size_t(i) * vocab, vocab), text.tokens[token + 1],
+                        size_t(text.request.prompt_alternatives));
+      }
+      done += count;
+    }
+  }
+  for (size_t i = 0; i < events.size(); ++i) {
+    std::vector<TokenScore>& scores = chosen_[i]->scores;
+    const auto bad = std::ranges::find_if_not(
+        scores, [](const TokenScore& score) { return std::isfinite(score.log_prob); });
+    if (bad != scores.end()) fail(*chosen_[i], bad - scores.begin(), events[i]);
+    events[i].prompt = std::exchange(scores, {});
+  }
+}
+
+void Engine::fail(Text& text, int64_t token, TokenEvent& event) {
+  if (!event.finish) text.tokens.pop_back();
+  if (!event.finish || event.finish == Finish::failed) release(text);
+  event.finish = Finish::failed;
+  event.error = fmt::format(
+      "logits after token {} of request {}: expected finite numbers (the model's values leave "
+      "the range of its dtype)",
+      token, text.id);
+}
+
 /// Appends a token to a text. A finished or failed one has no token left and no page.
 TokenEvent Engine::write(Text& text, const Sampled& sampled) {
   const Request& request = text.request;
@@ -316,11 +362,7 @@ TokenEvent Engine::write(Text& text, const Sampled& sampled) {
   TokenEvent event{text.id, token, sampled.log_prob, "", std::nullopt};
   if (token < 0) {
     event.finish = Finish::failed;
-    event.error = fmt::format(
-        "logits after token {} of request {}: expected finite numbers (the model's values leave "
-        "the range of its dtype)",
-        text.tokens.size() - 1, text.id);
-    release(text);
+    fail(text, int64_t(text.tokens.size()) - 1, event);
     return event;
   }
   Continuation& continuation = text.continuation;

@@ -52,12 +52,19 @@ struct Request {
   std::vector<int32_t> prompt;  ///< at least one token
   int64_t max_tokens = 16;
   SamplingOptions sampling = {};   ///< token i of the text depends on (seed, i)
-  std::vector<int32_t> ends = {};  ///< as in Continuation
+  std::vector<int32_t> ends = {};  ///< as in TextOptions, like the next ones
+  std::vector<int32_t> stop_tokens = {};
   std::vector<std::string> stops = {};
   LogitRules rules = {};
-  int64_t alternatives =
-      0;  ///< likeliest tokens to report with each token, at most kMaxAlternatives
-  bool has_text_before = true;  ///< the text continues one, so that a first space is one
+  /// Likeliest tokens to report with each token, at most kMaxAlternatives; the same of each token
+  /// of the prompt but the first, if it is not below 0.
+  int64_t alternatives = 0, prompt_alternatives = -1;
+  bool has_text_before = true, hides_special = true;
+  std::vector<int32_t> shown = {};
+
+  TextOptions text_options() const {
+    return {ends, stop_tokens, stops, has_text_before, hides_special, shown};
+  }
 };
 
 /// Throws InvalidArgument naming what is wrong with a request to a model with room for `capacity`
@@ -78,6 +85,8 @@ struct TokenEvent {
   std::string stop = {};         ///< string that ended the text
   std::vector<Sampled> alternatives = {};  ///< likeliest tokens in its place, likeliest first
   std::string error = {};
+  /// Scores of the prompt's tokens from the second on, with the first event, if asked for.
+  std::vector<TokenScore> prompt = {};
 };
 
 class Engine {
@@ -128,10 +137,11 @@ class Engine {
     int64_t id;
     Request request;
     Continuation continuation;
-    std::vector<int32_t> tokens;  ///< the prompt and the text
-    int64_t cached = 0;           ///< tokens with keys and values
-    std::vector<int32_t> pages;   ///< of tokens 0, kPageTokens, ...
-    size_t returned = 0;          ///< first pages, which the window has left
+    std::vector<int32_t> tokens;     ///< the prompt and the text
+    int64_t cached = 0;              ///< tokens with keys and values
+    std::vector<TokenScore> scores;  ///< of the prompt's tokens from the second on
+    std::vector<int32_t> pages;      ///< of tokens 0, kPageTokens, ...
+    size_t returned = 0;             ///< first pages, which the window has left
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
     /// The last token of a prompt is in a chunk, however the prompt is divided.
@@ -154,6 +164,10 @@ class Engine {
   bool preempt_after(const Text& text);
   void release(Text& text);
   void add_rows(Text& text, int64_t count, bool is_chunk);
+  /// Adds the scores of prompts whose rows were in the step, and of whole ones to their events.
+  void score_prompts(std::vector<TokenEvent>& events);
+  /// Ends a text whose logits after `token` are not finite.
+  void fail(Text& text, int64_t token, TokenEvent& event);
   TokenEvent choose(Text& text, size_t chosen, const Sampled& sampled);
   TokenEvent write(Text& text, const Sampled& sampled);
 
@@ -168,7 +182,13 @@ class Engine {
   Texts waiting_, running_;  // both in the order of their ids, running ones first
   BatchRows rows_;
   std::vector<Text*> chosen_;  // texts of rows_.chosen
-  int32_t num_planned_ = 0;    // sequences of rows_
+  /// Rows of a prompt, [row, row + count) of a step, whose logits score the tokens after them.
+  struct ScoredRows {
+    Text* text;
+    int64_t row, token, count;
+  };
+  std::vector<ScoredRows> scored_;
+  int32_t num_planned_ = 0;  // sequences of rows_
   Stats stats_;
 };
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +12,17 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+/// Logarithm of the sum of the exponentials.
+double log_normalizer(std::span<const float> logits) {
+  const double max = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double(logit) - max);
+  return max + std::log(sum);
+}
+
+}  // namespace
 
 void check(const LogitRules& rules, int64_t vocab) {
   const auto require = [](bool is_valid, std::string_view name, double value,
@@ -65,21 +75,29 @@ void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prom
   }
 }
 
+TokenScore score_token(std::span<const float> logits, int32_t token, size_t count) {
+  const float logit = logits[size_t(token)];
+  return {float(double(logit) - log_normalizer(logits)),
+          1 + std::ranges::count_if(logits, [&](float other) { return other > logit; }),
+          likeliest_tokens(logits, count)};
+}
+
 std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t count) {
+  std::vector<Sampled> likeliest;  // with their logits, up to the end
   count = std::min(count, logits.size());
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::partial_sort(order, order.begin() + int64_t(count), [&](int32_t a, int32_t b) {
-    const float x = logits[size_t(a)], y = logits[size_t(b)];
-    return x != y ? x > y : a < b;
-  });
-  std::vector<Sampled> likeliest;
-  double sum = 0;
-  const double max = *std::ranges::max_element(logits);
-  for (const float logit : logits) sum += std::exp(double(logit) - max);
-  for (const int32_t token : std::span(order).first(count)) {
-    likeliest.push_back({token, float(double(logits[size_t(token)]) - max - std::log(sum))});
+  for (size_t token = 0; count > 0 && token < logits.size(); ++token) {
+    const float logit = logits[token];
+    if (likeliest.size() == count) {
+      if (!(logit > likeliest.back().log_prob)) continue;
+      likeliest.pop_back();
+    }
+    const auto after = std::ranges::find_if(
+        likeliest, [&](const Sampled& other) { return logit > other.log_prob; });
+    likeliest.insert(after, {int32_t(token), logit});
   }
+  if (count == 0) return likeliest;
+  const double normalizer = log_normalizer(logits);
+  for (Sampled& each : likeliest) each.log_prob = float(double(each.log_prob) - normalizer);
   return likeliest;
 }
 

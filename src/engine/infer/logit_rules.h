@@ -41,6 +41,14 @@ void check(const LogitRules& rules, int64_t vocab);
 void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
            double temperature, std::span<float> logits);
 
+/// Log-probability of a token that is there.
+struct TokenScore {
+  float log_prob;
+  int64_t rank;  ///< 1: no token is likelier
+  std::vector<Sampled> likeliest;
+};
+/// `likeliest`: the `count` likeliest tokens in its place.
+TokenScore score_token(std::span<const float> logits, int32_t token, size_t count);
 /// The `count` likeliest tokens, by descending logit, then by token, with their log-probabilities.
 std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t count);
 

@@ -1,12 +1,15 @@
 #include "engine/serve/completion_answer.h"
-#include "core/json.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ctime>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
+
+#include "core/json.h"
+#include "core/printable.h"
 
 namespace tandem {
 namespace {
@@ -21,23 +24,30 @@ const char* finish_reason(Finish finish) {
   return finish == Finish::max_tokens ? "length" : "stop";
 }
 
+Json model_entry(const ServedModel& model) {
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", 0},
+          {"owned_by", "tandem"},
+          {"max_model_len", model.capacity}};
+}
+
 }  // namespace
 
 CompletionAnswer::CompletionAnswer(const ServedModel& model, const CompletionRequest& request,
                                    std::string id)
     : model_(model),
-      is_chat_(request.is_chat),
-      streams_(request.streams),
-      includes_usage_(request.includes_usage),
-      wants_log_probs_(request.wants_log_probs),
-      has_alternatives_(request.choices.front().alternatives > 0),
-      prompt_tokens_(request.prompt_tokens),
+      request_(request),
+      alternatives_(request.choices.front().alternatives),
+      hides_special_(request.choices.front().hides_special),
       id_((request.is_chat ? "chatcmpl-" : "cmpl-") + std::move(id)),
       created_(std::time(nullptr)),
-      tools_(request.tools),
       choices_(request.choices.size()) {
-  for (Choice& choice : choices_) {
-    if (!tools_.empty()) choice.tools.emplace(tools_);
+  request_.choices.clear();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    if (!request_.tools.empty()) choices_[i].tools.emplace(request_.tools);
+    const Request& each = request.choices[i];
+    if (request_.echoes || each.prompt_alternatives >= 0) choices_[i].prompt = each.prompt;
   }
 }
 
@@ -46,9 +56,9 @@ Json CompletionAnswer::head(const char* object) const {
 }
 
 Json CompletionAnswer::usage() const {
-  return {{"prompt_tokens", prompt_tokens_},
+  return {{"prompt_tokens", request_.prompt_tokens},
           {"completion_tokens", tokens_},
-          {"total_tokens", prompt_tokens_ + tokens_}};
+          {"total_tokens", request_.prompt_tokens + tokens_}};
 }
 
 Json CompletionAnswer::call_json(size_t choice, size_t index) const {
@@ -63,64 +73,34 @@ Json CompletionAnswer::call_json(size_t choice, size_t index) const {
           {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
 
-std::string CompletionAnswer::text_of(int32_t token) const {
-  if (!model_.stored->tokenizer) return token < 256 ? std::string(1, char(token)) : "";
-  std::string text;
-  bool is_begin = false;
-  model_.stored->tokenizer->decode(token, false, is_begin, text);
-  return text;
-}
-
-Json CompletionAnswer::token_json(int32_t token, float log_prob) const {
-  const std::string text = text_of(token);
-  Json bytes = Json::array();
-  for (const char byte : text) bytes.push_back(uint8_t(byte));
-  return {{"token", text}, {"logprob", log_prob}, {"bytes", bytes}};
+void CompletionAnswer::add_calls(size_t choice, size_t begin, Json& message) const {
+  for (size_t i = begin; i < choices_[choice].calls.size(); ++i) {
+    Json call = call_json(choice, i);
+    if (request_.are_functions) {
+      message["function_call"] = std::move(call["function"]);
+      continue;
+    }
+    Json numbered{{"index", i}};
+    if (request_.streams) numbered.update(call);
+    message["tool_calls"].push_back(request_.streams ? std::move(numbered) : std::move(call));
+  }
 }
 
 Json CompletionAnswer::log_probs_json(std::span<const LogProb> log_probs) const {
-  if (!wants_log_probs_) return nullptr;
-  Json content = Json::array(), tokens = Json::array(), values = Json::array(),
-       alternatives = Json::array();
-  for (const LogProb& each : log_probs) {
-    if (is_chat_) {
-      Json token = token_json(each.token, each.value);
-      token["top_logprobs"] = Json::array();
-      for (const auto& [other, log_prob] : each.alternatives) {
-        token["top_logprobs"].push_back(token_json(other, log_prob));
-      }
-      content.push_back(std::move(token));
-      continue;
-    }
-    tokens.push_back(text_of(each.token));
-    values.push_back(each.value);
-    // The likeliest of tokens with the same text, such as parts of characters, remains.
-    Json others = Json::object();
-    const auto add_other = [&](int32_t token, float log_prob) {
-      Utf8Stream characters;
-      std::string text = characters.add(text_of(token));
-      text += characters.rest();
-      if (!others.contains(text)) others[text] = log_prob;
-    };
-    for (const auto& [token, log_prob] : each.alternatives) add_other(token, log_prob);
-    add_other(each.token, each.value);
-    alternatives.push_back(std::move(others));
-  }
-  if (is_chat_) return {{"content", content}};
-  return {{"tokens", tokens},
-          {"token_logprobs", values},
-          {"top_logprobs", has_alternatives_ ? std::move(alternatives) : Json(nullptr)}};
+  if (!request_.wants_log_probs) return nullptr;
+  return request_.is_chat ? chat_log_probs(*model_.stored, log_probs)
+                          : text_log_probs(*model_.stored, log_probs, alternatives_ > 0);
 }
 
 std::string CompletionAnswer::event(Json choice) const {
-  Json json = head(is_chat_ ? "chat.completion.chunk" : "text_completion");
+  Json json = head(request_.is_chat ? "chat.completion.chunk" : "text_completion");
   json["choices"] = Json::array({std::move(choice)});
   return "data: " + dump(json) + "\n\n";
 }
 
 std::string CompletionAnswer::begin() const {
   std::string events;
-  for (size_t i = 0; is_chat_ && i < choices_.size(); ++i) {
+  for (size_t i = 0; request_.is_chat && i < choices_.size(); ++i) {
     events += event({{"index", i},
                      {"delta", {{"role", "assistant"}, {"content", ""}}},
                      {"logprobs", nullptr},
@@ -129,48 +109,89 @@ std::string CompletionAnswer::begin() const {
   return events;
 }
 
+std::vector<LogProb> CompletionAnswer::take_log_probs(Choice& choice, const TokenEvent& token) {
+  std::vector<LogProb> added;
+  if (!token.prompt.empty() && request_.wants_prompt_log_probs) {
+    choice.prompt_log_probs = prompt_log_probs(*model_.stored, choice.prompt, token.prompt,
+                                               size_t(request_.prompt_alternatives));
+  }
+  const std::vector<int32_t> prompt = std::exchange(choice.prompt, {});
+  if (!request_.wants_log_probs) return added;
+  for (size_t i = 0; request_.echoes && i < prompt.size(); ++i) {
+    added.push_back({prompt[i], {}, {}});
+    if (i == 0) continue;
+    const TokenScore& score = token.prompt[i - 1];
+    added.back().value = score.log_prob;
+    const size_t count = std::min(size_t(alternatives_), score.likeliest.size());
+    added.back().alternatives.assign(score.likeliest.begin(),
+                                     score.likeliest.begin() + int64_t(count));
+  }
+  // With a prompt the end token is there, too: clients leave out the last one.
+  const bool is_there = request_.echoes || token.finish != Finish::end_token;
+  if (is_there && !request_.writes_nothing) {
+    added.push_back({token.token, token.log_prob, token.alternatives});
+  }
+  for (LogProb& each : added) {
+    const TextTokenizer* const tokenizer = model_.stored->tokenizer.get();
+    const bool is_hidden = tokenizer && hides_special_ && tokenizer->is_special(each.token);
+    each.offset = choice.offset.add(is_hidden ? "" : token_bytes(*model_.stored, each.token));
+  }
+  choice.log_probs.insert(choice.log_probs.end(), added.begin(), added.end());
+  return added;
+}
+
+std::string CompletionAnswer::take_text(size_t index, const TokenEvent& token) {
+  Choice& choice = choices_[index];
+  if (request_.writes_nothing) return "";
+  std::string text = choice.characters.add(token.text);
+  if (request_.includes_stop) text += choice.characters.add(token.stop);
+  if (token.finish) text += choice.characters.rest();
+  if (!choice.tools) return text;
+  text = choice.tools->add(text);
+  if (token.finish) text += choice.tools->rest();
+  for (ToolCall& call : choice.tools->take()) {
+    if (choice.calls.empty() || !request_.takes_one_call) choice.calls.push_back(std::move(call));
+  }
+  return text;
+}
+
 std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   Choice& choice = choices_[index];
-  ++tokens_;
-  std::string text = choice.characters.add(token.text);
-  if (token.finish) text += choice.characters.rest();
+  const bool is_first = !std::exchange(choice.has_begun, true);
   const size_t num_calls = choice.calls.size();
-  if (choice.tools) {
-    text = choice.tools->add(text);
-    if (token.finish) text += choice.tools->rest();
-    for (ToolCall& call : choice.tools->take()) choice.calls.push_back(std::move(call));
-  }
+  std::string text = is_first && request_.echoes ? request_.echoed[index] : "";
+  text += take_text(index, token);
   choice.text += text;
-  const bool is_text = token.finish != Finish::end_token;
-  const LogProb log_prob{token.token, token.log_prob, token.alternatives};
-  if (is_text && wants_log_probs_) choice.log_probs.push_back(log_prob);
+  if (!request_.writes_nothing) ++tokens_;
+  const std::vector<LogProb> log_probs = take_log_probs(choice, token);
   if (token.finish) {
-    choice.finish = finish_reason(*token.finish);
-    if (!choice.calls.empty() && token.finish != Finish::max_tokens) choice.finish = "tool_calls";
+    choice.finish = finish_reason(request_.writes_nothing ? Finish::max_tokens : *token.finish);
+    if (!choice.calls.empty() && token.finish != Finish::max_tokens) {
+      choice.finish = request_.are_functions ? "function_call" : "tool_calls";
+    }
     ++num_finished_;
   }
   const bool is_empty = text.empty() && choice.calls.size() == num_calls;
-  if (!streams_ || (is_empty && !token.finish && !wants_log_probs_)) return "";
+  const bool has_prompt = is_first && !choice.prompt_log_probs.is_null();
+  if (!request_.streams) return "";
+  if (is_empty && !token.finish && !request_.wants_log_probs && !has_prompt) return "";
   Json json{{"index", index}};
-  if (is_chat_) {
+  if (request_.is_chat) {
     json["delta"] = text.empty() ? Json::object() : Json{{"content", text}};
-    for (size_t i = num_calls; i < choice.calls.size(); ++i) {
-      Json call{{"index", i}};
-      call.update(call_json(index, i));
-      json["delta"]["tool_calls"].push_back(std::move(call));
-    }
+    add_calls(index, num_calls, json["delta"]);
   } else {
     json["text"] = text;
   }
-  json["logprobs"] = log_probs_json({&log_prob, size_t(is_text)});
+  json["logprobs"] = log_probs_json(log_probs);
   json["finish_reason"] = choice.finish ? Json(choice.finish) : Json(nullptr);
+  if (has_prompt) json["prompt_logprobs"] = choice.prompt_log_probs;
   return event(std::move(json));
 }
 
 std::string CompletionAnswer::end() const {
   std::string events;
-  if (includes_usage_) {
-    Json json = head(is_chat_ ? "chat.completion.chunk" : "text_completion");
+  if (request_.includes_usage) {
+    Json json = head(request_.is_chat ? "chat.completion.chunk" : "text_completion");
     json["choices"] = Json::array();
     json["usage"] = usage();
     events = "data: " + dump(json) + "\n\n";
@@ -179,22 +200,21 @@ std::string CompletionAnswer::end() const {
 }
 
 std::string CompletionAnswer::whole() const {
-  Json json = head(is_chat_ ? "chat.completion" : "text_completion");
+  Json json = head(request_.is_chat ? "chat.completion" : "text_completion");
   Json choices = Json::array();
   for (size_t i = 0; i < choices_.size(); ++i) {
     const Choice& choice = choices_[i];
     Json each{{"index", i}};
-    if (is_chat_) {
+    if (request_.is_chat) {
       each["message"] = {{"role", "assistant"}, {"content", choice.text}};
-      for (size_t call = 0; call < choice.calls.size(); ++call) {
-        each["message"]["tool_calls"].push_back(call_json(i, call));
-      }
+      add_calls(i, 0, each["message"]);
       if (choice.text.empty() && !choice.calls.empty()) each["message"]["content"] = nullptr;
     } else {
       each["text"] = choice.text;
     }
     each["logprobs"] = log_probs_json(choice.log_probs);
     each["finish_reason"] = choice.finish;
+    if (request_.wants_prompt_log_probs) each["prompt_logprobs"] = choice.prompt_log_probs;
     choices.push_back(std::move(each));
   }
   json["choices"] = std::move(choices);
@@ -203,12 +223,13 @@ std::string CompletionAnswer::whole() const {
 }
 
 std::string models_json(const ServedModel& model) {
-  return dump({{"object", "list"},
-               {"data", Json::array({{{"id", model.name},
-                                      {"object", "model"},
-                                      {"created", 0},
-                                      {"owned_by", "tandem"},
-                                      {"max_model_len", model.capacity}}})}});
+  return dump({{"object", "list"}, {"data", Json::array({model_entry(model)})}});
+}
+
+std::string model_json(const ServedModel& model, std::string_view name) {
+  if (name == model.name) return dump(model_entry(model));
+  throw ApiError(404, fmt::format("model {}: expected {}", printable(name), model.name), "model",
+                 "model_not_found");
 }
 
 }  // namespace tandem

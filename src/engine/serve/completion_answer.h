@@ -5,10 +5,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/infer/engine.h"
 #include "engine/serve/completion_request.h"
+#include "engine/serve/log_probs_json.h"
 #include "engine/serve/tool_calls.h"
 #include "engine/tokenizer/text_decoder.h"
 
@@ -33,35 +35,38 @@ class CompletionAnswer {
   int64_t tokens() const { return tokens_; }
 
  private:
-  struct LogProb {
-    int32_t token;
-    float value;
-    std::vector<Sampled> alternatives;
-  };
   struct Choice {
     Utf8Stream characters;  ///< a model of bytes writes parts of them
     std::string text;
     std::optional<ToolCallReader> tools;  ///< if the request has functions
     std::vector<ToolCall> calls;
     std::vector<LogProb> log_probs;
+    TextOffset offset;
+    std::vector<int32_t> prompt;  ///< if it has scores
+    nlohmann::ordered_json prompt_log_probs = nullptr;
+    bool has_begun = false;
     const char* finish = nullptr;
   };
   nlohmann::ordered_json head(const char* object) const;
   nlohmann::ordered_json usage() const;
   /// Call `index` of a choice.
   nlohmann::ordered_json call_json(size_t choice, size_t index) const;
+  /// Adds calls of a choice from `begin` on to its message, or to the `delta` of a stream.
+  void add_calls(size_t choice, size_t begin, nlohmann::ordered_json& message) const;
+  /// Text of a choice that is final with this token; its calls are added to the choice.
+  std::string take_text(size_t choice, const TokenEvent& token);
+  /// Log-probabilities that a token adds to its choice: of the prompt with the first token, and its
+  /// own.
+  std::vector<LogProb> take_log_probs(Choice& choice, const TokenEvent& token);
   nlohmann::ordered_json log_probs_json(std::span<const LogProb> log_probs) const;
-  /// A token of a chat with its log-probability.
-  nlohmann::ordered_json token_json(int32_t token, float log_prob) const;
   std::string event(nlohmann::ordered_json choice) const;
-  std::string text_of(int32_t token) const;
 
   const ServedModel& model_;
-  const bool is_chat_, streams_, includes_usage_, wants_log_probs_, has_alternatives_;
-  const int64_t prompt_tokens_;
+  CompletionRequest request_;  ///< without its choices; their readers point to its tools
+  const int64_t alternatives_;
+  const bool hides_special_;
   const std::string id_;
-  const int64_t created_;           ///< s since 1970
-  std::vector<std::string> tools_;  ///< names, which readers of choices point to
+  const int64_t created_;  ///< s since 1970
   std::vector<Choice> choices_;
   size_t num_finished_ = 0;
   int64_t tokens_ = 0;
@@ -69,5 +74,7 @@ class CompletionAnswer {
 
 /// The list of models: the one that is served.
 std::string models_json(const ServedModel& model);
+/// The model of this name. Throws ApiError for another.
+std::string model_json(const ServedModel& model, std::string_view name);
 
 }  // namespace tandem

@@ -1,20 +1,21 @@
 #include "engine/serve/completion_request.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <span>
 #include <utility>
 
 #include "core/json.h"
 #include "core/printable.h"
-#include "engine/model/config_value.h"
+#include "engine/serve/chat_request.h"
 #include "engine/serve/prompt_tokens.h"
+#include "engine/serve/request_fields.h"
 #include "engine/serve/rules_json.h"
+#include "engine/serve/tool_calls.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -24,91 +25,29 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxChoices = 128;
 // Bounds of fields that each of a request's texts has a copy of.
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxBiases = 1024;
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxBiases = 1024, kMaxStopTokens = 256;
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
 
-constexpr std::string_view kFields[] = {"model",
-                                        "max_tokens",
-                                        "temperature",
-                                        "top_p",
-                                        "top_k",
-                                        "seed",
-                                        "stop",
-                                        "stream",
-                                        "n",
-                                        "logprobs",
-                                        "user",
-                                        "metadata",
-                                        "stream_options",
-                                        "ignore_eos",
-                                        "min_p",
-                                        "presence_penalty",
-                                        "frequency_penalty",
-                                        "repetition_penalty",
-                                        "logit_bias"};
+/// Fields that templates see, as clients have written them.
+constexpr std::string_view kTemplateFields[] = {"messages", "tools", "functions", "documents",
+                                                "chat_template_kwargs"};
 
-constexpr std::string_view kChatFields[] = {"messages", "max_completion_tokens", "top_logprobs",
-                                            "tools", "tool_choice"};
-
-/// Field that is understood with one value, that which changes nothing.
-struct NeutralField {
-  std::string_view name, value;  ///< value: as JSON
-};
-constexpr NeutralField kNeutral[] = {{"min_tokens", "0"},
-                                     {"skip_special_tokens", "true"},
-                                     {"service_tier", R"("auto")"},
-                                     {"store", "false"}};
-constexpr NeutralField kNeutralText[] = {{"best_of", "1"}, {"echo", "false"}, {"suffix", "null"}};
-constexpr NeutralField kNeutralChat[] = {{"response_format", R"({"type":"text"})"},
-                                         {"parallel_tool_calls", "true"}};
-
-[[noreturn]] void reject(std::string_view name, const Json& value, std::string_view expected) {
-  throw ApiError(400, fmt::format("{} = {}: expected {}", name, printable(value.dump()), expected),
-                 std::string(name));
-}
-
-bool has(const Json& root, std::string_view name) {
-  const auto found = root.find(name);
-  return found != root.end() && !found->is_null();
-}
-
-template <typename T>
-void take(const Json& root, std::string_view name, T& to) {
-  if (!has(root, name)) return;
-  const Json& value = *root.find(name);
-  const std::string_view expected = expected_type<T>(value);
-  if (!expected.empty()) reject(name, value, expected);
-  to = value.get<T>();
-}
-
-/// Whether `name` is a field with one value; throws if it has another.
-bool is_neutral(std::span<const NeutralField> fields, const std::string& name, const Json& value) {
-  const auto found = std::ranges::find(fields, name, &NeutralField::name);
-  if (found == fields.end()) return false;
-  if (!value.is_null() && value != Json::parse(found->value)) {
-    reject(name, value, fmt::format("{} (nothing else is supported)", found->value));
+/// Makes integers beyond 64 bits numbers, as other JSON has them.
+void round_integers(Json& json) {
+  if (json.is_binary()) {
+    const std::vector<uint8_t>& digits = json.get_binary();
+    json = std::strtod(std::string(digits.begin(), digits.end()).c_str(), nullptr);
   }
-  return true;
-}
-
-void check_fields(const Json& root, bool is_chat) {
-  for (const auto& [name, value] : root.items()) {
-    if (std::ranges::find(kFields, name) != std::end(kFields)) continue;
-    if (is_neutral(kNeutral, name, value)) continue;
-    if (is_chat ? std::ranges::find(kChatFields, name) != std::end(kChatFields)
-                : name == "prompt") {
-      continue;
-    }
-    if (is_chat ? is_neutral(kNeutralChat, name, value) : is_neutral(kNeutralText, name, value)) {
-      continue;
-    }
-    throw ApiError(400, fmt::format("{}: unknown field", printable(name)), printable(name));
-  }
+  if (json.is_structured()) std::ranges::for_each(json, round_integers);
 }
 
 Json parse_body(std::string_view body) {
-  Json root = parse_json<Json>(body);
+  Json root = parse_json_exactly(body);
   if (!root.is_object()) throw ApiError(400, "body: expected a JSON object");
+  for (auto& [name, value] : root.items()) {
+    if (std::ranges::find(kTemplateFields, name) == std::end(kTemplateFields))
+      round_integers(value);
+  }
   return root;
 }
 
@@ -118,6 +57,10 @@ void check_model(const ServedModel& model, const Json& root) {
   if (name == model.name) return;
   throw ApiError(404, fmt::format("model = {}: expected {}", printable(name), model.name), "model",
                  "model_not_found");
+}
+
+bool is_token(const Json& value) {
+  return value.is_number_integer() && value >= 0 && value <= std::numeric_limits<int32_t>::max();
 }
 
 std::vector<std::string> parse_stops(const Json& value) {
@@ -134,9 +77,21 @@ std::vector<std::string> parse_stops(const Json& value) {
   return stops;
 }
 
+std::vector<int32_t> parse_stop_tokens(const Json& value) {
+  const std::string expected = fmt::format("a list of up to {} tokens", kMaxStopTokens);
+  if (!value.is_array() || value.size() > kMaxStopTokens) reject("stop_token_ids", value, expected);
+  std::vector<int32_t> tokens;
+  for (const Json& token : value) {
+    if (!is_token(token)) reject("stop_token_ids", value, expected);
+    tokens.push_back(token.get<int32_t>());
+  }
+  return tokens;
+}
+
 struct Prompt {
   std::vector<int32_t> tokens;
   bool has_text = true;
+  std::string text = {};  ///< empty for tokens
 };
 
 [[noreturn]] void reject_length(const ServedModel& model, const std::string& length) {
@@ -150,9 +105,7 @@ Prompt tokens_prompt(const ServedModel& model, const Json& list) {
   if (int64_t(list.size()) >= model.capacity) reject_length(model, fmt::to_string(list.size()));
   Prompt prompt;
   for (const Json& token : list) {
-    if (!token.is_number_integer() || token < 0 || token > std::numeric_limits<int32_t>::max()) {
-      reject("prompt", token, "tokens");
-    }
+    if (!is_token(token)) reject("prompt", token, "tokens");
     prompt.tokens.push_back(token.get<int32_t>());
   }
   return prompt;
@@ -178,7 +131,12 @@ void check_bytes(const ServedModel& model, const std::string& text) {
 Prompt text_prompt(const ServedModel& model, const Json& text) {
   const auto& value = text.get_ref<const std::string&>();
   check_bytes(model, value);
-  return {encoded("prompt", [&] { return make_prompt(*model.stored, value); }), !value.empty()};
+  if (value.empty() && model.stored->tokenizer && model.stored->tokenizer->separator() < 0) {
+    reject("prompt", text, "at least one token: the model's tokenizer adds none");
+  }
+  Prompt prompt{{}, !value.empty(), value};
+  prompt.tokens = encoded("prompt", [&] { return make_prompt(*model.stored, value); });
+  return prompt;
 }
 
 std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
@@ -199,86 +157,6 @@ std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
   return prompts;
 }
 
-/// The message with its content as one text, which may be given as a list of texts.
-Json flatten(const Json& message) {
-  if (!message.is_object() || !has(message, "role") || !message["role"].is_string()) {
-    reject("messages", message, "objects with role and content");
-  }
-  Json flat = message;
-  if (!has(message, "content") || !message["content"].is_array()) return flat;
-  std::string text;
-  for (const Json& chunk : message["content"]) {
-    if (!chunk.is_object() || !has(chunk, "type") || chunk["type"] != "text" ||
-        !has(chunk, "text") || !chunk["text"].is_string()) {
-      reject("messages", chunk, "content of type text");
-    }
-    text += chunk["text"].get<std::string>();
-  }
-  flat["content"] = text;
-  return flat;
-}
-
-/// Arguments of calls in earlier messages, JSON in a text, as the objects that templates expect.
-void parse_arguments(Json& message) {
-  if (!has(message, "tool_calls")) return;
-  if (!message["tool_calls"].is_array()) reject("messages", message, "a list of tool_calls");
-  for (Json& call : message["tool_calls"]) {
-    if (!call.is_object() || !has(call, "function") || !call["function"].is_object()) {
-      reject("messages", call, "tool_calls with a function");
-    }
-    Json& function = call["function"];
-    if (!has(function, "arguments") || !function["arguments"].is_string()) continue;
-    Json arguments = parse_json<Json>(function["arguments"].get<std::string>());
-    if (!arguments.is_object()) reject("messages", call, "arguments that are a JSON object");
-    function["arguments"] = std::move(arguments);
-  }
-}
-
-/// The functions that a chat may call, and their names in `names`; null if there are none, or none
-/// may be called.
-Json take_tools(const Json& root, std::vector<std::string>& names) {
-  std::string choice = "auto";
-  if (has(root, "tool_choice")) {
-    const Json& value = root["tool_choice"];
-    if (value != "auto" && value != "none") {
-      reject("tool_choice", value, R"("auto" or "none" (nothing else is supported))");
-    }
-    choice = value.get<std::string>();
-  }
-  if (!has(root, "tools")) return nullptr;
-  const Json& tools = root["tools"];
-  if (!tools.is_array()) reject("tools", tools, "a list of functions");
-  for (const Json& tool : tools) {
-    const bool is_function = tool.is_object() && has(tool, "type") && tool["type"] == "function" &&
-                             has(tool, "function") && tool["function"].is_object() &&
-                             has(tool["function"], "name") && tool["function"]["name"].is_string();
-    if (!is_function) reject("tools", tool, "type function, and a function with a name");
-    if (choice == "auto") names.push_back(tool["function"]["name"].get<std::string>());
-  }
-  return names.empty() ? Json(nullptr) : tools;
-}
-
-Prompt parse_messages(const ServedModel& model, const Json& root, const Json& tools) {
-  if (!model.chat) throw ApiError(400, model.chat_problem, "messages");
-  if (!has(root, "messages") || !root["messages"].is_array() || root["messages"].empty()) {
-    throw ApiError(400, "messages: expected a list of messages", "messages");
-  }
-  Json messages = Json::array();
-  for (const Json& message : root["messages"]) {
-    messages.push_back(flatten(message));
-    parse_arguments(messages.back());
-  }
-  Json chat{{"messages", std::move(messages)}};
-  if (!tools.is_null()) chat["tools"] = tools;
-  return {encoded("messages",
-                  [&] {
-                    const std::string text = model.chat->render(chat);
-                    check_bytes(model, text);
-                    return make_chat_prompt(*model.stored, text);
-                  }),
-          true};
-}
-
 /// Fields that all texts of a request share.
 Request common_request(const ServedModel& model, const Json& root, bool is_chat) {
   Request request;
@@ -296,6 +174,8 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   take(root, "seed", seed);
   request.sampling.seed = uint64_t(seed);
   if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
+  if (has(root, "stop_token_ids")) request.stop_tokens = parse_stop_tokens(root["stop_token_ids"]);
+  take(root, "skip_special_tokens", request.hides_special);
   take_rules([&](const char* name, double& value) { take(root, name, value); }, request.rules);
   if (has(root, "logit_bias")) {
     auto biases = parse_logit_bias(root["logit_bias"]);
@@ -330,6 +210,60 @@ int64_t take_log_probs(const Json& root, CompletionRequest& completion) {
   return alternatives;
 }
 
+/// Returns the number of likeliest tokens to score a prompt with; -1 if it has no scores.
+int64_t take_prompt_log_probs(const Json& root, const Request& common,
+                              CompletionRequest& completion) {
+  int64_t alternatives = -1;
+  take(root, "prompt_logprobs", alternatives);
+  completion.wants_prompt_log_probs = has(root, "prompt_logprobs");
+  if (completion.wants_prompt_log_probs && (alternatives < 0 || alternatives > kMaxAlternatives)) {
+    reject("prompt_logprobs", root["prompt_logprobs"], fmt::format("0 to {}", kMaxAlternatives));
+  }
+  completion.prompt_alternatives = alternatives;
+  if (!completion.is_chat) take(root, "echo", completion.echoes);
+  if (!completion.echoes || !completion.wants_log_probs) return alternatives;
+  return std::max(alternatives, common.alternatives);
+}
+
+/// Tokens that begin or divide calls have a text, also if they are special.
+std::vector<int32_t> marker_tokens(const ServedModel& model) {
+  std::vector<int32_t> tokens;
+  for (const std::string_view marker : tool_call_markers()) {
+    std::vector<int32_t> encoded;
+    if (model.stored->tokenizer) model.stored->tokenizer->append_more(marker, encoded);
+    if (encoded.size() == 1) tokens.push_back(encoded[0]);
+  }
+  return tokens;
+}
+
+Prompt parse_chat(const ServedModel& model, const Json& root, CompletionRequest& completion,
+                  Request& common) {
+  const ChatTools tools = parse_tools(root);
+  completion.are_functions = completion.takes_one_call = tools.are_functions;
+  bool is_parallel = true;
+  take(root, "parallel_tool_calls", is_parallel);
+  if (!is_parallel) completion.takes_one_call = true;
+  if (!tools.list.is_null()) {
+    completion.tools = tools.names;
+    common.shown = marker_tokens(model);
+  }
+  Prompt prompt;
+  prompt.tokens = encoded("messages", [&] {
+    const std::string text = render_chat(model, root, tools);
+    check_bytes(model, text);
+    return make_chat_prompt(*model.stored, text);
+  });
+  return prompt;
+}
+
+std::string echoed_text(const ServedModel& model, const Prompt& prompt, bool hides_special) {
+  if (!prompt.text.empty()) return prompt.text;
+  if (model.stored->tokenizer) return model.stored->tokenizer->decode(prompt.tokens, hides_special);
+  std::string text;
+  for (const int32_t token : prompt.tokens) text += token < kBos ? std::string(1, char(token)) : "";
+  return text;
+}
+
 void take_stream(const Json& root, CompletionRequest& completion) {
   take(root, "stream", completion.streams);
   if (!has(root, "stream_options")) return;
@@ -339,7 +273,7 @@ void take_stream(const Json& root, CompletionRequest& completion) {
   }
   for (const auto& [name, value] : options.items()) {
     const bool is_neutral = name == "continuous_usage_stats" && value == false;
-    if (name != "include_usage" && !is_neutral) {
+    if (name != "include_usage" && name != "include_obfuscation" && !is_neutral) {
       reject("stream_options", options, "include_usage");
     }
   }
@@ -378,15 +312,21 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
   take_stream(root, completion);
   Request common = common_request(model, root, is_chat);
   common.alternatives = take_log_probs(root, completion);
+  common.prompt_alternatives = take_prompt_log_probs(root, common, completion);
+  completion.writes_nothing = common.max_tokens == 0;
+  if (completion.writes_nothing) common.max_tokens = 1;
+  take(root, "include_stop_str_in_output", completion.includes_stop);
   std::vector<Prompt> prompts;
   if (is_chat) {
-    const Json tools = take_tools(root, completion.tools);
-    prompts.push_back(parse_messages(model, root, tools));
+    prompts.push_back(parse_chat(model, root, completion, common));
   } else {
     prompts = parse_prompts(model, root);
   }
   int64_t choices = 1;
   take(root, "n", choices);
+  int64_t best_of = choices;
+  take(root, "best_of", best_of);
+  if (best_of != choices) reject("best_of", root["best_of"], "n (nothing else is supported)");
   if (choices < 1 || choices > kMaxChoices / int64_t(prompts.size())) {
     reject("n", root["n"], fmt::format("at least 1, with at most {} texts in all", kMaxChoices));
   }
@@ -398,6 +338,9 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
       request.has_text_before = prompt.has_text;
       request.sampling.seed += uint64_t(i);
       check_request(model, request);
+      if (completion.echoes) {
+        completion.echoed.push_back(echoed_text(model, prompt, common.hides_special));
+      }
       completion.choices.push_back(std::move(request));
     }
   }

@@ -43,9 +43,17 @@ struct CompletionRequest {
   bool streams = false;
   bool includes_usage = false;  ///< in a stream
   bool wants_log_probs = false;
-  int64_t prompt_tokens = 0;       ///< of all prompts
-  std::vector<std::string> tools;  ///< names of functions whose calls are looked for
-  std::vector<Request> choices;    ///< the `n` texts of the first prompt, then of the next
+  bool writes_nothing = false;  ///< max_tokens = 0: the one token of each choice is dropped
+  bool includes_stop = false;   ///< the stop string is a part of the text
+  bool wants_prompt_log_probs = false;
+  int64_t prompt_alternatives = 0;  ///< likeliest tokens next to these
+  bool takes_one_call = false;      ///< further calls are dropped
+  bool are_functions = false;       ///< calls are answered as older clients read them
+  bool echoes = false;              ///< the text begins with the prompt
+  std::vector<std::string> echoed;  ///< text of each choice's prompt, if it is echoed
+  int64_t prompt_tokens = 0;        ///< of all prompts
+  std::vector<std::string> tools;   ///< names of functions whose calls are looked for
+  std::vector<Request> choices;     ///< the `n` texts of the first prompt, then of the next
 };
 
 /// Choice i of a prompt has the seed `seed` + i; without a seed a random one. Throws ApiError: 400

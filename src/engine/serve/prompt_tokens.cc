@@ -35,7 +35,7 @@ std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::stri
 
 ChatTemplate open_chat_template(const StoredModel& stored) {
   if (!stored.tokenizer) {
-    throw ConfigError(
+    throw NoChatTemplate(
         fmt::format("{}: no tokenizer: a chat is expected of a model with one", stored.directory));
   }
   return {stored.side, stored.tokenizer->special_tokens()};

@@ -20,7 +20,8 @@ int64_t min_tokens(const StoredModel& stored, size_t bytes);
 std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);
 /// Tokens of a chat's text, which has all tokens before a text that the model wants.
 std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text);
-/// The template of the model's folder. Throws ConfigError if the model has none, or no tokenizer.
+/// The template of the model's folder. Throws NoChatTemplate if the model has none, or no
+/// tokenizer.
 ChatTemplate open_chat_template(const StoredModel& stored);
 
 }  // namespace tandem

@@ -30,6 +30,20 @@ std::vector<int32_t> decode_tokens(const nlohmann::json& json) {
   return tokens;
 }
 
+nlohmann::json encode_text(const Request& r) {
+  return nlohmann::json::array(
+      {r.ends, r.stop_tokens, r.stops, r.has_text_before, r.hides_special, r.shown});
+}
+
+void decode_text(const nlohmann::json& json, Request& r) {
+  r.ends = json[0].get<std::vector<int32_t>>();
+  r.stop_tokens = json[1].get<std::vector<int32_t>>();
+  r.stops = json[2].get<std::vector<std::string>>();
+  r.has_text_before = json[3];
+  r.hides_special = json[4];
+  r.shown = json[5].get<std::vector<int32_t>>();
+}
+
 nlohmann::json encode_rules(const LogitRules& rules) {
   nlohmann::json biases = nlohmann::json::array();
   for (const TokenBias& each : rules.biases) {
@@ -104,8 +118,8 @@ std::vector<std::byte> ServeLoop::encode(const Commands& commands) {
     }
     const Request& r = command.content;
     list.push_back({command.request, encode_tokens(r.prompt), r.max_tokens, r.sampling.temperature,
-                    r.sampling.top_k, r.sampling.top_p, r.sampling.seed, r.ends, r.stops,
-                    r.has_text_before, encode_rules(r.rules), r.alternatives});
+                    r.sampling.top_k, r.sampling.top_p, r.sampling.seed, encode_text(r),
+                    encode_rules(r.rules), r.alternatives, r.prompt_alternatives});
   }
   const std::vector<uint8_t> bytes = nlohmann::json::to_cbor({list, commands.ends});
   const auto blob = std::as_bytes(std::span(bytes));
@@ -124,11 +138,10 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
       r.prompt = decode_tokens(each[1]);
       r.max_tokens = each[2];
       r.sampling = {each[3], each[4], each[5], each[6]};
-      r.ends = each[7].get<std::vector<int32_t>>();
-      r.stops = each[8].get<std::vector<std::string>>();
-      r.has_text_before = each[9];
-      r.rules = decode_rules(each[10]);
-      r.alternatives = each[11];
+      decode_text(each[7], r);
+      r.rules = decode_rules(each[8]);
+      r.alternatives = each[9];
+      r.prompt_alternatives = each[10];
     }
     commands.list.push_back(std::move(command));
   }

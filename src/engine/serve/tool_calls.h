@@ -1,6 +1,7 @@
 // Calls of functions ("tools") in a model's text, in the forms of three families:
 //   Hermes and Qwen:  <tool_call>{"name": …, "arguments": {…}}</tool_call>, several in a row
-//   Mistral:          [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
+//   Mistral:          [TOOL_CALLS][{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[ARGS]{…}
+//                     for each call
 //   Llama 3:          {"name": …, "parameters": {…}} as the whole text, after <|python_tag|> or
 //                     without, several with ; between them
 #pragma once
@@ -16,8 +17,11 @@ namespace tandem {
 
 struct ToolCall {
   std::string name;
-  std::string arguments;  ///< a JSON object
+  std::string arguments;  ///< a JSON object, as the model has written it
 };
+
+/// Texts that begin, divide and end calls; tokens of models with these forms.
+std::span<const std::string_view> tool_call_markers();
 
 /// Reads a text as it is written. What looks like a call and is none remains text.
 class ToolCallReader {
