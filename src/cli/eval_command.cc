@@ -215,8 +215,8 @@ void run(EvalArguments arguments) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "eval", "Bits per byte of text, or loss on answers of chats, under a trained model");
+  auto* command =
+      app.add_subcommand("eval", "Loss of a trained model: bits per byte of text, nats of chats");
   auto arguments = std::make_shared<EvalArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 1; under mpirun all)");

@@ -101,7 +101,10 @@ def test_templates_see_what_clients_sent(folder):
     loops = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}"
     only = "{% for m in messages %}{% for p in m['content'] %}({{ p['text'] }}){% endfor %}{% endfor %}"
     for number, (template, wanted) in enumerate([(loops, ["(a)(b)(c)", "x"]), (only, ["(a)(b)(c)", "(x)"])]):
-        server = Server(chain_model(f"{folder}/parts{number}", ["!"], ["<|python_tag|>", "<|im_end|>"], template))
+        model = chain_model(f"{folder}/parts{number}", ["!"], ["<|python_tag|>", "<|im_end|>"], template)
+        with open(model + "/tokenizer_config.json", "w") as file:  # no token begins or ends a text
+            json.dump({"chat_template": template}, file)
+        server = Server(model)
         for prompt in "", [""], ["x", ""]:
             status, text = server.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
             expect(status == 400 and "expected at least one token" in text, (prompt, status, text))

@@ -196,7 +196,7 @@ assert 0 < abs(int8 - f32) < 1e-3 * f32, (f32, int8)
 ' "$(score)" "$(score --weights int8)"
 ! "$tandem" eval "$dir/out" --data "$source/configs/tiny.toml" --weights int8 --dtype bf16 2>"$dir/error" || exit 1
 grep -qF -- '--weights int8 with --dtype bf16: expected f32' "$dir/error" || { cat "$dir/error"; exit 1; }
-refuses 4 '--weights int8 on GPUs: expected CPU ranks' "$dir/out" --prompts "$dir/none" --weights int8 --device gpu
+CUDA_VISIBLE_DEVICES='' refuses 4 '--device gpu: this build has no CUDA, or this machine no GPU' "$dir/out" --prompts "$dir/none" --weights int8 --device gpu
 refuses 4 'weights in int8: heads x head_dim = ' "$dir/out" --prompts "$dir/none" --weights int8 --tp 4
 refuses 2 '--batch 0: expected 1 to' "$dir/out" --prompts "$dir/none" --batch 0
 echo '[]' >"$dir/messages"

@@ -138,7 +138,8 @@ TEST(StoredModel, EditedAndSwappedFilesAreRefusedByName) {
   for (const std::string name : {"config.json", "model.safetensors", "state.json"}) {
     const std::string file = directory + "/" + name, good = read_file(file);
     std::string edited = good;
-    edited[edited.find("0")] = '1';
+    const size_t key = name == "config.json" ? good.find("\"hidden_size\"") : 0;
+    edited[good.find_first_of("0123456789", key)] = '7';
     for (const std::string& text : {edited, good.substr(0, good.size() - 3), std::string()}) {
       write_file(file, text);
       EXPECT_THAT(error_of(directory), ::testing::HasSubstr(file));

@@ -178,7 +178,7 @@ TEST(ChatLines, LinesThatAreNoChatsAreNamed) {
        "every token is masked: expected an answer"},
       {chat(user + ", " + user), "no answer"},
       {chat(user + ", " + user + R"(, {"role": "assistant", "content": "b"})"),
-       "chat template: line 1: the template refuses the messages: Conversation roles must"},
+       "chat_template.jinja: line 1: the template refuses the messages: Conversation roles must"},
       {R"({"instruction": "a", "output": ")" + std::string(900, 'x') + "\"}",
        "expected at most 193, one more than the context"}};
   for (const BadLine& bad : lines) {

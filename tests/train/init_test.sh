@@ -83,8 +83,12 @@ cmp model/chat_template.jinja most/final/chat_template.jinja
 
 refused 'model.hidden is 32 in this model: expected 64' --init model --out x model.hidden=64
 refused 'model.vocab is 320 in this model: expected 257' --init model --out x model.vocab=257
-refused 'model.vocab is 320, and no data.tokenizer is given: expected 257' --out x model.vocab=320
-train --out bytes train.steps=1 model.vocab=320 model.layers=1 data.tokenizer=bytes || fail 'bytes'
+cp -r model bare
+rm bare/tokenizer*
+refused 'bare/config.json: vocab_size = 320: expected 257 (text is read as bytes), or a tokenizer.json' --init bare --out x
+train --out bytes train.steps=1 model.vocab=320 model.layers=1 || fail 'bytes'
+grep -q 'text is read as bytes: 257 of the 320 tokens of model.vocab are used' errors || fail 'no note of bytes'
+train --init bytes --out more-bytes train.steps=1 || fail '--init of a model of bytes'
 "$tandem" generate bytes --prompt int --max-tokens 2 >text 2>errors || fail 'generate of bytes'
 [ ! -e x ] || fail 'a refused run left a folder'
 mkdir adapter bin

@@ -103,6 +103,9 @@ ChatTemplate::ChatTemplate(const SideFiles& side, std::map<std::string, std::str
     : default_(parse_named(side, "default")),
       with_tools_(parse_named(side, "tool_use")),
       tokens_(std::move(tokens)) {
+  for (const auto& [role, text] : side.special_tokens) {
+    if (!text.empty()) tokens_.try_emplace(role, text);
+  }
   if (default_.root) return;
   if (side.templates.empty()) {
     throw NoChatTemplate(

@@ -31,8 +31,8 @@ class ChatTemplate {
   ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens,
                const std::string& file = "");
   /// The templates of a model's folder: the one named tool_use for chats with tools, if there is
-  /// one, else the one named default. `tokens`: texts of special tokens. Throws ConfigError naming
-  /// the file, NoChatTemplate if there is none.
+  /// one, else the one named default. `tokens`: texts of special tokens, over those that the folder
+  /// names. Throws ConfigError naming the file, NoChatTemplate if there is none.
   ChatTemplate(const SideFiles& side, std::map<std::string, std::string> tokens);
 
   /// `chat`: messages, a list of objects with role and content, or an object with `messages` and

@@ -23,8 +23,9 @@ bool is_tokenizer_of(const std::string& file, const std::string& folder) {
   return fs::equivalent(file, folder + "/" + find_tokenizer(folder), error) && !error;
 }
 
-TrainConfig load_initial(const std::string& file, std::span<const std::string> overrides,
-                         const std::string& init, std::vector<std::string>* notes) {
+/// `parse`: the job, over settings that it is given.
+template <typename Parse>
+TrainConfig load_initial(const Parse& parse, const std::string& init) {
   const std::string folder = find_model(init, [](const std::string&) {});
   const std::string shape = folder + "/config.json";
   TrainConfig base;
@@ -35,7 +36,7 @@ TrainConfig load_initial(const std::string& file, std::span<const std::string> o
   base.optimizer.warmup = -1;
   const std::string vocabulary = fs::absolute(side_folder(folder)).lexically_normal().string();
   if (!find_tokenizer(vocabulary).empty()) base.data.tokenizer = vocabulary;
-  TrainConfig config = load_config(file, overrides, notes, base);
+  TrainConfig config = parse(base);
   config.train.init = base.train.init;
   require_same_model(init, base.model, config);
   if (config.optimizer.warmup < 0) {
@@ -70,9 +71,13 @@ TrainConfig load_run_config(const std::string& file, std::span<const std::string
     base.optimizer.min_lr = run.optimizer.min_lr;
     base.optimizer.warmup = run.optimizer.warmup;
   }
-  if (resumed.empty() && init.empty()) init = load_config(file, overrides).train.init;
-  if (resumed.empty() && !init.empty()) return load_initial(file, overrides, init, notes);
-  return load_config(file, overrides, notes, base);
+  const std::string text = read_file(file, Source::any);  // once: it may be a pipe
+  const auto parse = [&](const TrainConfig& given) {
+    return parse_config(text, file, overrides, notes, given);
+  };
+  if (resumed.empty() && init.empty()) init = parse_config(text, file, overrides).train.init;
+  if (resumed.empty() && !init.empty()) return load_initial(parse, init);
+  return parse(base);
 }
 
 }  // namespace tandem

@@ -68,7 +68,7 @@ std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& dir
                                                           const SideFiles& side, const Note& note) {
   if (has_state(directory)) {
     const TrainConfig trained = read_trained(directory);
-    if (trained.data.tokenizer.empty() || trained.data.tokenizer == kByteTokenizer) {
+    if (trained.data.tokenizer.empty()) {
       note_tokens(trained, note);
       return nullptr;
     }

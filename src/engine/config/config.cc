@@ -285,7 +285,7 @@ void make_paths_relative_to(TrainConfig& config, const std::string& folder) {
     for (std::string& path : *paths) path = make_relative_to(path, folder);
   }
   for (std::string* path : {&config.data.manifest, &config.data.tokenizer, &config.train.init}) {
-    if (!path->empty() && *path != kByteTokenizer) *path = make_relative_to(*path, folder);
+    if (!path->empty()) *path = make_relative_to(*path, folder);
   }
 }
 
@@ -315,8 +315,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
 }
 
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
-                        std::vector<std::string>* notes, const TrainConfig& base) {
-  return parse_config(read_file(file, Source::any), file, overrides, notes, base);
+                        std::vector<std::string>* notes) {
+  return parse_config(read_file(file, Source::any), file, overrides, notes);
 }
 
 std::string to_toml(const TrainConfig& config) {

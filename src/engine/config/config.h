@@ -17,9 +17,6 @@
 
 namespace tandem {
 
-/// data.tokenizer for bytes in a model of a larger vocabulary.
-constexpr const char* kByteTokenizer = "bytes";
-
 struct TrainConfig {
   ModelConfig model;
   struct {
@@ -87,7 +84,7 @@ struct TrainConfig {
     std::vector<std::string> paths;
     std::string format = "auto";
     std::string text_key = "text";  ///< of JSON Lines
-    std::string tokenizer;          ///< path, or kByteTokenizer; empty: bytes
+    std::string tokenizer;          ///< path; empty: bytes
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
@@ -151,10 +148,10 @@ std::vector<KeyDifference> differing_keys(const TrainConfig& before, const Train
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
 /// Relative data.paths, data.val_paths, data.manifest and data.tokenizer in the file are relative
 /// to its directory, and train.init. `notes`: if not nullptr, receives a line for each key given by
-/// a former name. `base`: values of keys that are not given.
+/// a former name.
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
-                        std::vector<std::string>* notes = nullptr, const TrainConfig& base = {});
-/// The same for text; `file` names it in messages.
+                        std::vector<std::string>* notes = nullptr);
+/// The same for text; `file` names it in messages. `base`: values of keys that are not given.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {},
                          std::vector<std::string>* notes = nullptr, const TrainConfig& base = {});

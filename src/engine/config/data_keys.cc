@@ -30,8 +30,7 @@ std::vector<ConfigKey> data_keys() {
        0,
        0,
        {},
-       "file of a vocabulary, or its folder, that text and JSON Lines are read with (\"\": bytes, "
-       "for which model.vocab is 257; \"bytes\": also for a larger one)"},
+       "file of a vocabulary, or its folder, that text and JSON Lines are read with (\"\": bytes)"},
       {"data.val_fraction",
        TANDEM_SLOT(data.val_fraction),
        0,

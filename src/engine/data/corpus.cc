@@ -43,6 +43,9 @@ void add_folder(const fs::path& folder, FoundFiles& found) {
     if (at->path().filename().string().starts_with('.')) {
       found.hidden.push_back(at->path().string());
       at.disable_recursion_pending();
+    } else if (type == fs::file_type::directory && path_exists(at->path().string() + kRunId)) {
+      found.runs.push_back(at->path().string());
+      at.disable_recursion_pending();
     } else if (type == fs::file_type::regular) {
       found.in_folders.push_back(at->path().lexically_normal().string());
       found.files.push_back(at->path().string());
@@ -97,20 +100,21 @@ FoundFiles find_files(std::span<const std::string> paths) {
   for (std::string& file : found.files) file = fs::path(file).lexically_normal().string();
   std::sort(found.files.begin(), found.files.end());
   found.files.erase(std::unique(found.files.begin(), found.files.end()), found.files.end());
-  for (auto* list : {&found.skipped, &found.hidden, &found.in_folders}) std::ranges::sort(*list);
+  for (auto* list : {&found.skipped, &found.hidden, &found.runs, &found.in_folders})
+    std::ranges::sort(*list);
   return found;
 }
 
-std::string describe_skipped(const FoundFiles& found) {
-  if (found.skipped.empty()) return "";
-  return fmt::format("left out {} links or special files in folders ({})", found.skipped.size(),
-                     first_and_count(found.skipped));
-}
-
-std::string describe_hidden(const FoundFiles& found) {
-  if (found.hidden.empty()) return "";
-  return fmt::format("left out {} hidden files or folders ({})", found.hidden.size(),
-                     first_and_count(found.hidden));
+std::vector<std::string> describe_left_out(const FoundFiles& found) {
+  std::vector<std::string> notes;
+  const auto add = [&](const std::vector<std::string>& paths, const char* what) {
+    if (paths.empty()) return;
+    notes.push_back(fmt::format("left out {} {} ({})", paths.size(), what, first_and_count(paths)));
+  };
+  add(found.skipped, "links or special files in folders");
+  add(found.hidden, "hidden files or folders");
+  add(found.runs, "folders of training runs");
+  return notes;
 }
 
 std::string join_paths(std::span<const std::string> paths) {
@@ -270,9 +274,7 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
     notes_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
                                  empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
   }
-  for (const std::string& note : {describe_skipped(found), describe_hidden(found)}) {
-    if (!note.empty()) notes_.push_back(note);
-  }
+  for (std::string& note : describe_left_out(found)) notes_.push_back(std::move(note));
   if (files_.empty()) {
     throw ConfigError(fmt::format(
         "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",

@@ -27,19 +27,21 @@
 
 namespace tandem {
 
+/// File that each training run writes into its folder.
+constexpr const char* kRunId = "/run_id";
+
 struct FoundFiles {
   std::vector<std::string> files;
   std::vector<std::string> skipped;     ///< links and special files inside folders
   std::vector<std::string> hidden;      ///< files and folders inside folders, named ".NAME"
+  std::vector<std::string> runs;        ///< folders inside folders that hold kRunId
   std::vector<std::string> in_folders;  ///< of `files`, sorted: those that are not named themselves
 };
 /// Files named by `paths`. Throws IoError naming a path that does not exist, matches nothing or is
 /// neither a file nor a folder.
 FoundFiles find_files(std::span<const std::string> paths);
-/// "left out 3 hidden files or folders (DIR/.git, ...)"; empty if there are none.
-std::string describe_hidden(const FoundFiles& found);
-/// "left out 3 links or special files in folders (DIR/LINK, ...)"; empty if there are none.
-std::string describe_skipped(const FoundFiles& found);
+/// "left out 3 hidden files or folders (DIR/.git, ...)", a line a kind.
+std::vector<std::string> describe_left_out(const FoundFiles& found);
 
 /// One path per line; if lines would not keep a name, NUL-terminated paths instead.
 std::string join_paths(std::span<const std::string> paths);

@@ -194,7 +194,7 @@ bool looks_like_json_lines(std::string_view head, const std::string& key) {
   return root.contains(key) || take_line(rest).starts_with('{');
 }
 
-/// Of JSON Lines. `head`: the file, or its begin.
+/// Kind of JSON Lines. `head`: the file, or its begin.
 DataKind kind_of_lines(std::string_view head) {
   std::string_view rest = without_bom(head);
   while (!rest.empty()) {

@@ -157,18 +157,11 @@ void set_separator(const std::string& text, Opening& with) {
                   printable(text), with.vocab - 1));
 }
 
-/// The tokenizer named by data.tokenizer, nullptr for bytes.
+/// That of data.tokenizer, nullptr without it.
 std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config,
                                                                const std::string& format) {
   const std::string& path = config.data.tokenizer;
-  if (path == kByteTokenizer) return nullptr;
-  if (path.empty()) {
-    if (format == kTokens || config.model.vocab == kBos + 1) return nullptr;
-    throw ConfigError(fmt::format(
-        "model.vocab is {}, and no data.tokenizer is given: expected {} for text, which "
-        "is read as bytes then, or data.tokenizer, a path (or \"{}\")",
-        config.model.vocab, kBos + 1, kByteTokenizer));
-  }
+  if (path.empty()) return nullptr;
   const auto tokenizer = open_tokenizer(path, config.model.vocab);
   if (!tokenizer->only_added_beyond() || tokenizer->separator() >= config.model.vocab) {
     throw ConfigError(
@@ -350,6 +343,11 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
       if (with.stream) ++with.stream->seed;
     }
     source = std::make_unique<Blend>(std::move(sources), std::move(weights));
+  }
+  if (!tokenizer && with.format != kTokens && config.model.vocab > kBos + 1) {
+    source->add_notes(std::vector{fmt::format(
+        "text is read as bytes: {} of the {} tokens of model.vocab are used (data.tokenizer)",
+        kBos + 1, config.model.vocab)});
   }
   if (data.val_paths.empty()) {
     open_documents(config, world, *source);

@@ -69,9 +69,7 @@ class Selection {
     if (result_.files.empty()) fail_without_files();
     std::ranges::sort(result_.files);
     if (result_.format == "tokens") result_.files = find_token_files(result_.files);
-    for (const std::string& note : {describe_skipped(found_), describe_hidden(found_)}) {
-      if (!note.empty()) result_.notes.push_back(note);
-    }
+    for (std::string& note : describe_left_out(found_)) result_.notes.push_back(std::move(note));
     note_compressed();
     return std::move(result_);
   }
@@ -142,9 +140,7 @@ class Selection {
 
   [[noreturn]] void fail_without_files() const {
     std::vector<std::string> notes = result_.notes;
-    for (const std::string& note : {describe_skipped(found_), describe_hidden(found_)}) {
-      if (!note.empty()) notes.push_back(note);
-    }
+    for (std::string& note : describe_left_out(found_)) notes.push_back(std::move(note));
     throw ConfigError(fmt::format(
         "{}: {} files, none of {}{}{}: expected some", fmt::join(paths_, ", "), found_.files.size(),
         words_of(result_.format), notes.empty() ? "" : "; ", fmt::join(notes, "; ")));

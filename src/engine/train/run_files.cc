@@ -22,7 +22,6 @@ namespace tandem {
 
 namespace {
 
-constexpr const char* kRunId = "/run_id";
 constexpr size_t kMaxRunId = 64;
 
 /// That of the run in `out`, or of a new one.
@@ -81,7 +80,7 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   replace_file(out_ + "/config.toml", to_toml(absolute));
   replace_file(out_ + kRunId, run_id_);
   const std::string& tokenizer = config.data.tokenizer;
-  if (!tokenizer.empty() && tokenizer != kByteTokenizer) {
+  if (!tokenizer.empty()) {
     copy_tokenizer(tokenizer, out_);
     if (config.data.format == "chat") copy_side_files(folder_of_tokenizer(tokenizer), out_);
   }
