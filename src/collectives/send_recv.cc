@@ -18,7 +18,9 @@ namespace {
 struct MessageHeader {
   DType dtype;
   int64_t elements;
-  ByteRange range = {};  ///< sender's memory; empty in another process
+  /// Sender's memory; empty in another process. A sender whose message fits into the slots may have
+  /// freed it since.
+  ByteRange range = {};
   size_t bytes() const { return size_t(elements) * size_of(dtype); }
   bool operator==(const MessageHeader& other) const {
     return dtype == other.dtype && elements == other.elements;
@@ -97,15 +99,22 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   const MessageHeader expected{data.dtype(), data.elements()};
   MessageHeader header = expected;
   const ByteRange to = byte_range(data);
+  bool is_shared = false;  // the peer may still be reading from memory that is written here
   size_t at = 0;
   do {
     comm.wait(*space.buffer, layout.arrived(Stream::pair, peer), received + 1, {"recv", peer});
     if (at == 0) {
       std::memcpy(&header, space.buffer->local() + layout.pair_header_at(peer, received),
                   sizeof header);
+      const size_t chunks = (header.bytes() + layout.slot_bytes - 1) / layout.slot_bytes;
+      is_shared = header.would_change(to) && chunks > size_t(layout.slots);
+      if (header.would_change(to) && !is_shared) {  // the peer needs no slot that is freed here
+        comm.wait(*space.buffer, layout.arrived(Stream::pair, peer),
+                  received + std::max<size_t>(1, chunks), {"recv", peer});
+      }
     }
     const size_t bytes = std::min(layout.slot_bytes, header.bytes() - at);
-    if (bytes && header == expected && !header.would_change(to)) {
+    if (bytes && header == expected && !is_shared) {
       std::memcpy(data.as<std::byte>() + at,
                   space.buffer->local() + layout.slot_at(Stream::pair, peer, received), bytes);
     }
@@ -118,7 +127,7 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
     throw Mismatch(fmt::format("recv: rank {} sends {}, rank {} expects {}", peer,
                                header.describe(), comm.rank(), expected.describe()));
   }
-  if (header.would_change(to)) {
+  if (is_shared) {
     throw InvalidArgument(fmt::format(
         "recv: data of rank {} at [{:#x}, {:#x}) overlaps data of rank {} at [{:#x}, {:#x}): "
         "expected memory of its own for each rank",

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -200,6 +201,32 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       // Operands that are only read may be one array.
       reduce_scatter(comm, all, shard);
       all_reduce(comm, local);
+    });
+  }
+}
+
+// A message that fits into the slots arrives whole wherever it is received; its sender may have
+// freed its memory since. The end of a longer one would be overwritten before it is sent.
+TEST_P(CollectiveMemory, MessagesOverTheirSourceArriveWholeOrAreRefused) {
+  TANDEM_SKIP_UNDER_MPI("processes share no array");
+  for (const int64_t rows : {1000, 100000, 4 << 20}) {
+    std::vector<float> values(size_t(rows + rows / 2));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float(i % 1013);
+    std::vector<float> shared = values;
+    run([&](Communicator& comm) {
+      if (comm.size() == 1 || comm.rank() > 1) return;
+      const std::span<float> all(shared);
+      const auto from = all.first(size_t(rows)), to = all.last(size_t(rows));
+      if (comm.rank() == 0) return send(comm, Tensor::of(from, {rows}), 1);
+      const std::string refusal = refusal_of([&] { recv(comm, Tensor::of(to, {rows}), 0); });
+      if (rows > 100000) {
+        EXPECT_THAT(refusal, HasSubstr("expected memory of its own for each rank"));
+        EXPECT_EQ(shared, values);
+      } else {
+        EXPECT_EQ(refusal, "nothing was thrown");
+        EXPECT_TRUE(std::equal(to.begin(), to.end(), values.begin())) << rows;
+        std::ranges::copy(values, shared.begin());
+      }
     });
   }
 }

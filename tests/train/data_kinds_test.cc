@@ -22,7 +22,6 @@ namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 using Paths = std::vector<std::string>;
 namespace fs = std::filesystem;
 
