@@ -68,9 +68,9 @@ std::string next_commands(const TrainConfig& config, const TokenSource& source,
   if (config.data.tokenizer.empty() && format != "text" && format != "jsonl") return "";
   const std::string folder = shell_quote(out);
   return fmt::format(
-      "\nNext: tandem generate {} --prompt '#include <'\n"
+      "\nNext: tandem generate {} {}\n"
       "      tandem eval {} {}",
-      folder, folder,
+      folder, format == "chat" ? "--chat MESSAGES.json" : "--prompt '#include <'", folder,
       source.held_out().files.empty() ? "--data PATH"
                                       : "--list " + shell_quote(out + "/heldout.txt"));
 }

@@ -232,7 +232,6 @@ class Trainer {
 
   /// Whether work of every `interval` steps is due after the last one; never if it is 0.
   bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
-
   /// Whether validation follows the last step.
   bool validates() const {
     return validation_ && (is_due(config_.train.validate_every) || finished());
@@ -321,8 +320,9 @@ class Trainer {
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
     record.tokens_per_s = double(targets) / seconds;
-    if (const auto line = utilization_.check_peak(record.tokens_per_s)) note("warning: " + *line);
-    record.mfu = utilization_.of(record.tokens_per_s);
+    const double computed = double(record.batch * config_.train.seq) / seconds;  // masked ones, too
+    if (const auto line = utilization_.check_peak(computed)) note("warning: " + *line);
+    record.mfu = utilization_.of(computed);
     phase_log_->end_step();
     return record;
   }
