@@ -78,7 +78,7 @@ class Server:
         return sum(float(value) for value in re.findall(
             r'^tandem_serve_requests_(?:active|total{end="(?:done|client left)"}) (\S+)$', text, re.M))
 
-    def await_metric(self, name, value, seconds=30):
+    def await_metric(self, name, value, seconds=120):
         end = time.time() + seconds
         while self.metric(name) != value:
             expect(time.time() < end, f"{name} is {self.metric(name)}: expected {value}")
