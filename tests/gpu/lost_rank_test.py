@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""lost_rank_test.py TANDEM SOURCE_DIR [REPEATS] [--device cpu|gpu] [--work train|generate] [--seed N]: of two ranks, each a
-process with its GPU, one is killed (SIGKILL) or late (SIGSTOP), at a random moment of training and of generation. The
-other one ends within its deadline and names it. Exit code 77 with fewer than two GPUs: processes cannot share one,
-which is checked to be refused by name."""
+"""lost_rank_test.py TANDEM SOURCE_DIR [REPEATS] [--device cpu|gpu] [--work train|pipeline|generate] [--seed N]: of two
+ranks, each a process with its GPU, one is killed (SIGKILL) or late (SIGSTOP), at a random moment of training
+(tensor and pipeline parallel) and of generation. The other one ends within its deadline and names it. Exit code 77
+with fewer than two GPUs: processes cannot share one, which is checked to be refused by name."""
 import argparse
 import json
 import os
@@ -21,7 +21,8 @@ parser.add_argument("tandem", type=os.path.abspath)
 parser.add_argument("source", type=os.path.abspath)
 parser.add_argument("repeats", type=int, nargs="?", default=2)
 parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
-parser.add_argument("--work", choices=("train", "generate"), nargs="*", default=("train", "generate"))
+parser.add_argument("--work", choices=("train", "pipeline", "generate"), nargs="*",
+                    default=("train", "pipeline", "generate"))
 parser.add_argument("--seed", type=int, default=7)
 options = parser.parse_args()
 
@@ -129,12 +130,12 @@ def model():
     return path
 
 
-def train(number, sent, victim):
+def train(number, sent, victim, axis):
     out = f"{folder}/train-{number}"
     ranks = Ranks(f"train-{number}", ["train", options.source + "/configs/gpu-tiny.toml", "--device", options.device,
-                                      "--tp", "2", "--set", "train.steps=10000000", "--out", out])
+                                      f"--{axis}", "2", "--set", "train.steps=10000000", "--out", out])
     fault(ranks, lambda: lines_of(out + "/metrics.jsonl"), sent, victim,
-          f"training, rank {victim} {signal.Signals(sent).name}")
+          f"training, {axis} 2, rank {victim} {signal.Signals(sent).name}")
     shutil.rmtree(out)
 
 
@@ -189,7 +190,10 @@ def main():
             for sent in (signal.SIGKILL, signal.SIGSTOP):
                 for victim in (0, 1):
                     number += 1
-                    (train if work == "train" else generate)(number, sent, victim)
+                    if work == "generate":
+                        generate(number, sent, victim)
+                    else:
+                        train(number, sent, victim, "tp" if work == "train" else "pp")
     print(f"{number} lost ranks were named")
     return 0
 
