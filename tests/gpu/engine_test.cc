@@ -96,6 +96,8 @@ TEST_P(GpuEngine, TextsInF32AreThoseOfCpuRanksForAnyBatch) {
     int64_t sequences, rows, pages;
   };
   const Size sizes[] = {{1, 1, 0}, {3, 50, 4}, {7, 7, 5}, {12, 12, 8}, {64, 300, 0}};
+  int64_t preempted = 0;
+  size_t first = 0;  // each variant has two of the sizes
   for (const Variant& variant : kVariants) {
     const ModelConfig config = gpu_engine_model(variant);
     const std::vector<Request> requests = mixed_requests(2);
@@ -104,19 +106,20 @@ TEST_P(GpuEngine, TextsInF32AreThoseOfCpuRanksForAnyBatch) {
     for (const Written& each : expected) finishes.insert(*each.finish);
     EXPECT_GE(finishes.size(), 2u) << "stop strings and token counts";
     on_gpus([&](Communicator& tp) {
-      int64_t preempted = 0;
-      for (const Size& size : sizes) {
+      for (const size_t i : {first, first + 2}) {
+        const Size& size = sizes[i % std::size(sizes)];
         Engine engine(tp, config,
                       {.sequences = size.sequences, .rows = size.rows, .pages = size.pages});
         fill_engine(engine, config, tp);
         expect_texts(run_all(engine, requests, {uint64_t(size.rows)}), expected,
                      fmt::format("{} of {}, {} at once, {} rows", variant.name, tp.size(),
                                  size.sequences, size.rows));
-        preempted += engine.stats().preempted;
+        if (tp.rank() == 0) preempted += engine.stats().preempted;
       }
-      EXPECT_GT(preempted, 0) << "no case runs out of pages";
     });
+    ++first;
   }
+  EXPECT_GT(preempted, 0) << "no case runs out of pages";
 }
 
 TEST_P(GpuEngine, CancelledRequestsEndAndOthersKeepTheirTexts) {

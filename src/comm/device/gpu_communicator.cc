@@ -25,6 +25,7 @@ constexpr double kPatience = 3;
 constexpr double kReported_s = 1;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
+constexpr double kAsked_s = 5;  // limit of the exchange that looks for a late rank
 
 }  // namespace
 
@@ -319,10 +320,27 @@ void GpuCommunicator::check_so_far(const char* what, double waited_s) const {
   if (reported && waited_s > unreported_s_ + kReported_s) check_device();
   if (waited_s > kPatience * deadline_s_) {
     check_device();
+    const LateRank late = find_late_rank();
     give_up();
-    throw Timeout(Timeout({what}, rank_, 0, 0, waited_s), where_);
+    throw Timeout(Timeout({what, late.rank}, rank_, 0, 0, waited_s),
+                  where_.empty() ? late.other_call : where_);
   }
   look_for_abort();
+}
+
+// NCCL's kernels do not report which rank they wait for. All ranks in such a wait reach its limit
+// and this exchange at about the same time; a rank that does not is the late one.
+GpuCommunicator::LateRank GpuCommunicator::find_late_rank() const {
+  try {
+    control_.set_deadline(std::min(deadline_s_, kAsked_s));
+    control_.exchange({}, "a wait that timed out");
+  } catch (const Timeout& error) {
+    return {error.peer, ""};
+  } catch (const Mismatch& error) {
+    return {-1, error.what()};
+  } catch (const Error&) {  // aborted by a rank that has given up
+  }
+  return {};
 }
 
 std::vector<double> GpuCommunicator::slowest(std::span<const double> local) {

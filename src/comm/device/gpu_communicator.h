@@ -202,6 +202,11 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void check_wait(const char* what, double waited_s) const override;
   void check_end() const override;
   void check_so_far(const char* what, double waited_s) const;
+  struct LateRank {
+    int rank = -1;
+    std::string other_call;  ///< names the rank that is in another call instead
+  };
+  LateRank find_late_rank() const;
   void end_alone();
   void free_retired();
   void end_device_waits() const;
