@@ -88,7 +88,9 @@ struct MoeOptions {
   bool backward = false;
 };
 
-/// Experts and weights of this rank's rows. The experts of one row must differ.
+/// Experts and weights of this rank's rows. The experts of one row must differ. A choice of -1 is
+/// none: its weight is not read and has no gradient. A row without experts, such as padding, is not
+/// sent; its result and its gradient are zeros.
 struct MoeRouting {
   Tensor experts;  ///< i32 [rows, top_k]
   Tensor weights;  ///< f32 [rows, top_k]

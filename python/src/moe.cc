@@ -239,7 +239,8 @@ void bind_moe(nb::module_& m) {
           nb::arg("out") = nb::none(), nb::rv_policy::take_ownership,
           "(out, batch): out[t] = the sum over k of weights[t, k] * expert experts[t, k] of "
           "x[t].\n\n"
-          "x: [rows, hidden]; experts: i32 [rows, top_k]; weights: f32 [rows, top_k]; w_in: "
+          "x: [rows, hidden]; experts: i32 [rows, top_k], -1: none; weights: f32 [rows, top_k]; "
+          "w_in: "
           "[local\n"
           "experts * 2 * ffn shard, hidden], of each expert the gate's rows, then the up\n"
           "projection's; w_out: [local experts * hidden, ffn shard]; out: [rows, hidden], of the "

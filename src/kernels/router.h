@@ -16,14 +16,16 @@ struct RouterOptions {
 /// logits: f32 [rows, experts] -> scores [rows, experts], experts i32 and weights f32 [rows,
 /// top_k]. Picks the top_k largest of score + bias (the bias affects the choice, not the weight;
 /// f32 [experts], without data: none), the lower expert first on a tie. A row with a logit that is
-/// not finite gets scores of 0 and NaN as weights. GPUs: at most 1024 experts.
+/// not finite gets scores of 0 and NaN as weights. A row whose token is negative is padding and
+/// gets scores and weights of 0, and -1 as experts. tokens: i32 [rows], without data: no padding.
+/// GPUs: at most 1024 experts.
 void route_forward(const Exec& exec, const Tensor& logits, const Tensor& bias,
                    const RouterOptions& options, const Tensor& scores, const Tensor& experts,
-                   const Tensor& weights);
+                   const Tensor& weights, const Tensor& tokens = {});
 
 /// dlogits (overwritten): gradient through the weights, given `dweights`, plus that of the sum over
-/// experts of balance[e] x p[e] for every row, with p the scores divided by their sum. `balance`:
-/// f32 [experts], without data: none.
+/// experts of balance[e] x p[e] for every row, with p the scores divided by their sum; zeros for
+/// padding. `balance`: f32 [experts], without data: none.
 void route_backward(const Exec& exec, const Tensor& scores, const Tensor& experts,
                     const Tensor& dweights, const Tensor& balance, const RouterOptions& options,
                     const Tensor& dlogits);
@@ -34,8 +36,9 @@ constexpr int64_t router_load_bytes(int64_t experts) {
   return 2 * experts * int64_t(sizeof(double));
 }
 
-/// load += that of some rows. scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
-/// Probabilities are rounded to multiples of 2^-28: their sums are exact, up to 2^25 rows.
+/// load += that of some rows, to which padding adds nothing. scores: f32 [rows, experts]; chosen:
+/// i32 [rows, top_k]. Probabilities are rounded to multiples of 2^-28: their sums are exact, up to
+/// 2^25 rows.
 void add_router_load(const Exec& exec, const Tensor& scores, const Tensor& chosen,
                      const Tensor& load);
 /// to += from, of any number of loads.

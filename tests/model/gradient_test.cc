@@ -206,11 +206,11 @@ TEST(Transformer, RefusesBadInputByName) {
   const ModelConfig config = small_model();
   run_threads({}, [&](Communicator& comm) {
     Transformer model(comm, config, {.batch = 1, .seq = 4});
-    const std::vector<int32_t> good{0, 36, 2, 3}, high{0, 1, 37, 3}, short_one{1}, low{-1, 0, 0, 0};
+    const std::vector<int32_t> good{0, 36, 2, 3}, high{0, 1, 37, 3}, short_one{1}, low{-2, 0, 0, 0};
     EXPECT_EQ(error_of([&] { model.forward(high, good); }),
-              "tokens: 37 at position 2: expected 0 to 36 (vocab 37)");
+              "tokens: 37 at position 2: expected -1 to 36 (vocab 37)");
     EXPECT_EQ(error_of([&] { model.forward(low, good); }),
-              "tokens: -1 at position 0: expected 0 to 36 (vocab 37)");
+              "tokens: -2 at position 0: expected -1 to 36 (vocab 37)");
     EXPECT_EQ(error_of([&] { model.forward(good, high); }),
               "targets: 37 at position 2: expected -1 to 36 (vocab 37)");
     EXPECT_EQ(error_of([&] { model.forward(short_one, good); }),

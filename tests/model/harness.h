@@ -92,12 +92,19 @@ struct Step {
   Tensors gradients;
 };
 
+/// Makes the last `count` positions of each sequence padding.
+inline void pad(Batch& batch, int64_t seq, int64_t count) {
+  for (size_t i = 0; i < batch.tokens.size(); ++i) {
+    if (int64_t(i) % seq >= seq - count) batch.tokens[i] = batch.targets[i] = -1;
+  }
+}
+
 /// One forward and backward pass on `comm`; the gradients are this rank's shards. `starts`: of
-/// documents. `targets`: instead of the batch's, if there are any.
+/// documents. `targets`: instead of the batch's, if there are any. `padding`: as of `pad`.
 inline Step run_step(Communicator& comm, const ModelConfig& config,
                      const TransformerOptions& options, float init_scale = 5,
                      const std::vector<int32_t>& starts = {},
-                     const std::vector<int32_t>& targets = {}) {
+                     const std::vector<int32_t>& targets = {}, int64_t padding = 0) {
   set_kernel_threads(1);
   Transformer model(comm, config, options);
   model.initialize(17);
@@ -108,6 +115,7 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   model.parameters_changed();
   Batch batch = make_batch(config, options.batch * options.seq);
   if (!targets.empty()) batch.targets = targets;
+  pad(batch, options.seq, padding);
   if (!starts.empty()) model.set_documents(starts);
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
@@ -122,11 +130,11 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
 using RunRanks = std::function<void(const std::function<void(Communicator&)>&)>;
 inline Step run_on(const RunRanks& run, const ModelConfig& config,
                    const TransformerOptions& options, const std::vector<int32_t>& starts = {},
-                   const std::vector<int32_t>& targets = {}) {
+                   const std::vector<int32_t>& targets = {}, int64_t padding = 0) {
   Step all;
   std::mutex mutex;
   run([&](Communicator& comm) {
-    Step local = run_step(comm, config, options, 5, starts, targets);
+    Step local = run_step(comm, config, options, 5, starts, targets, padding);
     const std::lock_guard lock(mutex);
     if (all.gradients.empty()) {
       all = local;

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -92,8 +93,12 @@ void expect_fault(const std::string& message, const std::function<void(RankLayer
 
 TEST(MoeErrors, WrongRoutingIsNamedOnEveryRankAndKeepsRanksInStep) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
-  expect_fault("moe: rank 1: row 2 goes to expert 6: expected 0 to 5",
-               [](RankLayer& rank) { rank.chosen[4] = 6; });
+  for (const int32_t expert : {6, -2}) {
+    expect_fault(
+        fmt::format("moe: rank 1: row 2 goes to expert {}: expected 0 to 5, or -1 for none",
+                    expert),
+        [expert](RankLayer& rank) { rank.chosen[4] = expert; });
+  }
   expect_fault("moe: rank 1: row 0 goes to expert 3 twice: expected different ones",
                [](RankLayer& rank) { rank.chosen[0] = rank.chosen[1] = 3; });
   expect_fault(

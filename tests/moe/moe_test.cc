@@ -73,6 +73,94 @@ TEST_P(Moe, MatchesReferenceAndKeepsItsBits) {
   }
 }
 
+/// One row after another of those that have experts, at the front of a rank's operands.
+int64_t move_real_rows_to_front(const LayerCase& c, RankLayer& rank) {
+  const auto k = size_t(c.top_k);
+  const std::vector<float> x = rank.x.values(), dout = rank.dout.values();
+  int64_t to = 0;
+  for (size_t row = 0; row * k < rank.chosen.size(); ++row) {
+    if (rank.chosen[row * k] < 0) continue;
+    for (size_t i = 0; i < k; ++i) {
+      rank.chosen[size_t(to) * k + i] = rank.chosen[row * k + i];
+      rank.weights[size_t(to) * k + i] = rank.weights[row * k + i];
+    }
+    for (int64_t j = 0; j < c.hidden; ++j) {
+      rank.x.set(to, j, x[row * size_t(c.hidden) + size_t(j)]);
+      rank.dout.set(to, j, dout[row * size_t(c.hidden) + size_t(j)]);
+    }
+    ++to;
+  }
+  return to;
+}
+
+/// Runs the first `rows` rows only.
+void run_front(RankLayer& rank, int64_t rows, MoeLayer& layer) {
+  MoeBatch batch;
+  const auto front = [rows](const Owned& all) { return all.tensor.rows(0, rows); };
+  std::memset(rank.dw_in.memory.data(), 0, rank.dw_in.memory.bytes());
+  std::memset(rank.dw_out.memory.data(), 0, rank.dw_out.memory.bytes());
+  const MoeRouting all = rank.routing();
+  layer.forward(front(rank.x), {all.experts.rows(0, rows), all.weights.rows(0, rows)},
+                rank.w_in.tensor, rank.w_out.tensor, front(rank.out), batch);
+  layer.backward(front(rank.dout), rank.w_in.tensor, rank.w_out.tensor, batch, front(rank.dx),
+                 front(rank.dweights), rank.dw_in.tensor, rank.dw_out.tensor);
+}
+
+/// Row by row: those of `rank` that have experts are the first ones of `without`, the others zeros.
+void expect_rows_of(const LayerCase& c, const RankLayer& rank, const RankLayer& without) {
+  const auto compare = [&](const Owned& a, const Owned& b) {
+    const std::vector<float> found = a.values(), expected = b.values();
+    const auto width = size_t(a.tensor.dim(1));
+    size_t next = 0;
+    for (size_t row = 0; row * width < found.size(); ++row) {
+      const bool is_real = rank.chosen[row * size_t(c.top_k)] >= 0;
+      for (size_t i = 0; i < width; ++i) {
+        ASSERT_EQ(found[row * width + i], is_real ? expected[next * width + i] : 0)
+            << c.describe() << ", row " << row;
+      }
+      next += is_real;
+    }
+  };
+  compare(rank.out, without.out);
+  compare(rank.dx, without.dx);
+  compare(rank.dweights, without.dweights);
+  EXPECT_EQ(rank.dw_in.values(), without.dw_in.values()) << c.describe();
+  EXPECT_EQ(rank.dw_out.values(), without.dw_out.values()) << c.describe();
+}
+
+TEST(MoeLayer, RowsWithoutExpertsAreAsIfLeftOut) {
+  TANDEM_SKIP_UNDER_MPI("threads");
+  for (const int ranks : {1, 2, 3, 4}) {
+    int index = 0;
+    for (const LayerCase& c : generated(ranks, 24)) {
+      Whole whole(c);
+      const double share = 0.1 * (index % 11);  // the last: of all rows
+      for (int64_t row = 0; row < c.rows; ++row) {
+        if (double(uniform(8, uint64_t(index), uint64_t(row))) >= share) continue;
+        std::fill_n(whole.chosen.begin() + row * c.top_k, c.top_k, -1);
+        std::fill_n(whole.weights.begin() + row * c.top_k, c.top_k, NAN);
+      }
+      const auto reference = moe_reference(whole.problem());
+      const auto gradients = moe_reference_backward(whole.problem(), whole.dout);
+      WorldOptions options;
+      options.ranks = ranks;
+      run_threads(options, [&](Communicator& comm) {
+        set_kernel_threads(1);
+        RankLayer rank(whole, comm.rank()), without(whole, comm.rank());
+        MoeLayer layer(comm, rank.shape(),
+                       {index % 2 == 0 ? Strategy::serial : Strategy::overlapped, 0});
+        MoeBatch batch;
+        rank.run(layer, batch);
+        EXPECT_LE(rank.error(reference, gradients), bound_of(c)) << c.describe();
+        run_front(without, move_real_rows_to_front(c, without), layer);
+        expect_rows_of(c, rank, without);
+      });
+      ++index;
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(MoeOverMpi, MatchesReferenceAndKeepsItsBits) {
   Communicator* world = mpi_world();
   if (!world) GTEST_SKIP() << "under mpirun";

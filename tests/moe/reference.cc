@@ -33,6 +33,7 @@ struct ExpertRow {
 
 void backward_row(const MoeProblem& p, int64_t row, int i, const float* dout, MoeGradients& g) {
   const int32_t expert = p.chosen[size_t(row * p.top_k + i)];
+  if (expert < 0) return;
   const double weight = double(p.weights[size_t(row * p.top_k + i)]);
   const ExpertRow r(p, row, expert);
   const float* out = p.w_out.data() + expert * p.hidden * p.ffn;
@@ -64,6 +65,7 @@ std::vector<double> moe_reference(const MoeProblem& p) {
   for (int64_t row = 0; row < p.rows; ++row) {
     for (int i = 0; i < p.top_k; ++i) {
       const int32_t expert = p.chosen[size_t(row * p.top_k + i)];
+      if (expert < 0) continue;
       const double weight = double(p.weights[size_t(row * p.top_k + i)]);
       const ExpertRow r(p, row, expert);
       const float* out = p.w_out.data() + expert * p.hidden * p.ffn;

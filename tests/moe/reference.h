@@ -11,7 +11,7 @@ namespace tandem {
 struct MoeProblem {
   int64_t rows = 0, hidden = 0, ffn = 0;
   int experts = 1, top_k = 1;
-  std::span<const int32_t> chosen;  ///< [rows, top_k]
+  std::span<const int32_t> chosen;  ///< [rows, top_k]; -1: none
   std::span<const float> weights;   ///< [rows, top_k]
   std::span<const float> x;         ///< [rows, hidden]
   std::span<const float> w_in;      ///< [experts, 2 ffn, hidden]: gate rows, then up rows

@@ -108,6 +108,86 @@ TEST(Router, BiasAffectsChoicesButNotWeights) {
   EXPECT_FLOAT_EQ(r.weights[0], 0.5f);
 }
 
+/// Routing, load and gradients of some rows.
+struct RoutedRows {
+  std::vector<float> scores, weights, dlogits;
+  std::vector<int32_t> experts;
+  std::vector<double> load;
+};
+
+/// `tokens`: empty: none is padding.
+RoutedRows route_rows(std::vector<float> logits, std::vector<float> dweights,
+                      std::vector<float> bias, const std::vector<int32_t>& tokens,
+                      const RouterOptions& o) {
+  const auto experts = int64_t(bias.size()), rows = int64_t(logits.size()) / experts;
+  RoutedRows r;
+  r.scores.assign(logits.size(), NAN);
+  r.weights.assign(dweights.size(), NAN);
+  r.dlogits.assign(logits.size(), NAN);
+  r.experts.assign(dweights.size(), 99);
+  r.load.assign(size_t(2 * experts), 0);
+  const auto matrix = [&](auto& values, int64_t columns) {
+    return Tensor::of(std::span(values), {rows, columns});
+  };
+  const Tensor biases = Tensor::of(std::span(bias), {experts}),
+               load(r.load.data(), DType::u8, {1, router_load_bytes(experts)});
+  route_forward(Exec{}, matrix(logits, experts), biases, o, matrix(r.scores, experts),
+                matrix(r.experts, o.top_k), matrix(r.weights, o.top_k),
+                tokens.empty() ? Tensor() : Tensor::of(std::span(tokens), {rows}));
+  add_router_load(Exec{}, matrix(r.scores, experts), matrix(r.experts, o.top_k), load);
+  const std::vector<float> balance = bias;
+  route_backward(Exec{}, matrix(r.scores, experts), matrix(r.experts, o.top_k),
+                 matrix(dweights, o.top_k), Tensor::of(std::span(balance), {experts}), o,
+                 matrix(r.dlogits, experts));
+  return r;
+}
+
+TEST(Router, PaddingIsAsIfLeftOut) {
+  if (test::mpi_world()) GTEST_SKIP() << "one process";
+  uint64_t number = 0;
+  for (const int experts : {1, 4, 9}) {
+    for (const int top_k : {1, 3, experts}) {
+      for (int form = 0; form < 4; ++form) {
+        if (top_k > experts) continue;
+        const RouterOptions o{top_k, form % 2 == 1, form < 2, 1.5f};
+        const double share = 0.1 * double(++number % 11);
+        const size_t rows = 40, n = size_t(experts), k = size_t(top_k);
+        std::vector<float> bias, logits[2], dweights[2];  // of all rows; without padding
+        std::vector<int32_t> tokens;
+        for (size_t e = 0; e < n; ++e) bias.push_back(normal(number, 1, e));
+        for (size_t row = 0; row < rows; ++row) {
+          tokens.push_back(double(uniform(number, 2, row)) < share ? -1 : int32_t(row));
+          for (const bool is_left_out : {false, true}) {
+            if (is_left_out && tokens[row] < 0) continue;
+            for (size_t e = 0; e < n; ++e) {
+              logits[is_left_out].push_back(normal(number, 3, row * n + e));
+            }
+            for (size_t i = 0; i < k; ++i) {
+              dweights[is_left_out].push_back(normal(number, 4, row * k + i));
+            }
+          }
+          if (tokens[row] < 0) logits[0].back() = NAN;
+        }
+        const RoutedRows padded = route_rows(logits[0], dweights[0], bias, tokens, o),
+                         expected = route_rows(logits[1], dweights[1], bias, {}, o);
+        EXPECT_EQ(padded.load, expected.load);
+        const auto compare = [&](const auto& found, const auto& real, size_t width, auto none) {
+          size_t next = 0;
+          for (size_t i = 0; i < found.size(); ++i) {
+            const bool is_real = tokens[i / width] >= 0;
+            ASSERT_EQ(found[i], is_real ? real[next] : none) << number << " row " << i / width;
+            next += is_real;
+          }
+        };
+        compare(padded.scores, expected.scores, n, 0.f);
+        compare(padded.experts, expected.experts, k, -1);
+        compare(padded.weights, expected.weights, k, 0.f);
+        compare(padded.dlogits, expected.dlogits, n, 0.f);
+      }
+    }
+  }
+}
+
 TEST(Router, RowWithANonFiniteLogitGetsNaN) {
   if (test::mpi_world()) GTEST_SKIP() << "one process";
   std::vector<float> logits = spread_logits();

@@ -302,7 +302,7 @@ class Wrong(unittest.TestCase):
             read_only = np.empty((3, HIDDEN), "f4")
             read_only.flags.writeable = False
             refused("out.*read-only", out=read_only)
-            for bad in (99, EXPERTS, -1):
+            for bad in (99, EXPERTS, -2):
                 misrouted("expert", experts=np.array([[0, bad]] * 3, "i4"))
             misrouted("twice", experts=np.zeros((3, 2), "i4"))
             for bad in (np.nan, np.inf):

@@ -93,7 +93,7 @@ void expect_packed(const CountedTokens& source, const std::vector<int64_t>& leng
       ASSERT_LE(start, i);
       ASSERT_EQ(starts[start], starts[i]);
       if (targets[i] < 0) {
-        ASSERT_EQ(tokens[i], kBos);
+        ASSERT_EQ(tokens[i], -1);
         continue;
       }
       ++in_row;

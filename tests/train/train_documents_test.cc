@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger_check.h"
 #include "engine/data/open_data.h"
+#include "engine/data/sampler.h"
+#include "engine/train/step_executor.h"
 #include "layouts.h"
 #include "tandem/error.h"
 #include "token_fixtures.h"
@@ -160,6 +163,66 @@ TEST(TrainDocuments, SeparatedDocumentsTrainTheBitsOfFiles) {
     const std::string expected = weights("files", {});
     EXPECT_EQ(weights("joined.txt", {"data.document_separator=<|end|>"}), expected) << packing;
     EXPECT_EQ(weights("tokens.bin", {"data.document_separator=\"256\""}), expected) << packing;
+  }
+}
+
+/// Rows of the first step that are not padding.
+int64_t count_real_rows(const TrainConfig& config, const TokenSource& source) {
+  const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed),
+                        make_sampler_options(config));
+  EXPECT_TRUE(sampler.has_padding());
+  std::vector<int32_t> tokens(size_t(config.train.seq)), targets(tokens.size());
+  int64_t count = 0;
+  for (int64_t sample = 0; sample < config.train.batch; ++sample) {
+    sampler.read(sample, tokens, targets);
+    count += std::ranges::count_if(tokens, [](int32_t token) { return token >= 0; });
+  }
+  EXPECT_LT(count, config.train.batch * config.train.seq);
+  return count;
+}
+
+// A third of the packed sequences is padding, as two of the documents do not fit into one; and the
+// last window of a stream is short. No token is kBos.
+TEST(TrainDocuments, PaddingGoesToNoExpertOnAnyLayout) {
+  const TempDir dir;
+  std::vector<int64_t> lengths;
+  for (uint64_t i = 0; i < 30; ++i) lengths.push_back(int64_t(36 + philox(34, 0, i)[0] % 15));
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t(0));
+  write_megatron(dir / "packed", random_tokens(size_t(tokens), 100), lengths);
+  write_bytes(dir / "windows.bin", tokens_as(random_tokens(5 * 64 + 9, 100), 2));
+  const DocumentLayout texts[] = {
+      {"packed", {"data.packing=best_fit"}},
+      {"windows.bin", {"data.document_mask=false", "train.aux_loss_scope=microbatch"}}};
+  const DocumentLayout layouts[] = {
+      {"one", {}},
+      {"tp", {"parallel.tp=2"}},
+      {"ep", {"parallel.dp=2", "parallel.ep=2"}},
+      {"pp", {"parallel.pp=3", "model.layers=3"}},
+      {"interleaved, recomputed",
+       {"parallel.pp=2", "parallel.dp=2", "parallel.schedule=interleaved",
+        "parallel.virtual_stages=2", "model.layers=4", "train.recompute=full"}}};
+  for (const DocumentLayout& text : texts) {
+    for (const DocumentLayout& layout : layouts) {
+      SCOPED_TRACE(fmt::format("{} {}", text.name, layout.name));
+      Overrides overrides{"model.vocab=100", "model.experts=4", "model.expert_ffn=32",
+                          "model.aux_loss_coeff=0.5", "train.steps=1"};
+      overrides.insert(overrides.end(), text.overrides.begin(), text.overrides.end());
+      overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
+      const std::string out = dir / fmt::format("{} {}", text.name, layout.name);
+      const TrainRequest request = request_on(dir / text.name, out, overrides);
+      const auto source = open_data(request.config);
+      const LayoutCheck check = check_layout(checked_config(request.config), *source);
+      EXPECT_TRUE(check.ok()) << describe_differences(check);
+      train_on(request);
+      const auto rows_by_layer =
+          nlohmann::json::parse(read_file(out + "/metrics.jsonl"))["expert_rows"];
+      EXPECT_EQ(rows_by_layer.size(), size_t(request.config.model.layers));
+      for (const auto& rows : rows_by_layer) {
+        const auto of_layer = rows.get<std::vector<int64_t>>();
+        EXPECT_EQ(std::accumulate(of_layer.begin(), of_layer.end(), int64_t(0)),
+                  2 * count_real_rows(request.config, *source));
+      }
+    }
   }
 }
 

@@ -62,6 +62,10 @@ class Choices {
     const int64_t experts = scores.dim(1), k = chosen.dim(1);
     for (int64_t row = 0; row < scores.dim(0); ++row) {
       Token token;
+      if (chosen.as<int32_t>()[row * k] < 0) {  // padding
+        tokens.push_back({0, 1});
+        continue;
+      }
       for (int64_t i = 0; i < k; ++i) {
         token.experts |= uint64_t(1) << chosen.as<int32_t>()[row * k + i];
       }

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "engine/model/config.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -94,6 +97,12 @@ LedgerStep step_from(const ordered_json& line, bool is_skip) {
 
 uint64_t sample_hash(int64_t sample, std::span<const int32_t> tokens,
                      std::span<const int32_t> targets) {
+  std::vector<int32_t> with_padding;
+  if (std::ranges::find(tokens, -1) != tokens.end()) {
+    with_padding.assign(tokens.begin(), tokens.end());
+    std::ranges::replace(with_padding, -1, kBos);
+    tokens = with_padding;
+  }
   const uint64_t hash = XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), uint64_t(sample));
   return XXH3_64bits_withSeed(targets.data(), targets.size_bytes(), hash);
 }

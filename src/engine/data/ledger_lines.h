@@ -50,8 +50,8 @@ struct LedgerLine {
   std::variant<LedgerStart, LedgerStep> record;
 };
 
-/// Hash of a sample's number and text. The sum over a step's samples, modulo 2^64, is the same for
-/// all layouts.
+/// Hash of a sample's number and text, padding as kBos. The sum over a step's samples, modulo 2^64,
+/// is the same for all layouts.
 uint64_t sample_hash(int64_t sample, std::span<const int32_t> tokens,
                      std::span<const int32_t> targets);
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "engine/data/documents.h"
-#include "engine/model/config.h"
 
 namespace tandem {
 namespace {
@@ -109,7 +108,7 @@ void Packing::read(int64_t sequence, std::span<int32_t> tokens, std::span<int32_
     }
     filled += count;
   }
-  std::ranges::fill(tokens.subspan(filled), kBos);
+  std::ranges::fill(tokens.subspan(filled), -1);
   std::ranges::fill(targets.subspan(filled), -1);
   if (!document_starts.empty()) {
     std::ranges::fill(document_starts.subspan(filled), int32_t(filled));

@@ -8,7 +8,6 @@
 
 #include "engine/data/documents.h"
 #include "engine/data/shard_stream.h"
-#include "engine/model/config.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
@@ -69,6 +68,14 @@ std::optional<double> Sampler::padding() const {
   int64_t predictions = 0;
   for (const Stream& stream : streams_) predictions += stream.packing->predictions();
   return 1 - double(predictions) / (double(windows_) * double(seq_));
+}
+
+bool Sampler::has_padding() const {
+  return std::ranges::any_of(streams_, [&](const Stream& stream) {
+    if (stream.shards) return false;
+    if (stream.packing) return stream.packing->predictions() < stream.windows * seq_;
+    return stream.source->tokens() < stream.windows * seq_;
+  });
 }
 
 Sampler::Location Sampler::locate(int64_t sample) const {
@@ -159,7 +166,6 @@ void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t>
   source.read(begin + 1, targets);
   if (options_.document_mask) ignore_targets(source, begin + 1, targets);
   if (!document_starts.empty()) find_document_starts(source, begin, document_starts);
-  std::replace(tokens.begin(), tokens.end(), -1, kBos);
 }
 
 void Sampler::read_shards(const Location& location, std::span<int32_t> tokens,

@@ -70,9 +70,11 @@ class Sampler {
   std::vector<SampledSource> sources() const;
   /// Share of positions that packing leaves empty, of all sources; nullopt without packing.
   std::optional<double> padding() const;
+  /// Whether a sample has tokens of -1.
+  bool has_padding() const;
   bool document_mask() const { return options_.document_mask; }
-  /// Fills seq tokens and seq targets and, unless it is empty, the position at which each one's
-  /// document begins.
+  /// Fills seq tokens, -1 after the end of the stream or of a sequence's last document, and seq
+  /// targets and, unless it is empty, the position at which each one's document begins.
   void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets,
             std::span<int32_t> document_starts = {}) const;
 

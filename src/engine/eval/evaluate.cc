@@ -17,6 +17,8 @@
 namespace tandem {
 namespace {
 
+constexpr int32_t kPadding = -1;  // as Stage::forward takes it
+
 EvaluateOptions resolved(const ModelConfig& config, EvaluateOptions options) {
   if (options.seq == 0) options.seq = config.max_seq;
   if (options.stride == 0) options.stride = std::max<int64_t>(1, options.seq / 2);
@@ -78,8 +80,7 @@ Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const Evaluate
     : options_(resolved(config, options)),
       model_(tp, config, model_options(options_)),
       vocab_(config.vocab),
-      padding_(int32_t(std::min<int64_t>(kBos, config.vocab - 1))),
-      tokens_(size_t(options_.batch * options_.seq), padding_),
+      tokens_(size_t(options_.batch * options_.seq), kPadding),
       targets_(tokens_.size(), -1) {}
 
 void Evaluator::on_batch(std::function<void(int64_t)> report) {
@@ -176,7 +177,7 @@ void Evaluator::add_window(std::span<const int32_t> stream, int64_t begin, int64
   for (int64_t i = 0; i < options_.seq; ++i) {
     const int64_t p = begin + i;
     const bool inside = p + 1 < int64_t(stream.size());
-    tokens_[at + size_t(i)] = inside ? stream[size_t(p)] : padding_;
+    tokens_[at + size_t(i)] = inside ? stream[size_t(p)] : kPadding;
     const bool counts = inside && p >= first_scored;
     targets_[at + size_t(i)] = counts ? stream[size_t(p) + 1] : -1;
     scored_ += counts;
@@ -190,7 +191,7 @@ double Evaluator::flush() {
 double Evaluator::pass() {
   if (!document_starts_.empty()) model_.set_documents(document_starts_);
   const double nats = model_.forward(tokens_, targets_);
-  std::fill(tokens_.begin(), tokens_.end(), padding_);
+  std::fill(tokens_.begin(), tokens_.end(), kPadding);
   std::fill(targets_.begin(), targets_.end(), -1);
   std::ranges::fill(document_starts_, 0);
   if (report_) report_(int64_t(double(scored_) * bytes_per_token_ + .5));

@@ -76,7 +76,6 @@ class Evaluator {
   EvaluateOptions options_;
   Transformer model_;
   int64_t vocab_;
-  int32_t padding_;
   std::vector<int32_t> tokens_, targets_;
   std::vector<int32_t> document_starts_;  // empty: no window had documents
   size_t filled_ = 0;                     // windows

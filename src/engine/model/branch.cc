@@ -235,7 +235,7 @@ struct Branch::Steps {
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     BranchExperts& e = *branch.experts_;
     route(branch.view(), branch.layout_, router_input(branch.context_.exec, x_norm, e.x_norm),
-          {e.logits, saved.scores, saved.chosen, saved.weights});
+          {e.logits, saved.scores, saved.chosen, saved.weights}, saved.padded_tokens);
     e.layer.forward(x_norm, {saved.chosen, saved.weights}, w_in, w_out, e.routed, *saved.experts);
     if (load) load->add(branch.layout_.moe_layer, saved.scores, saved.chosen);
     if (has_result()) add_last(branch.products_ ? y : x, e.routed);

@@ -23,7 +23,7 @@ struct ExpertCounts {
   std::vector<double> rows;  ///< [layers][experts]
 
   int64_t layers() const { return int64_t(rows.size()) / experts; }
-  /// Rows per expert in `layer`; they sum to top_k times the tokens.
+  /// Rows per expert in `layer`; they sum to top_k times the tokens that are not padding.
   std::vector<double> of(int layer) const;
   /// Max over mean of the rows of `shards` contiguous ranges of experts (EP ranks, or single
   /// experts).

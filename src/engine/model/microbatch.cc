@@ -209,6 +209,19 @@ size_t MicrobatchState::bytes() const {
   return bytes;
 }
 
+void set_tokens(const ModelContext& c, std::span<const int32_t> tokens, bool embeds,
+                MicrobatchState& m) {
+  const bool has_padding = c.config.moe_layers() > 0 &&
+                           std::ranges::any_of(tokens, [](int32_t token) { return token < 0; });
+  if (embeds || has_padding) {
+    m.token_upload.run(c.exec, Tensor::of(tokens, {1, c.tokens}), m.tokens);
+  }
+  const Tensor all(m.tokens->data(), DType::i32, {c.tokens}, c.exec.device);
+  const Tensor local =
+      has_padding ? all.narrow(0, c.local_rows.begin, c.local_rows.count) : Tensor();
+  for (BranchActivations& branch : m.branches) branch.padded_tokens = local;
+}
+
 void set_documents(const ModelContext& c, std::span<const int32_t> starts, MicrobatchState& m) {
   check_documents(c, starts);
   if (!m.document_starts) {

@@ -37,6 +37,7 @@ struct BranchActivations {
   Tensor scores, chosen, weights;  ///< of the router, if it has experts
   MoeBatch* experts = nullptr;
   Tensor document_starts;                   ///< the microbatch's, or empty
+  Tensor padded_tokens;                     ///< of local rows, i32; without data: no padding
   std::unique_ptr<WeightPass> weight_pass;  ///< from backward_input to backward_weight
 
   size_t bytes() const;
@@ -111,6 +112,10 @@ struct MicrobatchState {
   std::vector<Activation> residual_memory;
 };
 
+/// Uploads the tokens of a microbatch if its stage `embeds` them, or if it routes rows of which
+/// some are padding.
+void set_tokens(const ModelContext& context, std::span<const int32_t> tokens, bool embeds,
+                MicrobatchState& microbatch);
 /// As Stage::set_documents.
 void set_documents(const ModelContext& context, std::span<const int32_t> starts,
                    MicrobatchState& microbatch);

@@ -22,12 +22,12 @@ Tensor router_input(const Exec& exec, const Tensor& x_norm, const Tensor& scratc
 }
 
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
-           const RouterMemory& memory) {
+           const RouterMemory& memory, const Tensor& tokens) {
   Tensor bias;
   if (branch.router_bias >= 0) bias = view.weights.vector(branch.router_bias, view.config.experts);
   gemm(view.exec, input, view.weights.router(branch.router).transposed(), memory.logits);
   route_forward(view.exec, memory.logits, bias, router_options(view.config), memory.scores,
-                memory.chosen, memory.weights);
+                memory.chosen, memory.weights, tokens);
 }
 
 }  // namespace tandem

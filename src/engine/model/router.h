@@ -20,8 +20,8 @@ struct RouterMemory {
 /// choice changed by bf16 would make the loss jump.
 Tensor router_input(const Exec& exec, const Tensor& x_norm, const Tensor& scratch);
 
-/// Routes the rows of `input`, f32.
+/// Routes the rows of `input`, f32. `tokens`: as route_forward's.
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
-           const RouterMemory& memory);
+           const RouterMemory& memory, const Tensor& tokens = {});
 
 }  // namespace tandem

@@ -71,10 +71,10 @@ class Stage::Impl {
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                MicrobatchState& m) {
     check_no_pending("forward", m);
-    if (embedding_) {
-      check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
-      m.token_upload.run(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
+    if (embedding_ || !tokens.empty()) {
+      check_tokens("tokens", tokens, context_.tokens, -1, context_.config.vocab);
     }
+    set_tokens(context_, tokens, embedding_.has_value(), m);
     if (head_) {
       check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
       m.target_upload.run(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);

@@ -169,9 +169,10 @@ class Stage {
   /// begins. Throws InvalidArgument for others.
   void set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const;
 
-  /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns
-  /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head. The
-  /// losses of enqueued passes that were not taken are included.
+  /// tokens, targets: batch x seq. Token -1 is padding: its row is zeros at first, goes to no
+  /// expert and counts in no expert's load; target -1 is ignored. Without embedding, tokens may be
+  /// empty if none is padding. Returns the cross-entropy summed over targets in nats, the same on
+  /// every TP rank; 0 without head. The losses of enqueued passes that were not taken are included.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  Microbatch& microbatch) {
     enqueue_forward(tokens, targets, microbatch);

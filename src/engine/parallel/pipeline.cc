@@ -225,10 +225,11 @@ void Pipeline::forward(const Pass& pass, const Batch& batch) {
   const uint64_t number = forward_begin_ + uint64_t(pass.microbatch);
   const int slot = take_slot(pass);
   const bool has_documents = !batch.document_starts.empty();
-  if (stage == 0 || is_last(stage) || has_documents) batch.read(pass.microbatch);
+  const bool reads = stage == 0 || is_last(stage) || has_documents || batch.has_padding;
+  if (reads) batch.read(pass.microbatch);
   if (has_documents) model.set_documents(batch.document_starts, slot);
   if (stage > 0) model.set_input(slot, links_->receive(activations(stage - 1), number));
-  model.enqueue_forward(batch.tokens, batch.targets, slot);
+  model.enqueue_forward(reads ? batch.tokens : std::span<const int32_t>(), batch.targets, slot);
   if (!is_last(stage)) links_->send(activations(stage), number, model.output(slot));
 }
 

@@ -50,7 +50,8 @@ class Pipeline {
     std::function<void(int microbatch)> read;
     std::span<const int32_t> tokens, targets;
     std::span<const int32_t> document_starts =
-        {};  ///< empty, or as Stage::set_documents takes them
+        {};                    ///< empty, or as Stage::set_documents takes them
+    bool has_padding = false;  ///< some tokens may be -1, which all stages with experts need
   };
   /// As Stage::backward's, for each chunk and microbatch. `is_last`: the gradients have been
   /// reported for all other microbatches.

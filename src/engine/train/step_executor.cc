@@ -58,7 +58,8 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       sampler_(sampler),
       ranks_(ranks),
       microbatch_(microbatch_size(config)),
-      reads_text_(config.data.document_mask || has_end_stage(config, groups)),
+      has_padding_(config.model.moe_layers() > 0 && sampler.has_padding()),
+      reads_text_(config.data.document_mask || has_padding_ || has_end_stage(config, groups)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()),
       document_starts_(config.data.document_mask ? tokens_.size() : 0) {
@@ -112,7 +113,7 @@ std::vector<StepExecutor::Run> StepExecutor::runs() const {
 Pipeline::Batch StepExecutor::batch_of(const Run& run) {
   const int begin = run.round * microbatches_ + run.first;
   return {[this, begin](int microbatch) { read_microbatch(begin + microbatch); }, tokens_, targets_,
-          document_starts_};
+          document_starts_, has_padding_};
 }
 
 bool StepExecutor::has_replica(int round) const {
@@ -307,7 +308,7 @@ void StepExecutor::verify_text(int64_t first) {
 
 void StepExecutor::ignore_text(const std::string& error) {
   read_error_ = error;
-  std::ranges::fill(tokens_, kBos);
+  std::ranges::fill(tokens_, -1);
   std::ranges::fill(targets_, -1);
   std::ranges::fill(document_starts_, 0);
 }

@@ -106,7 +106,9 @@ class StepExecutor {
   const Sampler& sampler_;
   ModelRanks& ranks_;
   int64_t microbatch_;    // sequences
-  bool reads_text_;       // has the model's first or last stage, or one that needs documents
+  bool has_padding_;      // experts must not get some rows of the text
+  bool reads_text_;       // has the model's first or last stage, or one that needs documents or
+                          // padding
   int microbatches_ = 0;  // of a logical replica
   std::optional<Pipeline> pipeline_;
   int pipeline_microbatches_ = 0;

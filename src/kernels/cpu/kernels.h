@@ -42,7 +42,8 @@ void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t
                             const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits);
 void route_forward(const Tensor& logits, const Tensor& bias, const RouterOptions& options,
-                   const Tensor& scores, const Tensor& experts, const Tensor& weights);
+                   const Tensor& scores, const Tensor& experts, const Tensor& weights,
+                   const Tensor& tokens);
 void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
                     const Tensor& balance, const RouterOptions& options, const Tensor& dlogits);
 void add_router_load(const Tensor& scores, const Tensor& chosen, const Tensor& load);

@@ -57,6 +57,10 @@ double chosen_sum(const float* scores, const int32_t* experts, int k) {
 void backward_row(const float* scores, const int32_t* experts, const float* dweights, int64_t n,
                   std::span<const float> balance, const RouterOptions& o, double* d,
                   float* dlogits) {
+  if (experts[0] < 0) {  // padding
+    std::fill_n(dlogits, n, 0.0f);
+    return;
+  }
   std::fill_n(d, n, 0.0);
   const double sum = o.normalize ? chosen_sum(scores, experts, o.top_k) : 1.0;
   double along = 0;  // along the chosen scores: scaling them all leaves the weights unchanged
@@ -90,7 +94,8 @@ std::span<const float> to_span(const Tensor& vector) {
 }  // namespace
 
 void route_forward(const Tensor& logits, const Tensor& bias_values, const RouterOptions& o,
-                   const Tensor& scores, const Tensor& experts, const Tensor& weights) {
+                   const Tensor& scores, const Tensor& experts, const Tensor& weights,
+                   const Tensor& tokens) {
   const ScopedSpan span(SpanKind::compute, "route");
   const int64_t n = logits.dim(1);
   const std::span<const float> bias = to_span(bias_values);
@@ -99,6 +104,12 @@ void route_forward(const Tensor& logits, const Tensor& bias_values, const Router
       float* s = scores.as<float>() + row * n;
       int32_t* chosen = experts.as<int32_t>() + row * o.top_k;
       float* w = weights.as<float>() + row * o.top_k;
+      if (tokens.data() && tokens.as<int32_t>()[row] < 0) {
+        std::fill_n(s, n, 0.0f);
+        std::fill_n(chosen, o.top_k, -1);
+        std::fill_n(w, o.top_k, 0.0f);
+        continue;
+      }
       const bool finite = compute_scores(logits.as<float>() + row * n, n, o.sigmoid, s);
       choose_experts(s, bias, n, o.top_k, chosen);
       const double sum = o.normalize ? chosen_sum(s, chosen, o.top_k) : 1.0;

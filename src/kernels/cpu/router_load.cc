@@ -23,7 +23,10 @@ void add_router_load(const Tensor& scores, const Tensor& chosen, const Tensor& l
   const int64_t experts = scores.dim(1);
   auto* const counts = load.as<double>();
   double* const probabilities = counts + experts;
-  for (int64_t i = 0; i < chosen.elements(); ++i) ++counts[chosen.as<int32_t>()[i]];
+  for (int64_t i = 0; i < chosen.elements(); ++i) {
+    const int32_t expert = chosen.as<int32_t>()[i];
+    if (expert >= 0) ++counts[expert];
+  }
   for (int64_t row = 0; row < scores.dim(0); ++row) {
     const float* s = scores.as<float>() + row * experts;
     const double sum = std::accumulate(s, s + experts, 1e-20);

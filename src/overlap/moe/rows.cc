@@ -69,9 +69,10 @@ std::string MoeRows::fault_of(const MoeRankCoords& coords, const MoeRouting& rou
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     const float* weights = routing.weights.as<float>() + row * k;
     for (int i = 0; i < k; ++i) {
+      if (experts[i] == -1) continue;
       if (experts[i] < 0 || experts[i] >= coords.shape.experts) {
-        return fmt::format("row {} goes to expert {}: expected 0 to {}", row, experts[i],
-                           coords.shape.experts - 1);
+        return fmt::format("row {} goes to expert {}: expected 0 to {}, or -1 for none", row,
+                           experts[i], coords.shape.experts - 1);
       }
       if (!std::isfinite(weights[i])) {
         return fmt::format(
@@ -103,6 +104,7 @@ void MoeRows::list_sent(const MoeRankCoords& coords, const MoeRouting& routing) 
     std::fill(token_in_rank.begin(), token_in_rank.end(), 0);
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     for (int i = 0; i < k; ++i) {
+      if (experts[i] < 0) continue;
       const int first = coords.grid.holder(experts[i]);
       std::fill_n(token_in_rank.begin() + first, coords.grid.tp, 1);
       ++loads_[size_t(first / coords.grid.tp)];
