@@ -90,7 +90,7 @@ void cross_entropy_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t,
 }
 
 void route_forward(CUstream_st*, const Tensor&, const Tensor&, const RouterOptions&, const Tensor&,
-                   const Tensor&, const Tensor&) {
+                   const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }
 

@@ -9,7 +9,7 @@ void route_forward(const Exec& exec, const Tensor& logits, const Tensor& bias,
                    const RouterOptions& options, const Tensor& scores, const Tensor& experts,
                    const Tensor& weights, const Tensor& tokens) {
   if (exec.on_gpu()) {
-    return gpu::route_forward(exec.stream, logits, bias, options, scores, experts, weights);
+    return gpu::route_forward(exec.stream, logits, bias, options, scores, experts, weights, tokens);
   }
   cpu::route_forward(logits, bias, options, scores, experts, weights, tokens);
 }

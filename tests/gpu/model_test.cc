@@ -149,8 +149,43 @@ TEST_P(GpuTransformer, ErrorOfExpertsInBf16IsThatOfCpuRanks) {
   }
 }
 
-// Rows, auxiliary loss and biases of a step of two microbatches; few choices differ.
-TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
+// All experts are chosen, so that rounding changes no choice.
+TEST_P(GpuTransformer, ErrorWithPaddingIsThatOfCpuRanks) {
+  const ModelConfig config = gpu_moe_model(kMoeVariants[0]);
+  const auto on_threads = [](int count) {
+    return [count](const auto& body) {
+      WorldOptions world;
+      world.ranks = count;
+      run_threads(world, body);
+    };
+  };
+  const auto on_each_gpu = [&](const auto& body) {
+    run_gpus({ranks(), {}, 60, ranks_per_gpu(ranks())}, body);
+  };
+  TransformerOptions options{.batch = 2, .seq = 72};
+  for (const int64_t padding : {1, 29, 60}) {
+    SCOPED_TRACE(padding);
+    options.dtype = DType::f32;
+    const Step exact = run_on(on_threads(1), config, options, {}, {}, padding);
+    options.dtype = DType::bf16;
+    const Step on_cpus = run_on(on_threads(ranks()), config, options, {}, {}, padding),
+               found = run_on(on_each_gpu, config, options, {}, {}, padding);
+    const auto real_rows = double(options.batch * (options.seq - padding));
+    const double rounded = 3 * 0x1p-9 / std::sqrt(real_rows) * exact.loss;
+    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * std::abs(on_cpus.loss - exact.loss) + rounded);
+    for (const auto& [name, values] : exact.gradients) {
+      if (name.ends_with("correction_bias")) continue;  // no gradient
+      const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
+      EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}),
+                2 * of_cpus + 0x1p-8)
+          << name;
+    }
+  }
+}
+
+// Rows, auxiliary loss and biases of a step of two microbatches; few choices differ. `padding`: at
+// the end of each sequence.
+void expect_load_of_cpu_ranks(int ranks, int64_t padding) {
   const ModelConfig config = gpu_moe_model(kMoeVariants[3]);
   const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16};
   struct Load {
@@ -164,7 +199,8 @@ TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
     model.initialize(5);
     model.begin_step(2);
     for (const uint64_t seed : {1, 2}) {
-      const Batch batch = make_batch(config, options.batch * options.seq, seed);
+      Batch batch = make_batch(config, options.batch * options.seq, seed);
+      pad(batch, options.seq, padding);
       model.forward(batch.tokens, batch.targets);
       model.backward(1);
     }
@@ -182,7 +218,7 @@ TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
   std::mutex mutex;
   std::vector<Load> on_cpu, on_gpu;
   run_threads({}, [&](Communicator& comm) { on_cpu.push_back(step(comm)); });
-  run_gpus({ranks(), {}, 60, ranks_per_gpu(ranks())}, [&](Communicator& comm) {
+  run_gpus({ranks, {}, 60, ranks_per_gpu(ranks)}, [&](Communicator& comm) {
     Load load = step(comm);
     const std::lock_guard lock(mutex);
     on_gpu.push_back(std::move(load));
@@ -194,16 +230,24 @@ TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
   }
   const Load &expected = on_cpu[0], &found = on_gpu[0];
   ASSERT_EQ(found.rows.size(), expected.rows.size());
+  const double all_rows = 2 * double(options.batch * (options.seq - padding));
   double sum = 0, moved = 0;
   for (size_t i = 0; i < found.rows.size(); ++i) {
     sum += found.rows[i];
     moved += std::abs(found.rows[i] - expected.rows[i]);
-    const double mean = 2.0 * 2 * 144 / double(config.experts);
+    const double mean = 2 * all_rows / double(config.experts);
     EXPECT_EQ(found.biases[i], found.rows[i] < mean ? 0.01f : found.rows[i] > mean ? -0.01f : 0.0f);
   }
-  EXPECT_EQ(sum, 2 * 2 * 2 * 144);  // layers, choices, microbatches, rows
+  EXPECT_EQ(sum, 2 * 2 * all_rows);  // layers, choices
   EXPECT_LE(moved, 0.03 * sum);
   EXPECT_NEAR(found.aux_loss, expected.aux_loss, 0.01 * expected.aux_loss);
+}
+
+TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
+  for (const int64_t padding : {0, 29, 72}) {
+    SCOPED_TRACE(padding);
+    expect_load_of_cpu_ranks(ranks(), padding);
+  }
 }
 
 // Gradients of several microbatches add up on the GPU, and each parameter is reported final once.

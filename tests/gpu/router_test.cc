@@ -168,6 +168,76 @@ TEST_P(RouterKernels, LoadMatchesTheCpu) {
   });
 }
 
+/// Routing and gradients of a router's rows on a GPU, and its load.
+struct OnGpu {
+  std::vector<float> scores, weights, dlogits;
+  std::vector<int32_t> chosen;
+  std::vector<double> load;
+
+  OnGpu(const Exec& exec, Rows& r, const Tensor& tokens) {
+    const OnDevice logits(exec, r.matrix_of(r.logits, r.experts)), bias(exec, r.vector_of(r.bias)),
+        all_scores(exec, r.matrix_of(r.scores, r.experts)),
+        all_chosen(exec, r.matrix_of(r.chosen, r.options.top_k)),
+        all_weights(exec, r.matrix_of(r.weights, r.options.top_k)),
+        dweights(exec, r.matrix_of(r.dweights, r.options.top_k)),
+        balance(exec, r.vector_of(r.balance)), all_dlogits(exec, r.matrix_of(r.logits, r.experts));
+    const Memory sums(size_t(router_load_bytes(r.experts)), exec.device);
+    const Tensor all_load = sums.view(DType::u8, {1, router_load_bytes(r.experts)});
+    route_forward(exec, logits.tensor, bias.tensor, r.options, all_scores.tensor, all_chosen.tensor,
+                  all_weights.tensor, tokens);
+    add_router_load(exec, all_scores.tensor, all_chosen.tensor, all_load);
+    route_backward(exec, all_scores.tensor, all_chosen.tensor, dweights.tensor, balance.tensor,
+                   r.options, all_dlogits.tensor);
+    scores = to_host<float>(exec, all_scores.tensor);
+    weights = to_host<float>(exec, all_weights.tensor);
+    dlogits = to_host<float>(exec, all_dlogits.tensor);
+    chosen = to_host<int32_t>(exec, all_chosen.tensor);
+    load = to_host<double>(exec, all_load);
+  }
+};
+
+TEST_P(RouterKernels, PaddingIsLeftOut) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    uint64_t number = 0;
+    for_each_router([&](Rows r) {
+      ++number;
+      std::vector<int32_t> tokens;
+      for (uint64_t row = 0; row < uint64_t(r.rows); ++row) {
+        tokens.push_back(philox(7, number, row)[0] % 10 < number % 11 ? -1 : int32_t(row));
+      }
+      for (size_t row = 0; row < tokens.size(); ++row) {  // has no gradient, as from experts
+        if (tokens[row] >= 0) continue;
+        std::fill_n(r.dweights.begin() + long(row) * r.options.top_k, r.options.top_k, 0.f);
+      }
+      const OnDevice on_tokens(exec, Tensor::of(std::span(tokens), {r.rows}));
+      OnGpu padded(exec, r, on_tokens.tensor);
+      const OnGpu all(exec, r, {});
+      const auto expect_left_out = [&](const auto& found, const auto& without, auto none) {
+        const size_t width = r.rows == 0 ? 1 : found.size() / size_t(r.rows);
+        for (size_t i = 0; i < found.size(); ++i) {
+          const auto expected = tokens[i / width] < 0 ? none : without[i];
+          const bool has_same_bits = std::memcmp(&found[i], &expected, sizeof expected) == 0;
+          ASSERT_TRUE(found[i] == expected || has_same_bits)  // also NaN
+              << r.options.top_k << " of " << r.experts << ", row " << i / width;
+        }
+      };
+      expect_left_out(padded.scores, all.scores, 0.f);
+      expect_left_out(padded.weights, all.weights, 0.f);
+      expect_left_out(padded.dlogits, all.dlogits, 0.f);
+      expect_left_out(padded.chosen, all.chosen, -1);
+      std::vector<double> expected(padded.load.size());
+      add_router_load(Exec{}, r.matrix_of(padded.scores, r.experts),
+                      r.matrix_of(padded.chosen, r.options.top_k),
+                      Tensor(expected.data(), DType::u8, {1, router_load_bytes(r.experts)}));
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const double error = 3e-7 * expected[i] + 2e-8 * double(r.rows);
+        ASSERT_NEAR(padded.load[i], expected[i], i < size_t(r.experts) ? 0 : error) << i;
+      }
+    });
+  });
+}
+
 TEST_P(RouterKernels, TooManyExpertsAreRefusedByName) {
   run([](Communicator& comm) {
     const Exec exec{device_of(comm), stream_of(comm)};

@@ -29,13 +29,22 @@ struct Sum {
 // One warp per row: lane l has experts l, l + 32, ...
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
-    route_kernel(const float* logits, const float* bias, RouterOptions options, int64_t rows,
-                 int all, float* scores, int32_t* experts, float* weights) {
+    route_kernel(const float* logits, const float* bias, const int32_t* tokens,
+                 RouterOptions options, int64_t rows, int all, float* scores, int32_t* experts,
+                 float* weights) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   constexpr float kTaken = std::numeric_limits<float>::quiet_NaN();  // never >= a key
   const int64_t row = int64_t(blockIdx.x) * kRowsOfBlock + threadIdx.x / 32;
   const int lane = int(threadIdx.x) % 32;
   if (row >= rows) return;
+  if (tokens && __ldg(tokens + row) < 0) {  // padding
+    for (int e = lane; e < all; e += 32) scores[row * all + e] = 0;
+    for (int k = lane; k < options.top_k; k += 32) {
+      experts[row * options.top_k + k] = -1;
+      weights[row * options.top_k + k] = 0;
+    }
+    return;
+  }
   const auto more = [](float a, float b) { return fmaxf(a, b); };
   const auto plus = [](float a, float b) { return a + b; };
   float score[kPerLane], key[kPerLane];
@@ -195,14 +204,15 @@ void with_experts(const char* kernel, int64_t all, int top_k, const Body& body) 
 
 void route_forward(cudaStream_t stream, const Tensor& logits, const Tensor& bias,
                    const RouterOptions& options, const Tensor& scores, const Tensor& experts,
-                   const Tensor& weights) {
+                   const Tensor& weights, const Tensor& tokens) {
   require_dtype("route: logits", logits, DType::f32);
+  if (tokens.data()) require_dtype("route: tokens", tokens, DType::i32);
   const int64_t rows = logits.dim(0), all = logits.dim(1);
   with_experts("route", all, options.top_k, [&](auto per_lane) {
     if (rows == 0) return;
     route_kernel<per_lane()><<<num_blocks(rows), kThreads, 0, stream>>>(
-        logits.as<float>(), bias.as<float>(), options, rows, int(all), scores.as<float>(),
-        experts.as<int32_t>(), weights.as<float>());
+        logits.as<float>(), bias.as<float>(), tokens.as<int32_t>(), options, rows, int(all),
+        scores.as<float>(), experts.as<int32_t>(), weights.as<float>());
     check_launch("route_kernel");
   });
 }

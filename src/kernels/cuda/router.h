@@ -14,7 +14,7 @@ constexpr int kMaxExperts = 1024;
 
 void route_forward(CUstream_st* stream, const Tensor& logits, const Tensor& bias,
                    const RouterOptions& options, const Tensor& scores, const Tensor& experts,
-                   const Tensor& weights);
+                   const Tensor& weights, const Tensor& tokens);
 void route_backward(CUstream_st* stream, const Tensor& scores, const Tensor& experts,
                     const Tensor& dweights, const Tensor& balance, const RouterOptions& options,
                     const Tensor& dlogits);

@@ -1,6 +1,8 @@
 // The backward pass of an MoE layer whose experts are spread over GPU ranks matches the slow
 // reference (f64) over all ranks' rows for any routing, and has equal bits in every run.
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 
 #include "comm/device/signal_kernels.h"
@@ -130,13 +132,44 @@ TEST_P(MoeRanksBackward, OneGraphServesManyRoutings) {
       60);
 }
 
+// As padding has none.
+TEST_P(MoeRanksBackward, RowsWithoutExpertsGiveZeros) {
+  run([](GpuCommunicator& comm) {
+    const MoeShape s = small(comm.size());
+    for (const bool sorts : {false, true}) {
+      MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first, sorts);
+      const auto saved = layer.make_saved();
+      MoeGradientCase problem(comm, s);
+      problem.MoeCase::route(
+          std::vector<int32_t>{0, 1, -1, -1, 2 * comm.size() - 1, 0, -1, -1, 1, -1});
+      problem.weigh(2, std::numeric_limits<float>::quiet_NaN());
+      for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+        problem.poison();
+        problem.reset();
+        layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                  problem.out(), saved.get());
+        run_backward(layer, problem, *saved);
+        problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].name);
+        const auto found = problem.found();
+        for (int64_t row = 0; row < 5; ++row) {
+          const auto dx = found.dx.begin() + row * s.hidden;
+          const bool is_zero = std::all_of(dx, dx + s.hidden, [](uint16_t x) { return x == 0; });
+          EXPECT_EQ(is_zero, row == 1 || row == 3) << row;
+        }
+        for (const size_t i : {2, 3, 6, 7, 9}) EXPECT_EQ(found.dweights[i], 0) << i;
+      }
+      EXPECT_EQ(layer.dropped_routings(), 0);
+    }
+  });
+}
+
 TEST_P(MoeRanksBackward, DroppedRoutingsHaveNoGradient) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
     const auto saved = layer.make_saved();
     MoeGradientCase problem(comm, s);
-    problem.MoeCase::route(std::vector<int32_t>{0, s.experts, -1, 1, 1, 0});
+    problem.MoeCase::route(std::vector<int32_t>{0, s.experts, -2, 1, 1, 0});
     problem.reset();
     layer.run(0, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
               saved.get());

@@ -134,7 +134,7 @@ TEST_P(MoeRanks, InvalidExpertIdsAreCounted) {
     const MoeShape s = two_experts_each(comm, 6, 64);
     MoeOnGpus layer(comm, s, {}, Choosing::first, true);
     MoeCase problem(comm, s);
-    problem.route({0, s.experts, -1, 1, 1, 1, s.experts - 1, 0, std::numeric_limits<int32_t>::max(),
+    problem.route({0, s.experts, -2, 1, 1, 1, s.experts - 1, 0, std::numeric_limits<int32_t>::max(),
                    std::numeric_limits<int32_t>::min(), 1, 0});
     problem.weigh(6, std::numeric_limits<float>::quiet_NaN());
     problem.weigh(11, std::numeric_limits<float>::infinity());

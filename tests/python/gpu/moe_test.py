@@ -133,7 +133,7 @@ class Passes(unittest.TestCase):
             layer = case.layer()
             x, experts, weights = case.rows(1)
             want = case.expected(x, experts, torch.cat((weights[:, :1], torch.zeros_like(weights[:, 1:])), 1), x)[0]
-            for turn, bad in enumerate((case.experts, -1, 2**31 - 1, None, float("nan"), float("inf"))):
+            for turn, bad in enumerate((case.experts, -2, 2**31 - 1, None, float("nan"), float("inf"))):
                 wrong, by = experts.clone(), weights.clone()
                 if isinstance(bad, float):
                     by[:, 1] = bad
@@ -268,7 +268,7 @@ class Streams(unittest.TestCase):
                     found.append((step, off, finite))
                     for each in (x, w_in, w_out, weights, *made):
                         each.fill_(float("nan"))
-                    experts.fill_(-1)
+                    experts.fill_(-2)
                     del x, w_in, w_out, weights, experts, out, batch, made, each
             comm.synchronize()
             for stream in streams:

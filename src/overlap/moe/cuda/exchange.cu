@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
       if (expert >= 0) {
         token_in_rank |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
       } else if (there) {
-        dropped += !call.backward;
+        dropped += !call.backward && call.experts[row * top_k + i] != -1;
       }
       if (call.saved_experts) {
         call.saved_experts[row * top_k + i] = expert;

@@ -148,7 +148,7 @@ struct MoeCall {
 
 /// Notify: sends every rank the destinations of this rank's rows, and waits for those of all ranks.
 /// A routing that is not a valid expert, or a duplicate within its row, or whose weight is not
-/// finite, is counted and dropped. Abandons the call if a rank is in another one.
+/// finite, is counted and dropped; -1 is no routing. Abandons the call if a rank is in another one.
 void launch_notify(const MoeCall& call, cudaStream_t stream);
 /// Dispatch: sends every row of x to each other rank that has experts of it.
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);
