@@ -16,8 +16,8 @@ class CapturedWork;
 
 class Replay {
  public:
-  /// Everything in which calls differ.
-  using Key = std::array<int64_t, 3>;
+  /// Everything in which calls differ; kernels get their deadline by value.
+  using Key = std::array<int64_t, 4>;
   /// The least recently used graph is dropped for a further one.
   static constexpr size_t kMaxGraphs = 128;
 

@@ -320,10 +320,9 @@ void GpuCommunicator::check_so_far(const char* what, double waited_s) const {
   if (reported && waited_s > unreported_s_ + kReported_s) check_device();
   if (waited_s > kPatience * deadline_s_) {
     check_device();
-    const LateRank late = find_late_rank();
+    const LateRank late = where_.empty() ? find_late_rank() : LateRank{-1, where_};
     give_up();
-    throw Timeout(Timeout({what, late.rank}, rank_, 0, 0, waited_s),
-                  where_.empty() ? late.other_call : where_);
+    throw Timeout(Timeout({what, late.rank}, rank_, 0, 0, waited_s), late.position);
   }
   look_for_abort();
 }
@@ -337,8 +336,8 @@ GpuCommunicator::LateRank GpuCommunicator::find_late_rank() const {
   } catch (const Timeout& error) {
     return {error.peer, ""};
   } catch (const Mismatch& error) {
-    return {-1, error.what()};
-  } catch (const Error&) {  // aborted by a rank that has given up
+    return {-1, error.what()};  // it is in another exchange
+  } catch (const Error&) {      // aborted by a rank that has given up
   }
   return {};
 }

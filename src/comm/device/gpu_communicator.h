@@ -203,8 +203,8 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void check_end() const override;
   void check_so_far(const char* what, double waited_s) const;
   struct LateRank {
-    int rank = -1;
-    std::string other_call;  ///< names the rank that is in another call instead
+    int rank = -1;         ///< -1: `position` names it
+    std::string position;  ///< the call that it is in instead
   };
   LateRank find_late_rank() const;
   void end_alone();

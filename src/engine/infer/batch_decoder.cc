@@ -162,7 +162,9 @@ std::span<const Sampled> BatchDecoder::run(const BatchRows& rows) {
   return progress_.during([&]() -> std::span<const Sampled> {
     upload(rows);
     if (rows.chunks.empty()) {
-      replay_.run(c.exec, {count, chosen, c.cache.longest()}, [&] { run_rows(count, chosen); });
+      const auto deadline_us = int64_t(c.tp.deadline() * 1e6);
+      replay_.run(c.exec, {count, chosen, c.cache.longest(), deadline_us},
+                  [&] { run_rows(count, chosen); });
     } else {
       run_rows(count, chosen);
     }

@@ -42,7 +42,7 @@ TEST_F(GpuMoe, RoutingMatchesTheCpu) {
                            bias.empty() ? Tensor() : on_bias.view(DType::f32, {experts}), options,
                            on_scores.view(DType::f32, {rows, experts}),
                            on_experts.view(DType::i32, {rows, top_k}),
-                           on_weights.view(DType::f32, {rows, top_k}));
+                           on_weights.view(DType::f32, {rows, top_k}), {});
         const auto found_scores = to_host<float>(on_scores, scores.size());
         for (size_t i = 0; i < scores.size(); ++i) {
           ASSERT_NEAR(found_scores[i], scores[i], 2e-6)
