@@ -136,6 +136,12 @@ TEST(LedgerLines, HashOfAStepDoesNotDependOnItsLayout) {
   EXPECT_NE(sample_hash(3, tokens, targets), sample_hash(3, targets, targets));
 }
 
+// Ledgers of earlier versions, which read padding as kBos, stay valid.
+TEST(LedgerLines, PaddingHasTheHashOfKBos) {
+  const std::vector<int32_t> padded{1, 2, -1}, filled{1, 2, kBos}, targets{2, -1, -1};
+  EXPECT_EQ(sample_hash(3, padded, targets), sample_hash(3, filled, targets));
+}
+
 TEST(Ledger, IsAppendedToByEveryProcessOfARun) {
   const TempDir dir;
   const std::string path = dir / "ledger.jsonl";

@@ -61,6 +61,7 @@ TrainEnd train_on(const TrainRequest& request) {
 
 struct DocumentLayout {
   const char* name;
+  Layout layout;
   Overrides overrides;
 };
 
@@ -68,20 +69,22 @@ TEST(TrainDocuments, EveryLayoutComputesWhatOneRankDoes) {
   const TempDir dir;
   const std::string path = write_documents(dir);
   const DocumentLayout layouts[] = {
-      {"tp", {"parallel.tp=2"}},
-      {"dp", {"parallel.dp=2"}},
-      {"pp", {"parallel.pp=2"}},
+      {"tp", {2, 1}, {}},
+      {"dp", {1, 2}, {}},
+      {"pp", {1, 1}, {"parallel.pp=2"}},
       {"interleaved",
+       {1, 1},
        {"parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2",
         "model.layers=4"}},
-      {"zero bubble", {"parallel.pp=3", "parallel.schedule=zb-h1", "model.layers=3"}},
-      {"all, recomputed", {"parallel.tp=2", "parallel.pp=2", "train.recompute=full"}}};
+      {"zero bubble", {1, 1}, {"parallel.pp=3", "parallel.schedule=zb-h1", "model.layers=3"}},
+      {"all, recomputed", {2, 1}, {"parallel.pp=2", "train.recompute=full"}}};
   for (const DocumentLayout& layout : layouts) {
     for (const char* packing : {"none", "best_fit"}) {
       SCOPED_TRACE(fmt::format("{} {}", layout.name, packing));
       Overrides overrides = layout.overrides;
       overrides.push_back(std::string("data.packing=") + packing);
-      const TrainConfig config = checked_config(request_on(path, "", overrides).config);
+      const TrainConfig config =
+          checked_config(request_on(path, "", overrides, layout.layout).config);
       const auto source = open_data(config);
       const LayoutCheck check = check_layout(config, *source);
       EXPECT_TRUE(check.ok()) << describe_differences(check);
@@ -96,7 +99,7 @@ TEST(TrainDocuments, TheMaskChangesTheLossAndResumingKeepsTheBits) {
   for (const char* packing : {"none", "best_fit"}) {
     const std::string is_packed = std::string("data.packing=") + packing, name = packing;
     train_on(request_on(path, dir / (name + "-whole"), {is_packed}));
-    TrainRequest request = request_on(path, dir / (name + "-halves"), {is_packed, "parallel.dp=2"});
+    TrainRequest request = request_on(path, dir / (name + "-halves"), {is_packed}, {1, 2});
     std::atomic<bool> stop = false;
     request.stop = &stop;
     request.before_step = [&](int64_t step) { stop = step == 1; };
@@ -123,17 +126,17 @@ TEST(TrainDocuments, ValidationDoesNotCrossDocuments) {
   }
   const std::string path = dir / "lines.jsonl";
   write_bytes(path, lines);
-  const auto validation_loss = [&](const std::string& out, const Overrides& more) {
+  const auto validation_loss = [&](const std::string& out, const Overrides& more, int tp = 1) {
     Overrides overrides{"data.val_fraction=0.2", "train.validate_every=1", "train.steps=1",
                         "optimizer.lr=0", "optimizer.min_lr=0"};
     overrides.insert(overrides.end(), more.begin(), more.end());
-    train_on(request_on(path, dir / out, overrides));
+    train_on(request_on(path, dir / out, overrides, {tp, 1}));
     const std::string text = read_file(dir / (out + "/metrics.jsonl"));
     const auto at = text.find("\"validation_loss\":");
     return at == std::string::npos ? NAN : std::stod(text.substr(at + 18));
   };
   const double masked = validation_loss("masked", {});
-  EXPECT_NEAR(validation_loss("masked_tp", {"parallel.tp=2"}), masked, 1e-5);
+  EXPECT_NEAR(validation_loss("masked_tp", {}, 2), masked, 1e-5);
   const double crossing = validation_loss("crossing", {"data.document_mask=false"});
   EXPECT_GT(std::abs(crossing - masked), 1e-5);
 }
@@ -182,34 +185,35 @@ int64_t count_real_rows(const TrainConfig& config, const TokenSource& source) {
 }
 
 // A third of the packed sequences is padding, as two of the documents do not fit into one; and the
-// last window of a stream is short. No token is kBos.
+// last window of a stream is short.
 TEST(TrainDocuments, PaddingGoesToNoExpertOnAnyLayout) {
   const TempDir dir;
   std::vector<int64_t> lengths;
-  for (uint64_t i = 0; i < 30; ++i) lengths.push_back(int64_t(36 + philox(34, 0, i)[0] % 15));
+  for (uint64_t i = 0; i < 30; ++i) lengths.push_back(int64_t(18 + philox(34, 0, i)[0] % 7));
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t(0));
-  write_megatron(dir / "packed", random_tokens(size_t(tokens), 100), lengths);
-  write_bytes(dir / "windows.bin", tokens_as(random_tokens(5 * 64 + 9, 100), 2));
-  const DocumentLayout texts[] = {
+  write_megatron(dir / "packed", random_tokens(size_t(tokens), 257), lengths);
+  write_bytes(dir / "windows.bin", tokens_as(random_tokens(5 * 32 + 9, 257), 2));
+  const std::pair<std::string, Overrides> texts[] = {
       {"packed", {"data.packing=best_fit"}},
       {"windows.bin", {"data.document_mask=false", "train.aux_loss_scope=microbatch"}}};
   const DocumentLayout layouts[] = {
-      {"one", {}},
-      {"tp", {"parallel.tp=2"}},
-      {"ep", {"parallel.dp=2", "parallel.ep=2"}},
-      {"pp", {"parallel.pp=3", "model.layers=3"}},
+      {"one", {1, 1}, {}},
+      {"tp", {2, 1}, {}},
+      {"ep", {1, 2}, {"parallel.ep=2"}},
+      {"pp", {1, 1}, {"parallel.pp=3", "model.layers=3"}},
       {"interleaved, recomputed",
-       {"parallel.pp=2", "parallel.dp=2", "parallel.schedule=interleaved",
-        "parallel.virtual_stages=2", "model.layers=4", "train.recompute=full"}}};
-  for (const DocumentLayout& text : texts) {
+       {1, 2},
+       {"parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2",
+        "model.layers=4", "train.recompute=full"}}};
+  for (const auto& [path, of_text] : texts) {
     for (const DocumentLayout& layout : layouts) {
-      SCOPED_TRACE(fmt::format("{} {}", text.name, layout.name));
-      Overrides overrides{"model.vocab=100", "model.experts=4", "model.expert_ffn=32",
-                          "model.aux_loss_coeff=0.5", "train.steps=1"};
-      overrides.insert(overrides.end(), text.overrides.begin(), text.overrides.end());
+      SCOPED_TRACE(fmt::format("{} {}", path, layout.name));
+      Overrides overrides{"model.experts=4", "model.expert_ffn=32", "model.aux_loss_coeff=0.5",
+                          "train.steps=1"};
+      overrides.insert(overrides.end(), of_text.begin(), of_text.end());
       overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
-      const std::string out = dir / fmt::format("{} {}", text.name, layout.name);
-      const TrainRequest request = request_on(dir / text.name, out, overrides);
+      const std::string out = dir / fmt::format("out {} {}", path, layout.name);
+      const TrainRequest request = request_on(dir / path, out, overrides, layout.layout);
       const auto source = open_data(request.config);
       const LayoutCheck check = check_layout(checked_config(request.config), *source);
       EXPECT_TRUE(check.ok()) << describe_differences(check);

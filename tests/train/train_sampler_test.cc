@@ -368,7 +368,9 @@ TEST(Sampler, EpochPredictsEveryTokenButTheFirstOnce) {
       const int64_t count = sampler.targets(sample);
       EXPECT_EQ(std::count(targets.begin(), targets.end(), -1), seq - count);
       for (size_t i = 0; i + 1 < size_t(count); ++i) EXPECT_EQ(tokens[i + 1], targets[i]);
-      for (const int32_t token : tokens) EXPECT_TRUE(token >= 0 && token <= kBos);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        EXPECT_TRUE(int64_t(i) > count ? tokens[i] == -1 : tokens[i] >= 0 && tokens[i] <= kBos);
+      }
       for (size_t i = 0; i < size_t(count); ++i) ++histogram[targets[i]];
       total += count;
     }
