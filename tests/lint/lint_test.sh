@@ -35,8 +35,23 @@ file src/engine/train/good.cc <<'END'
 #include "observe/recorder.h"
 #include "tandem/overlap.h"
 END
+file src/overlap/gather/good.cc <<'END'
+#include "overlap/contract/operator.h"
+END
+file src/overlap/new_operator/good.cc <<'END'
+#include "overlap/contract/operator.h"
+#include "overlap/gather/x.h"
+#include "tandem/overlap.h"
+END
+file src/overlap/moe/good.cc <<'END'
+#include "overlap/ag_gemm/x.h"
+#include "overlap/contract/operator.h"
+#include "tandem/moe.h"
+END
 file src/overlap/registry.cc <<'END'
 #include "overlap/ag_gemm/x.h"
+#include "overlap/moe/layer.h"
+#include "overlap/new_operator/x.h"
 END
 file src/kernels/cuda/good.cu <<'END'
 #include "core/cuda/load_module.cuh"
@@ -66,6 +81,15 @@ END
 file src/overlap/ag_gemm/up.cc <<'END'
 #include "overlap/contract/operator.h"
 #include "overlap/registry.h"
+#include "overlap/moe/layer.h"
+END
+file src/overlap/contract/up.cc <<'END'
+#include "overlap/gather/x.h"
+#include "overlap/new_operator/x.h"
+END
+file src/overlap/gather/up.cc <<'END'
+#include "overlap/gemm_rs/x.h"
+#include "overlap/collectives/x.h"
 END
 file src/engine/data/up.cc <<'END'
 #include "engine/config/config.h"
@@ -144,9 +168,14 @@ if found=$("$lint" "$dir" 2>&1); then
 fi
 expect 'src/core/up.cc:1: layer core includes "comm/world.h" of comm'
 expect 'src/core/up.cc:2: layer core includes "tandem/communicator.h" of comm'
-expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap'
+expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap/contract'
 expect 'src/observe/up.cc:1: layer observe includes "engine/model/config.h" of engine/model'
-expect 'src/overlap/ag_gemm/up.cc:2: layer overlap includes "overlap/registry.h" of overlap/registry'
+expect 'src/overlap/ag_gemm/up.cc:2: layer overlap/operators includes "overlap/registry.h" of overlap/registry'
+expect 'src/overlap/ag_gemm/up.cc:3: layer overlap/operators includes "overlap/moe/layer.h" of overlap/moe'
+expect 'src/overlap/contract/up.cc:1: layer overlap/contract includes "overlap/gather/x.h" of overlap/gather'
+expect 'src/overlap/contract/up.cc:2: layer overlap/contract includes "overlap/new_operator/x.h" of overlap/operators'
+expect 'src/overlap/gather/up.cc:1: layer overlap/gather includes "overlap/gemm_rs/x.h" of overlap/operators'
+expect 'src/overlap/gather/up.cc:2: layer overlap/gather includes "overlap/collectives/x.h" of overlap/collectives'
 expect 'src/engine/data/up.cc:2: layer engine/data includes "engine/optim/adamw.h" of engine/optim'
 expect 'src/engine/data/up.cc:3: layer engine/data includes "engine/parallel/buckets.h" of engine/parallel'
 if grep -q 'data/up.cc:1:' <<<"$found"; then
@@ -159,7 +188,7 @@ expect 'src/misc/lost.cc:1: src/misc is not a layer'
 expect 'include/tandem/bad.h:1: header without #pragma once'
 expect 'include/tandem/bad.h:1: public header includes <fmt/format.h>'
 expect 'include/tandem/bad.h:3: public header includes "core/env.h"'
-expect 'include/tandem/quantize.h:3: public header of codec includes "tandem/overlap.h" of overlap'
+expect 'include/tandem/quantize.h:3: public header of codec includes "tandem/overlap.h" of overlap/contract'
 expect 'src/core/body.cc:2: unfinished'
 expect 'src/core/body.cc:3: code in a comment'
 expect 'src/core/body.cc:5: default: in a switch'

@@ -12,12 +12,13 @@
 #include "comm/gpus.h"
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_gemm/cuda/encoded_ag.h"
 #include "overlap/ag_gemm/operator.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/ag_wgrad/operator.h"
-#include "overlap/contract/cuda/encoded.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_ar/operator.h"
+#include "overlap/gemm_rs/cuda/encoded_rs.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "overlap/gemm_rs/operator.h"
 #include "overlap/registry.h"
@@ -227,7 +228,8 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   }
   std::optional<EncodedDense> encoded;
   if (!what.encoded.wire.is_none() && comm.size() > 1) {
-    encoded.emplace(comm, at.lt, what.encoded, true);
+    const bool gathers = what.encoded.collective == Collective::all_gather;
+    encoded.emplace(comm, at.lt, what.encoded, gathers ? EncodedAgOp::make : EncodedRsOp::make);
     result.wire_bytes = encoded->wire_bytes();
     for (const Candidate& candidate : encoded->candidates()) {
       candidates.push_back(candidate);

@@ -14,7 +14,7 @@
 //
 // Ranks that do not reach each other's memory (several nodes, or teams of at most kMaxGpus): `peer`
 // is nullptr, `put` throws Unsupported if copies do not reach either, and operators let NCCL move
-// the data, or its substitute (overlap/contract/cuda/multi_node.h).
+// the data, or its substitute (overlap/gather/cuda/multi_node.h).
 //
 // In run_gpus ranks end together: the last step of a communicator's end is collective. A rank of a
 // World ends independently (end_alone) and shares ownership of the world state; a split owns its

@@ -15,9 +15,10 @@
 #include "core/env.h"
 #include "kernels/cuda/add_norm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_gemm/cuda/encoded_ag.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
-#include "overlap/contract/cuda/encoded.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_rs/cuda/encoded_rs.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "overlap/moe/cuda/layer.h"
 #include "overlap/registry.h"
@@ -457,7 +458,7 @@ TEST_P(SanitizedFused, Encoded) {
             shape.op = op;
             shape.collective = find_operator(op)->collective;
             shape.wire = Wire::parse(wire);
-            EncodedDense dense(comm, lt, shape, true);
+            EncodedDense dense(comm, lt, shape, gathers ? EncodedAgOp::make : EncodedRsOp::make);
             const ScaledOperands o = gathers
                                          ? ag_operands(comm, shape)
                                          : sum_operands(comm, shape, op == std::string("gemm_rs"));

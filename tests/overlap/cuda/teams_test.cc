@@ -9,7 +9,7 @@
 
 #include "core/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
-#include "overlap/contract/cuda/multi_node.h"
+#include "overlap/gather/cuda/multi_node.h"
 #include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"

@@ -26,7 +26,7 @@ const Instance kInstances[] = {{{.codec = Codec::int8}, make_encoded_ag_int8},
 
 }  // namespace
 
-std::unique_ptr<EncodedAgOp> EncodedAgOp::make(GpuCommunicator& comm, const OpDesc& desc) {
+std::unique_ptr<FusedEncoded> EncodedAgOp::make(GpuCommunicator& comm, const OpDesc& desc) {
   const int size = comm.size();
   const auto* const found = std::ranges::find(kInstances, desc.wire, &Instance::wire);
   // Copy warps count arrived rows in the peers' memory.
@@ -110,8 +110,15 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
   kernel_->launch(args, comm_.stream());
 }
 
-int64_t EncodedAgOp::wire_bytes() const {
-  return int64_t(comm_.size() - 1) * chunks_ * rows_ * int64_t(chunk_bytes_);
+std::vector<FusedEncoded::Variant> EncodedAgOp::variants() {
+  std::vector<Variant> all;
+  for (const int head : kHeads) {
+    all.push_back({head == 8 ? "fused" : "fused, local first 4/8,",
+                   [this, head](const Tensor& x, const Tensor& weight, const Tensor& out) {
+                     run(head, x, weight, out);
+                   }});
+  }
+  return all;
 }
 
 }  // namespace tandem::gpu

@@ -7,25 +7,23 @@
 
 #include "core/cuda/handles.h"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/contract/cuda/dense.h"
+#include "overlap/contract/cuda/encoded.h"
 
 namespace tandem::gpu {
 
-class EncodedAgOp {
+class EncodedAgOp final : public FusedEncoded {
  public:
+  /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
+  static std::unique_ptr<FusedEncoded> make(GpuCommunicator& comm, const OpDesc& shape);
+
+  std::vector<Variant> variants() override;
+
+ private:
   /// Heads as in FusedAgArgs: the eighths of the local shard's columns of tiles that come first.
   static constexpr int kHeads[] = {8, 4};
 
-  /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
-  static std::unique_ptr<EncodedAgOp> make(GpuCommunicator& comm, const OpDesc& shape);
-
-  /// Operands must have been checked.
-  void run(int head, const Tensor& x, const Tensor& weight, const Tensor& out);
-  /// Bytes that a rank sends per call.
-  int64_t wire_bytes() const;
-
- private:
   EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape, std::unique_ptr<FusedAgKernel> kernel);
+  void run(int head, const Tensor& x, const Tensor& weight, const Tensor& out);
   CallCounter* calls() const { return reinterpret_cast<CallCounter*>(calls_.data()); }
   EncodedShardRoute route(const Tensor& x) const;
 

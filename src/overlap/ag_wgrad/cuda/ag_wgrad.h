@@ -7,16 +7,11 @@
 
 #include <vector>
 
-#include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
 #include "overlap/contract/cuda/call_graphs.h"
 #include "overlap/gather/cuda/shard_pushes.h"
+#include "overlap/gather/cuda/wgrad_gemm.h"
 
 namespace tandem::gpu {
-
-/// Throws InvalidArgument unless x is [x_rows, k] and dy [m, n], both of the shape's dtype, and dw
-/// is f32 [n, k] or, with weight_is_kn, [k, n].
-void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows,
-                          const Tensor& x, const Tensor& dy, const Tensor& dw);
 
 class AgWgrad {
  public:
@@ -45,8 +40,5 @@ class AgWgrad {
   ShardPushes pushes_;
   Algorithm algorithm_;
 };
-
-/// Extents of its scratch operands.
-OperandExtents wgrad_extents(const OpDesc& shape, int64_t x_rows);
 
 }  // namespace tandem::gpu

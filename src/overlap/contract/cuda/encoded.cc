@@ -54,19 +54,14 @@ int64_t largest_message(const GpuCommunicator& comm, const OpDesc& shape) {
 }  // namespace
 
 EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
-                           bool prepares_fused)
+                           MakeFusedEncoded make_fused)
     : comm_(comm),
       shape_(checked(comm, shape)),
       product_(lt, product(comm, shape)),
       memory_(size_t(shape.m * columns(shape)) * size_of(travelling(shape))),
       collective_(comm, shape.wire, travelling(shape), largest_message(comm, shape)) {
   agree_on_gemm_choices(comm, lt);
-  if (!prepares_fused) return;
-  if (gathers(shape)) {
-    fused_ag_ = EncodedAgOp::make(comm, shape);
-  } else {
-    fused_rs_ = EncodedRsOp::make(comm, shape);
-  }
+  if (make_fused) fused_ = make_fused(comm, shape);
 }
 
 std::vector<Candidate> EncodedDense::candidates() {
@@ -79,19 +74,10 @@ std::vector<Candidate> EncodedDense::candidates() {
                    .encoded = true});
   };
   add("serial", Strategy::serial, [this](const tandem::Operands& o) { run_serial(o); });
-  for (const bool between : {false, true}) {
-    if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
-    add(between ? "fused, local tiles between," : "fused", Strategy::overlapped,
-        [this, between](const tandem::Operands& o) {
-          run_fused(o, [&] { run_fused_sum(between, o); });
-        });
-  }
-  for (const int head : EncodedAgOp::kHeads) {
-    if (!fused_ag_) continue;
-    add(head == 8 ? "fused" : "fused, local first 4/8,", Strategy::overlapped,
-        [this, head](const tandem::Operands& o) {
-          run_fused(o, [&] { fused_ag_->run(head, o.x, o.weight, o.out); });
-        });
+  if (!fused_) return all;
+  for (const FusedEncoded::Variant& variant : fused_->variants()) {
+    add(variant.name, Strategy::overlapped,
+        [this, variant](const tandem::Operands& o) { run_fused(variant, o); });
   }
   return all;
 }
@@ -111,21 +97,17 @@ void EncodedDense::check(const tandem::Operands& o) const {
   check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
 }
 
-template <typename Run>
-void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
+void EncodedDense::run_fused(const FusedEncoded::Variant& variant, const tandem::Operands& o) {
   check(o);
   const Enqueueing call(comm_);
-  comm_.enqueue(run);
-}
-
-void EncodedDense::run_fused_sum(bool between, const tandem::Operands& o) {
-  if (shape_.collective == Collective::reduce_scatter)
-    return fused_rs_->run(between, o.x, o.weight, o.out);
-  const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
-  const Tensor sums = o.out.rows(local.begin, local.count);
-  fused_rs_->run(between, o.x, o.weight, sums);
-  collective_.all_gather(sums, o.out);
-  if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
+  comm_.enqueue([&] {
+    if (shape_.collective != Collective::all_reduce) return variant.run(o.x, o.weight, o.out);
+    const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
+    const Tensor sums = o.out.rows(local.begin, local.count);
+    variant.run(o.x, o.weight, sums);
+    collective_.all_gather(sums, o.out);
+    if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
+  });
 }
 
 void EncodedDense::run_serial(const tandem::Operands& o) {

@@ -8,11 +8,11 @@
 // uncompressed. GEMM+AR: the owner of a shard does the same; with two ranks, and in the smallest
 // messages, each partial product is encoded once and the sum is not.
 //
-// fused: one kernel. GEMM+RS: tiles are encoded where they are computed and decoded where they are
-// added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers the rounded
-// sums in the wire format. AG+GEMM: copy warps encode the local shard and decode the remote ones
-// (ag_gemm/cuda/encoded_ag.h); the owner uses its rows uncompressed, so keep_gathered is not
-// supported. Requires bf16, int8, int4 or int4:g32, weight [N, K], no bias, K >= 512 and M a
+// fused: one kernel (FusedEncoded). GEMM+RS: tiles are encoded where they are computed and decoded
+// where they are added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers
+// the rounded sums in the wire format. AG+GEMM: copy warps encode the local shard and decode the
+// remote ones (ag_gemm/cuda/encoded_ag.h); the owner uses its rows uncompressed, so keep_gathered
+// is not supported. Requires bf16, int8, int4 or int4:g32, weight [N, K], no bias, K >= 512 and M a
 // multiple of 256 x ranks (AG+GEMM: K a multiple of 128; M of 128 x ranks if the number of ranks is
 // even); not on an emulated link, which does not delay what kernels store. Other formats and shapes
 // are serial.
@@ -23,18 +23,33 @@
 
 #include "collectives/cuda/encoded_collectives.h"
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/ag_gemm/cuda/encoded_ag.h"
 #include "overlap/contract/cuda/dense.h"
-#include "overlap/gemm_rs/cuda/encoded_rs.h"
 
 namespace tandem::gpu {
+
+/// An operator's kernel that sends rows in a wire format.
+class FusedEncoded {
+ public:
+  struct Variant {
+    const char* name;  ///< begins with "fused"
+    /// `out` of operators that sum over ranks: the local shard's rows. Operands must be checked.
+    std::function<void(const Tensor& x, const Tensor& weight, const Tensor& out)> run;
+  };
+  virtual ~FusedEncoded() = default;
+  /// They refer to this object.
+  virtual std::vector<Variant> variants() = 0;
+};
+/// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
+using MakeFusedEncoded = std::unique_ptr<FusedEncoded> (*)(GpuCommunicator& comm,
+                                                           const OpDesc& shape);
 
 class EncodedDense {
  public:
   /// Collective, on more than one rank of one node. Throws InvalidArgument or Unsupported for a
-  /// wire format, an operator or operands that have no encoded form on GPUs.
+  /// wire format, an operator or operands that have no encoded form on GPUs. `make_fused`: null for
+  /// serial candidates only.
   EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
-               bool prepares_fused);
+               MakeFusedEncoded make_fused);
   /// Candidates, serial first. They refer to this object, which must outlive them.
   std::vector<Candidate> candidates();
   /// AG+GEMM: [m, k], as decoded, after a run.
@@ -45,17 +60,14 @@ class EncodedDense {
  private:
   void check(const tandem::Operands& o) const;
   void run_serial(const tandem::Operands& o);
-  template <typename Run>
-  void run_fused(const tandem::Operands& o, const Run& run);
-  void run_fused_sum(bool between, const tandem::Operands& o);
+  void run_fused(const FusedEncoded::Variant& variant, const tandem::Operands& o);
 
   GpuCommunicator& comm_;
   OpDesc shape_;
   ScaledGemm product_;
   DeviceMemory memory_;  // AG: gathered [m, k]; RS, AR: partial [m, n]
   EncodedCollectives collective_;
-  std::unique_ptr<EncodedRsOp> fused_rs_;  // null if there is no such kernel
-  std::unique_ptr<EncodedAgOp> fused_ag_;
+  std::unique_ptr<FusedEncoded> fused_;  // null if there is no such kernel
 };
 
 }  // namespace tandem::gpu

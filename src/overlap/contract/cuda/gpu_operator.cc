@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "overlap/contract/cuda/multi_node.h"
-
 namespace tandem::gpu {
 namespace {
 
@@ -29,10 +27,11 @@ bool fits(Strategy strategy, Strategy form) {
 }  // namespace
 
 DenseOperator::DenseOperator(GpuCommunicator& comm, const OpDesc& desc,
-                             const OverlapOptions& options)
+                             const OverlapOptions& options, MakeFusedEncoded make_fused)
     : OverlapOperator(desc) {
   if (desc.wire.is_none() || comm.size() == 1) return;
-  encoded_.emplace(comm, lt_context(comm), desc, options.strategy != Strategy::serial);
+  encoded_.emplace(comm, lt_context(comm), desc,
+                   options.strategy == Strategy::serial ? nullptr : make_fused);
 }
 
 OpDesc DenseOperator::uncompressed() const {
@@ -96,11 +95,6 @@ void agree_on_candidates(GpuCommunicator& comm, const OpDesc& desc, const Overla
     throw Unsupported(
         fmt::format("{}: keep_gathered with dtype e4m3: expected f32, bf16 or f16", desc.op));
   }
-}
-
-std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
-                                                   const OverlapOptions& options) {
-  return std::make_unique<GpuOperator<AcrossNodes>>(comm, desc, options);
 }
 
 }  // namespace tandem::gpu

@@ -14,7 +14,8 @@ namespace tandem::gpu {
 /// Encoded candidates, if the descriptor has a wire format, and the choice among all.
 class DenseOperator : public OverlapOperator {
  protected:
-  DenseOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options);
+  DenseOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
+                MakeFusedEncoded make_fused);
   bool has_uncompressed() const { return !encoded_ || desc_.allow_uncompressed; }
   OpDesc uncompressed() const;
   /// Chooses among the candidates of `options`; `all`: the uncompressed ones.
@@ -34,8 +35,8 @@ class GpuOperator final : public DenseOperator {
   /// nothing is measured that `options` exclude.
   template <typename... How>
   GpuOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
-              const How&... how)
-      : DenseOperator(comm, desc, options) {
+              MakeFusedEncoded make_fused, const How&... how)
+      : DenseOperator(comm, desc, options, make_fused) {
     std::vector<Candidate> all;
     if (has_uncompressed()) {
       op_.emplace(comm, lt_context(comm), uncompressed(), how...);
@@ -56,19 +57,25 @@ class GpuOperator final : public DenseOperator {
 
 /// Checks `options`, and that ranks agree on everything that decides on the candidates.
 void agree_on_candidates(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options);
-/// The operator for ranks that reach only their own memory.
-std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
-                                                   const OverlapOptions& options);
+
+/// Forms of an operator besides its uncompressed ones on one node.
+struct GpuForms {
+  /// The operator for ranks that reach only their own memory.
+  std::unique_ptr<OverlapOperator> (*make_across_nodes)(GpuCommunicator&, const OpDesc&,
+                                                        const OverlapOptions&);
+  MakeFusedEncoded make_fused_encoded = nullptr;  ///< null: none
+};
 
 /// Collective: the operator that `Op` implements on one node, on GPU ranks.
 template <typename Op>
 std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const OpDesc& desc,
-                                                   const OverlapOptions& options) {
+                                                   const OverlapOptions& options,
+                                                   const GpuForms& forms) {
   GpuCommunicator& comm = as_gpu(any);
   agree_on_candidates(comm, desc, options);
-  if (!comm.one_node()) return make_across_nodes(comm, desc, options);
+  if (!comm.one_node()) return forms.make_across_nodes(comm, desc, options);
   return std::make_unique<GpuOperator<Op>>(
-      comm, desc, options,
+      comm, desc, options, forms.make_fused_encoded,
       options.strategy == Strategy::serial ? Algorithm::serial_nccl : Algorithm::fused);
 }
 

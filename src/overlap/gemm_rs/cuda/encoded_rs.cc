@@ -17,7 +17,7 @@ std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire,
   return nullptr;
 }
 
-std::unique_ptr<EncodedRsOp> EncodedRsOp::make(GpuCommunicator& comm, const OpDesc& desc) {
+std::unique_ptr<FusedEncoded> EncodedRsOp::make(GpuCommunicator& comm, const OpDesc& desc) {
   const int size = comm.size();
   if (size == 1 || desc.m == 0 || desc.m % (size * FusedRsShape::kRows) != 0 || desc.bias ||
       desc.weight_kn || !has_fused_kernels(comm)) {
@@ -46,8 +46,16 @@ void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const
                   comm_.stream());
 }
 
-int64_t EncodedRsOp::wire_bytes() const {
-  return (shape_.ranks - 1) * shape_.slices() * int64_t(kernel_->slice_bytes());
+std::vector<FusedEncoded::Variant> EncodedRsOp::variants() {
+  std::vector<Variant> all;
+  for (const bool between : {false, true}) {
+    if (between && !kernel_->has_between()) continue;
+    all.push_back({between ? "fused, local tiles between," : "fused",
+                   [this, between](const Tensor& x, const Tensor& weight, const Tensor& out) {
+                     run(between, x, weight, out);
+                   }});
+  }
+  return all;
 }
 
 }  // namespace tandem::gpu

@@ -4,25 +4,23 @@
 #include <memory>
 
 #include "core/cuda/handles.h"
-#include "overlap/contract/cuda/dense.h"
+#include "overlap/contract/cuda/encoded.h"
 #include "overlap/gemm_rs/cuda/encoded.h"
 
 namespace tandem::gpu {
 
-class EncodedRsOp {
+class EncodedRsOp final : public FusedEncoded {
  public:
   /// Collective: null on every rank if the GPU, the shape or the wire format has no such kernel.
-  static std::unique_ptr<EncodedRsOp> make(GpuCommunicator& comm, const OpDesc& shape);
+  static std::unique_ptr<FusedEncoded> make(GpuCommunicator& comm, const OpDesc& shape);
 
-  bool has_between() const { return kernel_->has_between(); }
-  /// Operands must have been checked. `between`: interleave local tiles with remote ones.
-  void run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out);
-  /// Bytes that a rank sends per call.
-  int64_t wire_bytes() const;
+  std::vector<Variant> variants() override;
 
  private:
   EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
               std::unique_ptr<EncodedRsKernel> kernel);
+  /// `between`: interleave local tiles with remote ones.
+  void run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out);
 
   GpuCommunicator& comm_;
   FusedRsShape shape_;

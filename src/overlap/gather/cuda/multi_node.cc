@@ -1,4 +1,4 @@
-#include "overlap/contract/cuda/multi_node.h"
+#include "overlap/gather/cuda/multi_node.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include "collectives/gpu.h"
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"
-#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/contract/cuda/gpu_operator.h"
 #include "schedule/ring.h"
 #include "tune/cuda/gemm_choices.h"
 
@@ -187,6 +187,11 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
     partials.of[r] = r == rank ? rows_of(whole_memory_, shape_.n, rank).data() : slot(r).data();
   }
   launch_sum(partials, out, comm_.stream());
+}
+
+std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
+                                                   const OverlapOptions& options) {
+  return std::make_unique<GpuOperator<AcrossNodes>>(comm, desc, options, nullptr);
 }
 
 }  // namespace tandem::gpu

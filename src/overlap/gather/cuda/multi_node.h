@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "gemm/cuda/gemm_lt.h"
-#include "overlap/ag_wgrad/cuda/wgrad_gemm.h"
 #include "overlap/contract/cuda/dense.h"
 #include "overlap/contract/operator.h"
+#include "overlap/gather/cuda/wgrad_gemm.h"
 
 namespace tandem::gpu {
 
@@ -49,5 +49,9 @@ class AcrossNodes {
   Event begun_;
   std::vector<Event> moved_, computed_;  // by rank
 };
+
+/// The operator that `desc` names by these algorithms.
+std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
+                                                   const OverlapOptions& options);
 
 }  // namespace tandem::gpu
