@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
-#include <vector>
 
 #include "core/build_id.h"
 #include "core/env.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -29,16 +28,6 @@ void require_same_build(std::span<const Build> ranks) {
                     "(TANDEM_ALLOW_MIXED_BUILDS=1 on all of them allows others)",
                     first, rank, other));
   }
-}
-
-void require_same_build(Communicator& comm) {
-  const Build local = this_build();
-  const auto blobs = comm.exchange(std::as_bytes(std::span(&local, 1)), "builds");
-  std::vector<Build> all(blobs.size());
-  for (size_t rank = 0; rank < blobs.size(); ++rank) {
-    std::memcpy(&all[rank], blobs[rank].data(), std::min(sizeof local, blobs[rank].size()));
-  }
-  require_same_build(all);
 }
 
 }  // namespace tandem

@@ -4,8 +4,6 @@
 
 #include <span>
 
-#include "tandem/communicator.h"
-
 namespace tandem {
 
 struct Build {
@@ -17,7 +15,5 @@ Build this_build();
 /// Throws Mismatch, on every rank or on none, unless all builds are equal or all ranks allow
 /// others.
 void require_same_build(std::span<const Build> ranks);
-/// Collective over the ranks of `comm`.
-void require_same_build(Communicator& comm);
 
 }  // namespace tandem

@@ -7,6 +7,23 @@
 #include <utility>
 
 namespace tandem {
+namespace {
+
+/// Calls `call` for each of them, each on a thread. False if the system has too few threads or too
+/// little memory: not for all, then.
+template <typename Each, typename Call>
+bool on_each(Each& all, const Call& call) {
+  try {
+    std::vector<std::jthread> others;
+    for (size_t i = 1; i < all.size(); ++i) others.emplace_back([&, i] { call(all[i]); });
+    call(all.front());
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 std::shared_ptr<WorldState> WorldState::join(const std::string& name,
                                              std::shared_ptr<Communicator> control) {
@@ -37,31 +54,28 @@ void WorldState::end_with_all(End end) {
 }
 
 WorldState::~WorldState() {
-  if (ends_.empty()) return;
-  const bool together = await_all();
-  for (const End& end : ends_) end(together);
+  if (!ends_.empty()) {
+    const bool together = await_all();
+    for (const End& end : ends_) end(together);
+  }
+  release_controls();
 }
 
 // The barrier is a call of each rank, so each one needs a thread.
 bool WorldState::await_all() const {
   std::atomic<bool> together = true;
-  const auto come = [&](Communicator& control) {
+  const bool all_called = on_each(controls_, [&](const auto& control) {
     try {
-      control.barrier("the end of its world");
+      control->barrier("the end of its world");
     } catch (const std::exception&) {
       together = false;
     }
-  };
-  try {
-    std::vector<std::jthread> others;
-    for (size_t i = 1; i < controls_.size(); ++i) {
-      others.emplace_back([&, i] { come(*controls_[i]); });
-    }
-    come(*controls_.front());
-  } catch (const std::exception&) {  // out of threads or memory
-    together = false;
-  }
-  return together;
+  });
+  return all_called && together;
+}
+
+void WorldState::release_controls() {
+  on_each(controls_, [](auto& control) { control.reset(); });
 }
 
 }  // namespace tandem

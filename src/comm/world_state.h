@@ -2,11 +2,10 @@
 // them.
 //
 // Ranks may destroy communicators at any time and in any order, so destruction must not wait for
-// other ranks. Some objects have to be destroyed on all ranks together: an NCCL communicator, whose
-// destruction waits for the peers in other processes, or a split's control plane, whose rendezvous
-// server others may still use. If all ranks belong to this process they are destroyed at once.
-// Otherwise they are stored here until this process's last communicator of the world is destroyed,
-// which then waits for the other processes.
+// other ranks. NCCL communicators have to be destroyed on all ranks together: their destruction
+// waits for the peers in other processes. If all ranks belong to this process they are destroyed at
+// once. Otherwise they are stored here until this process's last communicator of the world is
+// destroyed, which then waits for the other processes.
 #pragma once
 
 #include <functional>
@@ -26,7 +25,8 @@ class WorldState {
   /// Adds a rank to this process's world state of that name, creating it if needed.
   static std::shared_ptr<WorldState> join(const std::string& name,
                                           std::shared_ptr<Communicator> control);
-  /// Waits for the other processes, for at most one deadline, if anything is stored.
+  /// Waits for the other processes, for at most one deadline, if anything is stored. The ranks'
+  /// control communicators end concurrently, as each may wait for the others.
   ~WorldState();
   WorldState(const WorldState&) = delete;
   WorldState& operator=(const WorldState&) = delete;
@@ -40,9 +40,10 @@ class WorldState {
  private:
   bool is_all() const { return int(controls_.size()) == controls_.front()->size(); }
   bool await_all() const;
+  void release_controls();
 
   std::mutex mutex_;
-  Communicators controls_;  // destroyed last
+  Communicators controls_;
   std::vector<End> ends_;
 };
 

@@ -13,7 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/rendezvous/control_communicator.h"
+#include "comm/processes/rank.h"
+#include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/rendezvous/launch.h"
 
 namespace tandem::test {
@@ -23,6 +24,7 @@ using namespace gpu;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kGrace{100};
+constexpr double kWorldDeadline = 20;
 constexpr OpId kToyWait{30};
 const WaitNames kNames{{kToyWait, "toy"}};
 
@@ -132,8 +134,10 @@ TEST(ErrorRecordTest, HungRankIsNamedByAllOthers) {
         try {
           Launch local = launch;
           local.rank = local.local_rank = rank;
-          run_control(local, {}, {1, {}, 20},
-                      [&](Communicator& comm) { status = rank_next_to_a_hung_one(comm, late); });
+          processes::Engine engine(std::make_unique<processes::RendezvousBootstrap>(
+              local, control::Secret{}, kWorldDeadline));
+          processes::run(engine, {.deadline_s = kWorldDeadline},
+                         [&](Communicator& comm) { status = rank_next_to_a_hung_one(comm, late); });
         } catch (const std::exception& error) {
           fprintf(stderr, "rank %d: %s\n", rank, error.what());
         }

@@ -1,5 +1,5 @@
-// Ranks that join a rendezvous server: those admitted, the refusals of others, and a rank's report
-// of any other listener at the server's address. Ranks are threads here.
+// Ranks that join a rendezvous store: those admitted, the refusals of others, and a rank's report
+// of any other listener at the store's address. Ranks are threads here.
 #include "comm/rendezvous/connect.h"
 
 #include <fmt/format.h>
@@ -15,8 +15,11 @@
 #include <future>
 #include <thread>
 
-#include "comm/rendezvous/control_communicator.h"
+#include "comm/processes/rank.h"
+#include "comm/processes/rendezvous_bootstrap.h"
+#include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/endpoint.h"
+#include "comm/rendezvous/store_server.h"
 
 namespace tandem::test {
 namespace {
@@ -35,6 +38,13 @@ Launch at(const std::string& host, int port, int rank, int size) {
   return launch;
 }
 
+/// World of the launch, of which this is a rank.
+std::shared_ptr<Communicator> form(const Launch& launch, const Secret& secret, double deadline_s) {
+  return processes::new_member(
+      std::make_unique<processes::RendezvousBootstrap>(launch, secret, deadline_s),
+      {.deadline_s = deadline_s});
+}
+
 int free_port() {
   return port_of(listen_on({"", "", 0}));
 }
@@ -51,8 +61,8 @@ std::string refusal(const Secret& hubs, Launch stranger, const Secret& secret) {
   stranger.port = server.port;
   stranger.one_host = server.one_host;
   const auto run = [](const Launch& launch, const Secret& local) {
-    ControlCommunicator comm(launch, local, 20);
-    comm.barrier("start");
+    const auto comm = form(launch, local, 20);
+    comm->barrier("start");
   };
   auto zero = std::async(std::launch::async, run, server, hubs);
   std::string said = "let in";
@@ -92,23 +102,52 @@ TEST(Joining, MissingSecretIsReportedOnBothSides) {
                    "this rank has neither TANDEM_SECRET nor TANDEM_SECRET_FILE"});
 }
 
-TEST(Joining, DifferentWorldSizeAndDuplicateRankAreNamed) {
+TEST(Joining, DifferentWorldSizeIsNamed) {
   expect_contains(refusal(kSecret, at("", 0, 1, 3), kSecret),
                   {"world size: rank 0 has 2, rank 1 has 3: expected the same on all ranks"});
   expect_contains(refusal(kSecret, at("", 0, -1, 2), kSecret), {"world size"});
-  expect_contains(refusal(kSecret, at("", 0, 0, 2), kSecret),
-                  {"has one already: expected each rank once"});
+}
+
+TEST(Joining, DuplicateRankIsRefused) {
+  Connection listener = listen_on({"", "", 0});
+  const Launch zero = at("127.0.0.1", port_of(listener), 0, 2);
+  const Credentials credentials = credentials_of(kSecret, zero.world);
+  const StoreServer store(std::move(listener), credentials, 2);
+  const Connection first = join(zero, credentials, 20);
+  try {
+    join(zero, credentials, 20);
+    ADD_FAILURE() << "let in";
+  } catch (const InvalidArgument& error) {
+    expect_contains(error.what(), {"has one already: expected each rank once"});
+  }
 }
 
 TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
   for (const int rank : {0, 1}) {
     try {
-      ControlCommunicator comm(at("node7", 29500, rank, 2), {}, 20);
+      const auto comm = form(at("node7", 29500, rank, 2), {}, 20);
       ADD_FAILURE() << "let in";
     } catch (const InvalidArgument& error) {
       expect_contains(error.what(), {"no secret", "TANDEM_SECRET or TANDEM_SECRET_FILE", "node7"});
     }
   }
+}
+
+// Rank 1 has come in time, but may wait for longer than rank 0, whose store ends.
+TEST(Joining, WaitingRankLearnsWhyRankZeroTimedOut) {
+  const int port = free_port();
+  const auto error_of = [&](int rank, double deadline_s) {
+    try {
+      form(at("127.0.0.1", port, rank, 3), kSecret, deadline_s);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("let in");
+  };
+  auto one = std::async(std::launch::async, error_of, 1, 60);
+  const std::string zero = error_of(0, 0.5);
+  EXPECT_EQ(zero.find("first meeting: rank 0 waited 0.5 s for rank"), 0u) << zero;
+  EXPECT_EQ(one.get(), "aborted by rank 0: " + zero);
 }
 
 TEST(Joining, PortOfAnEndingProcessIsAwaited) {
@@ -128,7 +167,7 @@ TEST(Joining, PortInUseIsNamed) {
   try {
     Launch launch = at("127.0.0.1", port, 0, 2);
     launch.port_from = "MASTER_PORT=29500 + 1";
-    ControlCommunicator comm(launch, kSecret, 20);
+    const auto comm = form(launch, kSecret, 20);
     ADD_FAILURE() << "listens";
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(error.what(), fmt::format("127.0.0.1:{}: rank 0 cannot listen: Address already in "
@@ -152,7 +191,7 @@ std::string said_of(const std::function<void(const Connection&)>& body, double d
   std::string said = "let in";
   const auto begin = Clock::now();
   try {
-    ControlCommunicator comm(at("127.0.0.1", port_of(listener), 1, 2), kSecret, deadline_s);
+    const auto comm = form(at("127.0.0.1", port_of(listener), 1, 2), kSecret, deadline_s);
   } catch (const Timeout& error) {
     said = "Timeout: " + std::string(error.what());
     EXPECT_EQ(error.peer, 0);
@@ -188,8 +227,8 @@ TEST(Joining, OtherListenersAtRankZerosAddressAreRejected) {
 TEST(Joining, RanksThatDieInTheHandshakeMayJoinAgain) {
   const int port = free_port();
   auto zero = std::async(std::launch::async, [&] {
-    ControlCommunicator comm(at("127.0.0.1", port, 0, 2), kSecret, 20);
-    comm.barrier("start");
+    const auto comm = form(at("127.0.0.1", port, 0, 2), kSecret, 20);
+    comm->barrier("start");
   });
   for (int i = 0; i < 20; ++i) {  // before the challenge, or between it and the decision
     std::string why;
@@ -201,8 +240,8 @@ TEST(Joining, RanksThatDieInTheHandshakeMayJoinAgain) {
     send(connection.fd(), &fragment, 1, MSG_NOSIGNAL);
   }
   {
-    ControlCommunicator comm(at("127.0.0.1", port, 1, 2), kSecret, 20);
-    comm.barrier("start");
+    const auto comm = form(at("127.0.0.1", port, 1, 2), kSecret, 20);
+    comm->barrier("start");
   }
   zero.get();
 }
@@ -214,7 +253,7 @@ bool resolves(const std::string& host) {
   return true;
 }
 
-// A listener accepts IPv6 and IPv4; a split connects by the addresses that the ranks joined with.
+// A listener accepts IPv6 and IPv4.
 TEST(Joining, Ipv6Ipv4AndNamesWork) {
   const int one = socket(AF_INET6, SOCK_STREAM, 0);
   if (one < 0) GTEST_SKIP() << "this machine has no IPv6";
@@ -225,11 +264,11 @@ TEST(Joining, Ipv6Ipv4AndNamesWork) {
     std::vector<std::future<void>> ranks;
     for (int rank = 0; rank < 3; ++rank) {
       ranks.push_back(std::async(std::launch::async, [&, rank] {
-        ControlCommunicator comm(at(rank == 2 ? "127.0.0.1" : host, port, rank, 3), kSecret, 20);
-        comm.barrier("start");
-        const auto group = comm.split(rank == 0 ? 0 : 1, 0);
+        const auto comm = form(at(rank == 2 ? "127.0.0.1" : host, port, rank, 3), kSecret, 20);
+        comm->barrier("start");
+        const auto group = comm->split(rank == 0 ? 0 : 1, 0);
         group->barrier("group");
-        comm.barrier("end");
+        comm->barrier("end");
       }));
     }
     for (auto& rank : ranks) EXPECT_NO_THROW(rank.get()) << host;

@@ -2,17 +2,22 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <cstring>
-#include <thread>
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "comm/rendezvous/server_connection.h"
+#include "comm/rendezvous/store_client.h"
+#include "comm/rendezvous/store_protocol.h"
+#include "tandem/error.h"
 
 namespace tandem::test {
 namespace {
 
 using namespace control;
 
-std::vector<std::byte> bytes_of(const Header& header, const std::string& payload = "") {
+std::vector<std::byte> stream_of(const Header& header, const std::string& payload = "") {
   const auto head = std::as_bytes(std::span(&header, 1));
   std::vector<std::byte> bytes(head.begin(), head.end());
   for (const char c : payload) bytes.push_back(std::byte(c));
@@ -23,7 +28,7 @@ TEST(Inbox, AssemblesMessagesFromParts) {
   std::vector<std::byte> stream;
   for (int i = 0; i < 5; ++i) {
     const auto bytes =
-        bytes_of({Kind::all, i, 7, 2, uint32_t(i)}, "ab" + std::string(size_t(i), 'x'));
+        stream_of({Kind::reply, i, 7, 2, uint32_t(i)}, "ab" + std::string(size_t(i), 'x'));
     stream.insert(stream.end(), bytes.begin(), bytes.end());
   }
   for (size_t chunk = 1; chunk < stream.size(); ++chunk) {
@@ -34,7 +39,7 @@ TEST(Inbox, AssemblesMessagesFromParts) {
       Message message;
       while (inbox.take(message)) {
         EXPECT_EQ(message.header.rank, taken);
-        EXPECT_EQ(text_of(message), "ab" + std::string(size_t(taken), 'x'));
+        EXPECT_EQ(text_of(message.payload), "ab" + std::string(size_t(taken), 'x'));
         ++taken;
       }
     }
@@ -44,11 +49,11 @@ TEST(Inbox, AssemblesMessagesFromParts) {
 }
 
 TEST(Inbox, InvalidHeaderEndsTheInbox) {
-  for (const Header& header : {Header{Kind::blob, 0, 0, kMaxNameBytes + 1, 0},
-                               Header{Kind::blob, 0, 0, 0, kMaxBlobBytes + 1},
-                               Header{Kind::blob, 0, 0, ~0u, ~0u}, Header{Kind(99), 0, 0, 0, 0}}) {
+  for (const Header& header : {Header{Kind::set, 0, 0, kMaxNameBytes + 1, 0},
+                               Header{Kind::set, 0, 0, 0, kMaxBlobBytes + 1},
+                               Header{Kind::set, 0, 0, ~0u, ~0u}, Header{Kind(99), 0, 0, 0, 0}}) {
     Inbox inbox;
-    inbox.append(bytes_of(header));
+    inbox.append(stream_of(header));
     EXPECT_TRUE(inbox.damaged());
     Message message;
     EXPECT_FALSE(inbox.take(message));
@@ -56,57 +61,60 @@ TEST(Inbox, InvalidHeaderEndsTheInbox) {
 }
 
 struct Ends {
-  ServerConnection connection;
-  Connection server;
+  std::unique_ptr<StoreClient> client;
+  Connection store;
 };
-Ends ends(int buffer = 0) {
-  int fds[2];
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+Ends make_ends(double stall_s = StoreClient::kStallSeconds, int buffer = 0) {
+  std::array<int, 2> fds{};
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds.data()), 0);
   if (buffer > 0) setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
-  return {{1, Connection(fds[0])}, Connection(fds[1])};
+  return {std::make_unique<StoreClient>(1, Connection(fds[0]), stall_s), Connection(fds[1])};
 }
 
-TEST(ServerConnection, ServerThatStopsMidMessageTimesOut) {
-  auto [connection, server] = ends();
-  const auto bytes = bytes_of({Kind::all, 0, 0, 0, 1000}, "the beginning");
-  ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
-  Message message;
+void write_to(const Connection& store, const std::vector<std::byte>& bytes) {
+  ASSERT_EQ(send(store.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
+}
+
+void ignore(const Event&) {}
+
+TEST(StoreClient, StoreThatStopsMidMessageTimesOut) {
+  auto [client, store] = make_ends();
+  const auto sum = client->add("n", 1);
+  write_to(store, stream_of({Kind::reply, 0, 1, 0, 1000}, "the beginning"));
   const auto begin = Clock::now();
-  EXPECT_EQ(connection.receive(message, 0.2), ServerConnection::Received::timeout);
-  connection.look_for_abort();
+  EXPECT_FALSE(client->await(sum, after(0.2), ignore));
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
-  server.close();
-  EXPECT_EQ(connection.receive(message, 5), ServerConnection::Received::gone);
-  EXPECT_THROW(connection.look_for_abort(), Aborted);
+  store.close();
+  EXPECT_THROW(client->await(sum, after(5), ignore), Aborted);
 }
 
-TEST(ServerConnection, ServerThatReadsNothingTimesOut) {
-  auto [connection, server] = ends(4096);
-  const std::vector<std::byte> blob(1 << 20);
-  const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
+TEST(StoreClient, StoreThatReadsNothingIsGivenUp) {
+  auto [client, store] = make_ends(0.2, 4096);
   const auto begin = Clock::now();
-  EXPECT_FALSE(connection.send(0.2, header, {}, blob));
-  EXPECT_FALSE(connection.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would continue the blob
+  client->set("key", Blob(1 << 20));
+  client->leave();  // would continue the value
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  std::vector<std::byte> received(2 << 20);
+  size_t bytes = 0;
+  for (ssize_t got = 1; got > 0; bytes += size_t(std::max<ssize_t>(got, 0))) {
+    got = recv(store.fd(), received.data(), received.size(), 0);
+  }
+  EXPECT_LT(bytes, size_t(1) << 20);
 }
 
-TEST(ServerConnection, AbortArrivesAfterTheMessageBeforeIt) {
-  auto [connection, server] = ends();
-  for (const auto& bytes :
-       {bytes_of({Kind::all, 0, 0, 0, 2}, "ab"), bytes_of({Kind::abort, 3, 0, 0, 3}, "why")}) {
-    ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
-  }
-  connection.look_for_abort();
-  Message message;
-  EXPECT_EQ(connection.receive(message, 5), ServerConnection::Received::message);
-  EXPECT_EQ(text_of(message), "ab");
-  try {
-    connection.look_for_abort();
-    ADD_FAILURE() << "no abort";
-  } catch (const Aborted& error) {
-    EXPECT_EQ(error.origin, 3);
-  }
-  EXPECT_THROW(connection.receive(message, 0), Aborted);
+TEST(StoreClient, EventsArriveInOrderWithTheRepliesBeforeThem) {
+  auto [client, store] = make_ends();
+  const auto sum = client->add("n", 1);
+  Blob events;
+  append_event(events, {Change::set, "abort/1", Blob(3)});
+  append_event(events, {Change::lost, "member/2", {}});
+  write_to(store, stream_of({Kind::event, 0, 0, 0, uint32_t(events.size())},
+                            std::string(text_of(events))));
+  write_to(store, stream_of({Kind::reply, 0, 1, 0, 8}, std::string(8, '\0')));
+  std::vector<std::string> keys;
+  EXPECT_TRUE(
+      client->await(sum, after(20), [&](const Event& event) { keys.push_back(event.key); }));
+  EXPECT_EQ(keys, (std::vector<std::string>{"abort/1", "member/2"}));
 }
 
 }  // namespace

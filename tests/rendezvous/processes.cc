@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <numeric>
 
+#include "comm/processes/rank.h"
+#include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/rendezvous/endpoint.h"
 
 namespace tandem::test {
@@ -26,6 +28,11 @@ control::Secret secret_of(const Launch& launch) {
   return control::read_secret("of these tests, 16 bytes and more", "");
 }
 
+static int wrong(int rank, const std::exception& error) {
+  std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  return kWrong;
+}
+
 std::vector<pid_t> start(Launch launch, const std::vector<int>& present, double deadline_s,
                          const std::function<int(Communicator&)>& body) {
   std::vector<pid_t> children;
@@ -36,18 +43,20 @@ std::vector<pid_t> start(Launch launch, const std::vector<int>& present, double 
       launch.rank = launch.local_rank = rank;
       const int last = launch.size - 1;
       try {
-        run_control(launch, secret_of(launch), {1, {}, deadline_s},
-                    [&](Communicator& comm) { status = body(comm); });
+        processes::Engine engine(std::make_unique<processes::RendezvousBootstrap>(
+            launch, secret_of(launch), deadline_s));
+        processes::run(engine, {.deadline_s = deadline_s},
+                       [&](Communicator& comm) { status = body(comm); });
       } catch (const Timeout& error) {
-        status = error.peer == last ? kTimeoutNamesIt : kWrong;
+        status = error.peer == last ? kTimeoutNamesIt : wrong(rank, error);
       } catch (const Aborted& error) {
-        status = error.origin == last ? kAbortedNamesIt : kWrong;
+        status = error.origin == last ? kAbortedNamesIt : wrong(rank, error);
       } catch (const Mismatch&) {
         status = kMismatch;
       } catch (const InvalidArgument&) {
         status = kRefused;
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        status = wrong(rank, error);
       }
       _exit(status);
     }

@@ -1,4 +1,4 @@
-// Ranks as processes, each with a communicator on the control plane.
+// Ranks as processes without MPI, each with a communicator that meets the others at the store.
 #pragma once
 
 #include <sys/types.h>
@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/launch.h"
+#include "comm/rendezvous/secret.h"
+#include "tandem/communicator.h"
 
 namespace tandem::test {
 

@@ -247,7 +247,7 @@ TEST(StoreState, InvalidRequestsAreRefused) {
   MeetHeader long_text{2, 1, 100, 0};
   EXPECT_FALSE(store.state.handle(
       1, make_message(Kind::meet, 0, 1, "m", std::as_bytes(std::span(&long_text, 1))), store.now));
-  for (const Kind kind : {Kind::blob, Kind::all, Kind::reply, Kind::event, Kind::met}) {
+  for (const Kind kind : {Kind(0), Kind(3), Kind::reply, Kind::event, Kind::met}) {
     EXPECT_FALSE(store.state.handle(0, make_message(kind, 0, 0, "", {}), store.now));
   }
 }

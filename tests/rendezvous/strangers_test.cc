@@ -86,7 +86,7 @@ class Attack {
       case 4:
         return say(to, answer_of(ours_, rank));  // valid once, for another connection
       case 5:
-        return say(to, Header{Kind::blob, rank, 0, ~0u, ~0u});
+        return say(to, Header{Kind::set, rank, 0, ~0u, ~0u});
       case 6:
         return say(to, random_digest());
       case 7:

@@ -106,8 +106,6 @@ void GpuCommunicator::end_alone() {
   if (failed_) give_up();
   attached_.clear();
   if (auto left = retired_.take_all(); !left.empty()) abandon(std::move(left));
-  // Peers may still need its rendezvous server.
-  if (owned_control_) world_->end_with_all([control = owned_control_](bool) {});
 }
 
 void GpuCommunicator::set_stream(cudaStream_t stream) {

@@ -8,11 +8,7 @@
 
 #include "comm/mpi/mpi_transport.h"
 #include "comm/processes/shared_memory.h"
-#include "comm/rendezvous/connect.h"
-#include "comm/rendezvous/connect_ranks.h"
-#include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/launch.h"
-#include "comm/rendezvous/secret.h"
 #include "core/env.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -117,6 +113,7 @@ std::unique_ptr<processes::Transport> MpiBootstrap::make_transport(processes::Tr
 // Finalizes MPI after a Mismatch, for which all ranks arrive here or none does. A rank that exits
 // without MPI_Finalize would kill the others before they report their errors.
 void MpiBootstrap::failed(const std::exception& error) {
+  if (rendezvous_) rendezvous_->failed(error);
   if (dynamic_cast<const Mismatch*>(&error)) end();
 }
 
@@ -136,12 +133,10 @@ control::Connection MpiBootstrap::connect_to_store() {
   uint64_t min = 0, max = 0;
   MPI_Allreduce(&host, &min, 1, MPI_UINT64_T, MPI_MIN, comm_);
   MPI_Allreduce(&host, &max, 1, MPI_UINT64_T, MPI_MAX, comm_);
-  auto server = control::contact_rank_zero("MPI", rank_, size_, min == max,
-                                           [this](auto local) { return gather(local); });
-  const auto credentials = control::credentials_of(server.secret, server.launch.world);
-  if (size_ == 1) server.listener = control::listen_on(control::endpoint_of(server.launch));
-  if (rank_ == 0) store_.emplace(std::move(server.listener), credentials, size_);
-  return control::join(server.launch, credentials, deadline_s_);
+  rendezvous_.emplace(control::contact_rank_zero("MPI", rank_, size_, min == max,
+                                                 [this](auto local) { return gather(local); }),
+                      deadline_s_);
+  return rendezvous_->connect_to_store();
 }
 
 processes::Engine& engine(MPI_Comm base) {

@@ -11,7 +11,7 @@
 
 #include "comm/processes/bootstrap.h"
 #include "comm/processes/engine.h"
-#include "comm/rendezvous/store_server.h"
+#include "comm/processes/rendezvous_bootstrap.h"
 
 namespace tandem::mpi {
 
@@ -35,8 +35,8 @@ class MpiBootstrap final : public processes::Bootstrap {
   std::vector<std::byte> gather(std::span<const std::byte> local) const;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::optional<control::StoreServer> store_;  ///< on rank 0
-  bool finalizes_mpi_ = false;                 ///< MPI was initialized by this object
+  std::optional<processes::RendezvousBootstrap> rendezvous_;  ///< with an address sent by MPI
+  bool finalizes_mpi_ = false;  ///< MPI was initialized by this object
 };
 
 /// Engine of this process in the MPI world: the ranks of `base` at the first call.

@@ -1,5 +1,5 @@
 // This process's rank of a World made of the caller's ncclComm_t. The caller's communicator
-// supplies the ranks and connects them (comm/rendezvous/connect_ranks.h); from then on the rank is
+// supplies the ranks and connects them (comm/processes/connect_ranks.h); from then on the rank is
 // like any other, with an NCCL communicator in addition to the caller's. So an abort or an error of
 // one does not reach the other, and work that the caller enqueues on the first cannot come between
 // calls on the second.
@@ -16,7 +16,7 @@
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
-#include "comm/rendezvous/connect_ranks.h"
+#include "comm/processes/connect_ranks.h"
 #include "comm/world_state.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/driver.h"
@@ -72,23 +72,23 @@ Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOp
   const double deadline_s = world_deadline(options.deadline_s);
   check_state(comm);
   const AdoptedNccl adopted = look_at(comm, stream);
-  control::Newcomer local{0, adopted.size, this_node(),
-                          refusal_of(adopted, options, gpu::users_nvls())};
+  processes::Newcomer local{0, adopted.size, this_node(),
+                            refusal_of(adopted, options, gpu::users_nvls())};
   gpu::check(ncclCommUserRank(comm, &local.rank), "ncclCommUserRank");
   const gpu::CurrentDevice communicators(
       adopted.device);  // another current device is an error, on all ranks
   const auto gather = [&](std::span<const std::byte> bytes) {
     return gpu::gather_by_nccl(comm, bytes, deadline_s);
   };
-  const auto met = control::connect_ranks("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
+  const auto met = processes::connect_ranks("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
   try {
-    const auto world = WorldState::join(met.world, met.control);
-    auto rank = std::make_shared<gpu::NcclCommunicator>(*met.control, world);
+    const auto world = WorldState::join(met.world, met.comm);
+    auto rank = std::make_shared<gpu::NcclCommunicator>(*met.comm, world);
     rank->set_stream(stream);
     recorder().set_rank(local.rank);
     return {std::move(rank)};
   } catch (const std::exception& error) {
-    met.control->abort(error.what());
+    met.comm->abort(error.what());
     throw;
   }
 }

@@ -7,24 +7,20 @@
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
-#include "comm/rendezvous/control_communicator.h"
 #include "comm/rendezvous/launch.h"
-#include "comm/same_build.h"
 #include "comm/threads/make_ranks.h"
 #include "comm/world_state.h"
 #include "core/cuda/current_device.h"
-#include "core/env.h"
-#include "observe/recorder.h"
 
 namespace tandem {
 namespace {
 
 // Rank of a process that has only one.
-Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, int gpus) {
+Communicators one_rank(std::shared_ptr<Communicator> control, int gpus) {
   const gpu::CurrentDevice unchanged;
   const auto world = std::make_shared<WorldState>(Communicators{control});
   try {
-    gpu::use_gpu_of(control->rank(), local_rank, gpus);
+    gpu::use_gpu_of(control->rank(), local_rank(control->rank()), gpus);
     return {std::make_shared<gpu::NcclCommunicator>(*control, world)};
   } catch (const std::exception& error) {
     control->abort(error.what());
@@ -51,19 +47,9 @@ Communicators sharing_ranks(const WorldOptions& options) {
 Communicators new_gpu_ranks(const WorldOptions& options) {
   const int gpus = gpu::require_gpus(options);
   if (options.ranks_per_gpu != 1) return sharing_ranks(options);
-  if (launched_by_mpi()) {
-    const auto control = new_mpi_rank(options).front();
-    return one_rank(control, local_rank(control->rank()), gpus);
-  }
+  if (launched_by_mpi()) return one_rank(new_mpi_rank(options).front(), gpus);
   require_mpi_under_mpirun();
-  if (const auto launch = launched_by_environment()) {
-    check_launched(options, *launch);
-    recorder().set_rank(launch->rank);
-    const auto control = std::make_shared<control::ControlCommunicator>(
-        *launch, control::secret_of_environment(), world_deadline(options.deadline_s));
-    require_same_build(*control);
-    return one_rank(control, launch->local_rank, gpus);
-  }
+  if (launched()) return one_rank(new_process_rank(options).front(), gpus);
   gpu::check_ranks(options, gpus);
   const Communicators controls = new_thread_ranks(options);
   const auto world = std::make_shared<WorldState>(controls);

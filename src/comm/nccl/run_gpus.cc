@@ -6,9 +6,7 @@
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
-#include "comm/rendezvous/control_communicator.h"
 #include "comm/rendezvous/launch.h"
-#include "comm/same_build.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 
@@ -40,16 +38,10 @@ void run_gpus(const WorldOptions& options, const std::function<void(Communicator
     comm.synchronize();
   };
   if (options.ranks_per_gpu != 1) return share_gpu(options, body);
-  if (launched_by_mpi()) {
-    return run_mpi(options, [&](Communicator& c) { on_device(c, local_rank(c.rank())); });
-  }
+  const auto on_launched = [&](Communicator& c) { on_device(c, local_rank(c.rank())); };
+  if (launched_by_mpi()) return run_mpi(options, on_launched);
   require_mpi_under_mpirun();
-  if (const auto launch = launched_by_environment()) {
-    return run_control(*launch, control::secret_of_environment(), options, [&](Communicator& c) {
-      require_same_build(c);
-      on_device(c, launch->local_rank);
-    });
-  }
+  if (launched()) return run_processes(options, on_launched);
   gpu::check_ranks(options, gpus);
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
 }

@@ -84,7 +84,9 @@ std::shared_ptr<Communicator> new_member(std::unique_ptr<Bootstrap> bootstrap,
   auto rank = new_rank(*engine, options).front();
   Communicator* const comm = rank.get();
   return {comm, [engine = std::move(engine), rank = std::move(rank)](Communicator*) mutable {
+            const bool has_waited = engine->run_timed_out();
             rank.reset();
+            if (has_waited) engine->end_run(true);
             engine.reset();
           }};
 }

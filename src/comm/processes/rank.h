@@ -15,7 +15,7 @@ void run(Engine& engine, const WorldOptions& options,
 Communicators new_rank(Engine& engine, const WorldOptions& options);
 /// A rank with an engine of its own, so that a process may hold several, and any number of worlds
 /// one after another. Its destruction waits until all ranks of its world have left, for at most one
-/// deadline. Throws as Engine.
+/// deadline, or 2 s if a wait of this rank has timed out. Throws as Engine.
 std::shared_ptr<Communicator> new_member(std::unique_ptr<Bootstrap> bootstrap,
                                          const WorldOptions& options);
 

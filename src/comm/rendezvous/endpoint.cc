@@ -224,15 +224,6 @@ bool is_another_users(const Connection& connection) {
          credentials.uid != geteuid();
 }
 
-std::string host_address(const Connection& connection, const std::string& host) {
-  const auto local_end = address_of(connection, getsockname),
-             peer = address_of(connection, getpeername);
-  if (!local_end || !peer) return host;
-  const std::string text = text_of_address(*local_end);
-  const bool here = is_loopback(text) || text == text_of_address(*peer);
-  return here || local_end->any.sa_family == AF_UNIX ? host : text;
-}
-
 std::string peer_address(const Connection& connection) {
   const auto peer = address_of(connection, getpeername);
   return peer ? text_of_address(*peer) : "an unknown address";

@@ -1,4 +1,4 @@
-// Endpoint on which a rendezvous server listens. If all ranks are on one host that is a local
+// Endpoint on which a rendezvous store listens. If all ranks are on one host that is a local
 // socket, and the system reports the user of its other end: no port is open, and no secret is
 // needed. Between hosts it is a TCP port on every address of rank 0's host, IPv6 and IPv4.
 #pragma once
@@ -37,9 +37,6 @@ Connection connect_to(const Endpoint& endpoint, double seconds, std::string& why
 /// unknown.
 bool is_another_users(const Connection& connection);
 
-/// Address of this end of a connection by which others may reach this host: `host`, the name that
-/// it connected to, if both ends are on one host.
-std::string host_address(const Connection& connection, const std::string& host);
 /// Address of the other end, for messages.
 std::string peer_address(const Connection& connection);
 

@@ -1,4 +1,4 @@
-// Handshake by which a rank and a rendezvous server prove to each other that they know the same
+// Handshake by which a rank and a rendezvous store prove to each other that they know the same
 // secret without sending it: each sends the HMAC-SHA-256, under the key of its world, of the rank's
 // identity and of both ends' random numbers. Those are new for every connection, so nothing can be
 // replayed, and the two proofs differ in their first byte, so neither can be sent back as the
@@ -33,7 +33,7 @@ class Incoming {
   size_t have_ = 0;
 };
 
-/// Rendezvous server's side of a handshake.
+/// Store's side of a handshake.
 class Caller {
  public:
   /// Sends the challenge. A failure to send it at once shows in `read`.

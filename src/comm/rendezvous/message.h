@@ -1,6 +1,6 @@
-// Wire format of the control plane's connections. First the handshake, three messages of fixed size
-// (handshake.h): before a rank has proved its identity, nothing that it announces is trusted. Then
-// messages: a fixed header, then a name and a blob of the lengths it gives.
+// Wire format of connections to the rendezvous store. First the handshake, three messages of fixed
+// size (handshake.h): before a rank has proved its identity, nothing that it announces is trusted.
+// Then messages: a fixed header, then a name and a blob of the lengths it gives.
 #pragma once
 
 #include <array>
@@ -42,29 +42,14 @@ struct Decision {
   Digest proof;
 };
 
-enum class Kind : uint32_t {
-  blob,     ///< rank -> server: its blob of an exchange (payload: name, then blob)
-  all,      ///< server -> rank: all ranks' blobs, one message each; rank = the blob's rank
-  overdue,  ///< rank -> server: its deadline passed
-  missing,  ///< server -> rank: rank = the first that has not arrived, value = the exchange
-  abort,    ///< both ways: rank = the one that failed, payload = the reason
-  bye,      ///< rank -> server: it is done; server -> rank: it ends without a failure
-  // Store (store_protocol.h)
-  set,
-  get,
-  add,
-  watch,
-  meet,
-  reply,
-  event,
-  met,
-};
+/// The store's messages (store_protocol.h), and the launcher's to its executors.
+enum class Kind : uint32_t { overdue = 2, bye = 5, set, get, add, watch, meet, reply, event, met };
 constexpr Kind kLastKind = Kind::met;
 
 struct Header {
   Kind kind;
   int32_t rank;
-  uint64_t value;  ///< number of the exchange
+  uint64_t value;  ///< number of the request
   uint32_t name_bytes, blob_bytes;
 };
 

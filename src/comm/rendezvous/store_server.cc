@@ -61,8 +61,10 @@ void StoreServer::serve() {
   for (;;) {
     if (ending_) {
       ending_since = std::min(ending_since, Clock::now());
-      const auto grace = joined_ == int(clients_.size()) ? kStoreGrace : kStartGrace;
-      if (here_ == 0 || Clock::now() - ending_since > grace) return;
+      const bool all_joined = joined_ == int(clients_.size());
+      const bool awaits_late = !all_joined && !last_words_.empty();
+      const auto grace = all_joined ? kStoreGrace : kStartGrace;
+      if ((here_ == 0 && !awaits_late) || Clock::now() - ending_since > grace) break;
     }
     const int tick = ending_ ? kLastTickMs : kTickMs;
     const int count = epoll_wait(epoll_.fd(), events.data(), int(events.size()), tick);
@@ -88,18 +90,25 @@ void StoreServer::serve() {
     if (admission_.shortage() != 0 && !reported_) report_shortage();
     state_.send_events();
   }
+  if (last_words_.empty()) return;
+  report_failure(origin_, last_words_);
+  state_.send_events();
 }
 
 // The ranks that wait for the one that cannot be let in learn why it does not come.
 void StoreServer::report_shortage() {
   reported_ = true;
-  const std::string text = fmt::format(
-      "the rendezvous store cannot accept a rank: {} (ulimit -n says how many files a process may "
-      "have open)",
-      describe_errno(admission_.shortage()));
+  report_failure(0, fmt::format("the rendezvous store cannot accept a rank: {} (ulimit -n says how "
+                                "many files a process may have open)",
+                                describe_errno(admission_.shortage())));
+}
+
+// As a rank that fails while the world is formed does.
+void StoreServer::report_failure(int origin, std::string_view reason) {
   const std::string_view key = kStartFailure;
-  Blob value(sizeof(int32_t));  // of rank 0
-  value.insert(value.end(), bytes_of(text).begin(), bytes_of(text).end());
+  const auto rank = std::as_bytes(std::span(&origin, 1));
+  Blob value(rank.begin(), rank.end());
+  value.insert(value.end(), bytes_of(reason).begin(), bytes_of(reason).end());
   Message message{{Kind::set, 0, 0, uint32_t(key.size()), uint32_t(value.size())}, {}};
   for (const auto bytes : {bytes_of(key), std::span<const std::byte>(value)}) {
     message.payload.insert(message.payload.end(), bytes.begin(), bytes.end());

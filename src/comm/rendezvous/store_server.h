@@ -7,6 +7,7 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/rendezvous/admission.h"
@@ -20,8 +21,15 @@ class StoreServer {
  public:
   /// `listener` is bound; clients may connect before and after. Throws IoError.
   StoreServer(Connection listener, const Credentials& credentials, int size);
-  /// Gives clients that are present a moment to leave.
+  /// Gives clients that are present a moment to leave, and after `end_with` those that are late a
+  /// moment to come.
   ~StoreServer();
+  /// Sets why the world is not formed, and the rank that caused it: ranks present at the end are
+  /// told.
+  void end_with(int origin, std::string reason) {
+    origin_ = origin;
+    last_words_ = std::move(reason);
+  }
 
  private:
   enum class State { absent, here, gone };
@@ -34,6 +42,7 @@ class StoreServer {
   void serve();
   void let_in();
   void report_shortage();
+  void report_failure(int origin, std::string_view reason);
   void serve_client(int rank);
   void send(int rank, const Channel::Bytes& bytes);
   void write(int rank);
@@ -46,6 +55,8 @@ class StoreServer {
   StoreState state_;
   int here_ = 0, joined_ = 0;
   bool reported_ = false;  ///< that a rank could not be let in
+  int origin_ = 0;         ///< this and the next: written only by the owner until ending_
+  std::string last_words_;
   std::atomic<bool> ending_ = false;
   const ProcessMark process_;
   std::thread thread_;

@@ -42,10 +42,6 @@ bool StoreState::handle(int client, const Message& message, Clock::time_point no
       return meet(client, message);
     case Kind::overdue:
       return tell_missing(client, message);
-    case Kind::blob:
-    case Kind::all:
-    case Kind::missing:
-    case Kind::abort:
     case Kind::bye:
     case Kind::reply:
     case Kind::event:
