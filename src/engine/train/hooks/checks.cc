@@ -1,0 +1,66 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engine/parallel/collective_check.h"
+#include "engine/train/hooks/hooks.h"
+#include "engine/train/state_checks.h"
+#include "tandem/error.h"
+
+namespace tandem::hooks {
+namespace {
+
+class Checks : public StepHook {
+ public:
+  explicit Checks(Run& run)
+      : run_(run), checks_(run.groups, run.config, *run.ranks, run.request.out) {}
+
+  void after_passes(Step& step) override {
+    checks_.compute_again(step.number, step.compute, step.result);
+    step.sums.checks = checks_.sums(step.number);
+  }
+
+  void after_sums(Step& step) override {
+    const std::vector<CheckFinding> findings = checks_.find(step.sums.checks, step.number);
+    for (const CheckFinding& finding : findings) run_.note("warning: " + describe(finding));
+    if (!findings.empty() && checks_.stops()) end(findings);
+  }
+
+ private:
+  /// Saves nothing, and sets the state of the last step aside.
+  [[noreturn]] void end(const std::vector<CheckFinding>& findings) {
+    run_.on_output("the folder of the run", [&] { run_.files->require_output(); });
+    std::string saved;
+    try {
+      saved = run_.checkpoints->set_aside(run_.state.step);
+    } catch (const Aborted&) {  // by a rank that is done with it, as all are then
+      if (!checks_.replaces()) throw;
+    }
+    run_.note_warnings();
+    const std::string finding = describe(findings.front());
+    if (checks_.replaces() && run_.request.leave_corrupt) {
+      const std::vector<int> suspects = suspected_ranks(findings);
+      run_.note(fmt::format("warning: to be replaced: {}; the state after step {} is not used",
+                            name_ranks(suspects), run_.state.step));
+      if (!std::ranges::binary_search(suspects, run_.world.rank())) {
+        throw Aborted(suspects[0], finding);
+      }
+      run_.request.leave_corrupt();
+    }
+    throw Error(fmt::format("{}; ended after step {}, whose weights are not saved; {}", finding,
+                            run_.state.step, saved));
+  }
+
+  Run& run_;
+  StateChecks checks_;
+};
+
+}  // namespace
+
+Hook make_checks(Run& run) {
+  return std::make_unique<Checks>(run);
+}
+
+}  // namespace tandem::hooks

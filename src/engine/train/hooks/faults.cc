@@ -1,0 +1,28 @@
+#include "engine/train/fault_injector.h"
+#include "engine/train/hooks/hooks.h"
+
+namespace tandem::hooks {
+namespace {
+
+class Faults : public StepHook {
+ public:
+  explicit Faults(Run& run)
+      : run_(run), injector_(run.request.faults, run.groups, *run.ranks, run.request.out) {}
+
+  void before_passes(Step& step) override { injector_.before_passes(step.number, *run_.executor); }
+  void after_passes(Step& step) override { injector_.after_passes(step.number); }
+  void after_step(Step&) override { at_end(); }
+  void at_end() override { injector_.after_save(run_.checkpoints->saved_step()); }
+
+ private:
+  Run& run_;
+  FaultInjector injector_;
+};
+
+}  // namespace
+
+Hook make_faults(Run& run) {
+  return run.request.faults.empty() ? nullptr : std::make_unique<Faults>(run);
+}
+
+}  // namespace tandem::hooks

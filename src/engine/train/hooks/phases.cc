@@ -1,0 +1,36 @@
+#include <optional>
+
+#include "engine/train/hooks/hooks.h"
+#include "engine/train/self_check.h"
+
+namespace tandem::hooks {
+namespace {
+
+class Phases : public StepHook {
+ public:
+  explicit Phases(Run& run) : run_(run) {
+    if (run.measured_peak && SelfCheck::applies(run.config, run.groups, run.state.step)) {
+      self_check_.emplace(run.config, run.groups);
+    }
+  }
+
+  void after_step(Step& step) override {
+    run_.phase_log->add(step.record);
+    if (!self_check_) return;
+    const bool is_ours = run_.files && run_.files->find_other_owner().empty();
+    run_.note_lines(self_check_->add(step.record, run_.phase_log->phases(),
+                                     is_ours ? run_.request.out + "/self_check.json" : ""));
+  }
+
+ private:
+  Run& run_;
+  std::optional<SelfCheck> self_check_;
+};
+
+}  // namespace
+
+Hook make_phases(Run& run) {
+  return std::make_unique<Phases>(run);
+}
+
+}  // namespace tandem::hooks

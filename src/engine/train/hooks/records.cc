@@ -1,0 +1,55 @@
+#include <optional>
+
+#include "engine/train/hooks/hooks.h"
+#include "engine/train/progress_sink.h"
+
+namespace tandem::hooks {
+namespace {
+
+/// Writes on rank 0; a rank whose OUT became another run's fails.
+class Records : public StepHook {
+ public:
+  explicit Records(Run& run) : run_(run) {
+    if (run.files) progress_.emplace(run.config, *run.progress, run.state);
+  }
+
+  void before_passes(Step&) override {
+    if (run_.files && run_.ending.error.empty()) {
+      run_.ending.error = run_.files->find_other_owner();
+    }
+  }
+
+  void after_verdict(Step& step) override {
+    if (!run_.files) return;
+    const auto cursors = run_.executor->cursors();
+    const int64_t first = run_.state.next_sample;
+    run_.files->add({step.number,
+                     first,
+                     step.record.batch,
+                     cursors.empty() ? run_.sampler.epoch(first) : cursors[0].epoch,
+                     step.targets,
+                     step.sums.text.hash,
+                     step.verdict.reason,
+                     {cursors.begin(), cursors.end()}});
+  }
+
+  void after_step(Step& step) override {
+    if (!run_.files) return;
+    const int64_t saved = run_.checkpoints->saved_step();
+    if (saved >= 0) step.record.saved_step = saved;
+    run_.files->add(step.record);
+    progress_->add(step.record);
+  }
+
+ private:
+  Run& run_;
+  std::optional<ProgressSink> progress_;
+};
+
+}  // namespace
+
+Hook make_records(Run& run) {
+  return std::make_unique<Records>(run);
+}
+
+}  // namespace tandem::hooks

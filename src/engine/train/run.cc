@@ -1,0 +1,164 @@
+#include "engine/train/run.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/clock.h"
+#include "engine/checkpoint/loading.h"
+#include "engine/checkpoint/made_by.h"
+#include "engine/checkpoint/run_end.h"
+#include "engine/plan/memory.h"
+#include "engine/train/run_start.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+
+Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& text)
+    : world(of_run),
+      request(check_request(of_run, of_ranks, text)),
+      config(of_ranks.config),
+      source(text),
+      sampler(text, config.train.seq, uint64_t(config.train.seed), make_sampler_options(config)),
+      groups(of_run, ParallelDims(config), config.model.experts > 0) {
+  config.data.format = source.format();
+  config.parallel.replicas = groups.dims().replicas();
+  if (world.rank() == 0) progress.emplace(request.log);
+  if (!request.resume) find_init();
+  memory.emplace(world, open_output());
+  ResumePoint begin_at;
+  if (request.resume) {
+    begin_at = find_resume_point(world, *memory, files ? &*files : nullptr, config);
+    if (begin_at.is_start()) find_init();
+  }
+  note_lines(describe_run(config, source, sampler));
+  resolve_dtype(begin_at);
+  note(describe_memory(config, world.on_gpu()));
+  ranks.emplace(groups, config, request.routed);
+  executor.emplace(config, groups, source, sampler, *ranks);
+  trained.emplace(trained_ranks());
+  begin(begin_at);
+  executor->load(state.next_sample);  // under what precedes the first step
+  measured_peak = !request.rank_flops || *request.rank_flops <= 0;
+  utilization = measure_utilization(world, config, request.rank_flops);
+  if (measured_peak) note_lines(utilization.describe(config));
+  note(ranks->describe_state());
+  make_checkpoints();
+  phase_log.emplace(config, request.out + "/ranks", groups, state.step);
+  on_output("room on disk",
+            [&] { files->check_room(config, state.step, begin_at.memory.has_value()); });
+  if (files) files->open_logs(ledger_start(state, config, sampler));
+  elapsed_before_s = state.elapsed_s;
+}
+
+void Run::find_init() {
+  init_from = find_initial_model(world, request.init, config,
+                                 [this](const std::string& text) { note(text); });
+}
+
+/// Opens the files of the run.
+SnapshotOwner Run::open_output() {
+  const std::string run = on_rank_zero(world, "opening the output", [&] {
+    files.emplace(request.out, request.resume, source, *progress, request.output_patience_s);
+    if (request.output_opened) request.output_opened();
+    return files->run_id();
+  });
+  return {run, describe_layout(groups.dims(), config, world.on_gpu()), world.rank(), world.size()};
+}
+
+/// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
+/// settings to OUT/config.toml.
+void Run::resolve_dtype(const ResumePoint& from) {
+  const std::string choice =
+      choose_run_dtype(world, config, from.is_start() ? "" : from.state().config);
+  if (!choice.empty()) note(choice);
+  on_output("writing the configuration", [&] { files->write_configuration(config); });
+}
+
+/// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
+void Run::begin(const ResumePoint& from) {
+  if (const auto restored = restore(*trained, *memory, from, files ? &*files : nullptr, config)) {
+    state = *restored;
+    seek_streams(world, request.out + "/ledger.jsonl", state.next_sample, sampler);
+    if (state.control.tokens < 0) state.control.tokens = count_targets(sampler, state.next_sample);
+  } else {
+    if (!init_from.empty()) {
+      load_model(*trained, init_from);
+    } else {
+      for (ModelChunk& chunk : ranks->chunks) {
+        chunk.stage.initialize(uint64_t(config.train.seed));
+        chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+      }
+    }
+    state.seq = config.train.seq;
+    state.seed = config.train.seed;
+    state.data = source.fingerprint();
+  }
+  for (ModelChunk& chunk : ranks->chunks) chunk.stage.end_staging();
+  executor->weights_changed();
+  state.config = to_toml(config);
+  state.made_by = build_identity();
+}
+
+TrainedRanks Run::trained_ranks() {
+  std::vector<TrainedStage> stages;
+  for (ModelChunk& chunk : ranks->chunks) stages.push_back({chunk.stage, chunk.optimizer});
+  return {world, describe_layout(groups.dims(), config, world.on_gpu()), groups.tp(),
+          std::move(stages)};
+}
+
+void Run::make_checkpoints() {
+  checkpoints.emplace(
+      *trained,
+      RunCheckpoints::Options{.out = request.out,
+                              .model = config.model,
+                              .schedule = CheckpointSchedule(config),
+                              .keep = config.checkpoint.keep,
+                              .memory = &*memory,
+                              .peers = config.checkpoint.peer_copy ? &groups.dp() : nullptr,
+                              .prepare = [this] { files->prepare_checkpoint(config); }},
+      state);
+  if (const size_t bytes = checkpoints->snapshot_bytes(); bytes > 0) {
+    note(fmt::format("checkpoints: {} of snapshots in the memory of this rank",
+                     format_bytes(double(bytes))));
+  }
+}
+
+void Run::note(const std::string& text) {
+  if (progress) progress->note(text);
+}
+
+void Run::note_lines(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) note(line);
+}
+
+void Run::note_warnings() {
+  for (const std::string& text : checkpoints->take_warnings()) note("warning: " + text);
+}
+
+bool Run::is_finished() const {
+  return !describe_end(state, config).empty();
+}
+
+bool Run::validates() const {
+  const int64_t every = config.train.validate_every;
+  return every > 0 && (state.step % every == 0 || is_finished());
+}
+
+const std::string& Run::failure() const {
+  return executor->read_error().empty() ? ending.error : executor->read_error();
+}
+
+std::string Run::save_now() {
+  const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
+  executor->await_weights();
+  std::string unsaved = checkpoints->save_now(state);
+  note_warnings();
+  return unsaved;
+}
+
+double Run::elapsed_s() const {
+  return elapsed_before_s + seconds_since(start);
+}
+
+}  // namespace tandem

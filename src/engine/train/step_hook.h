@@ -1,0 +1,52 @@
+// Hooks of a training step: what a run does around its passes and updates, a file each in hooks/.
+// make_hooks() lists them; each moment is theirs in the order of that list, on every rank.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "engine/train/step_exchange.h"
+#include "engine/train/step_executor.h"
+#include "engine/train/step_guard.h"
+#include "engine/train/step_record.h"
+
+namespace tandem {
+
+/// A step, filled in as it is made.
+struct Step {
+  int64_t number = 0;  ///< from 1
+  int64_t targets = 0;
+  /// The passes, which hooks may run again.
+  std::function<StepExecutor::Result()> compute = {};
+  StepExecutor::Result result = {};  ///< of the passes
+  StepSums sums = {};                ///< this rank's, then those of all ranks
+  StepVerdict verdict = {};
+  StepRecord record = {};
+};
+
+/// Methods are collective unless they say otherwise.
+class StepHook {
+ public:
+  virtual ~StepHook() = default;
+
+  /// Before the step's time begins; the steps before are complete.
+  virtual void before_step(Step&) {}
+  virtual void before_passes(Step&) {}
+  /// Adds to this rank's sums.
+  virtual void after_passes(Step&) {}
+  /// May end the run (Run::ending), which drops the step.
+  virtual void after_sums(Step&) {}
+  /// The step's samples are consumed, also if the verdict is to skip it.
+  virtual void after_verdict(Step&) {}
+  virtual void before_update(Step&) {}
+  /// Within the step's time, of a step that counts.
+  virtual void after_update(Step&) {}
+  /// After the step's time.
+  virtual void after_step(Step&) {}
+  /// Instead of the one above, for a step that was dropped at any moment.
+  virtual void after_dropped_step() {}
+  /// After the last step is saved, or could not be.
+  virtual void at_end() {}
+};
+
+}  // namespace tandem
