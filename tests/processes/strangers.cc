@@ -15,11 +15,10 @@
 
 #include "comm/processes/rank.h"
 #include "comm/processes/rendezvous_bootstrap.h"
-#include "comm/processes/sockets.h"
 
 namespace {
 
-using tandem::processes::Socket;
+using tandem::control::Connection;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMeetings = 10, kAtATime = 12, kMaxDescriptors = 512;
@@ -42,7 +41,7 @@ in_port_t port_of(int fd) {
 
 void attack() {
   constexpr std::string_view kGarbage = "tandem, says who?";
-  std::vector<Socket> strangers;
+  std::vector<Connection> strangers;
   in_port_t last_port = 0;
   while (!ended) {
     for (int fd = 3; fd < kMaxDescriptors; ++fd) {
@@ -55,11 +54,10 @@ void attack() {
       address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
       strangers.clear();
       for (int i = 0; i < kAtATime; ++i) {
-        Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-          break;
+        Connection socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        if (connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) break;
         ++connected;
-        if (i % 2 == 1) send(socket.get(), kGarbage.data(), kGarbage.size(), MSG_NOSIGNAL);
+        if (i % 2 == 1) send(socket.fd(), kGarbage.data(), kGarbage.size(), MSG_NOSIGNAL);
         strangers.push_back(std::move(socket));
       }
     }

@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -158,14 +157,8 @@ void Engine::notify_abort(uint64_t run, const std::string& reason, int origin) {
     if (run == run_) run_aborted_ = true;
   }
   ring(rank_);
-  const int32_t culprit = first.origin;
-  control::Blob value;
-  for (const auto bytes :
-       {std::as_bytes(std::span(&culprit, 1)),
-        control::bytes_of(std::string_view(first.reason).substr(0, kInlineBytes))}) {
-    value.insert(value.end(), bytes.begin(), bytes.end());
-  }
-  store_->set(fmt::format("abort/{}", run), value);
+  const auto reason_sent = std::string_view(first.reason).substr(0, kInlineBytes);
+  store_->set(fmt::format("abort/{}", run), control::make_abort_value(first.origin, reason_sent));
 }
 
 std::optional<AbortNotice> Engine::aborted() const {
@@ -260,20 +253,12 @@ void Engine::note_lost(int source) {
 }
 
 void Engine::on_event(const control::Event& event) {
-  const size_t slash = event.key.find('/');
-  const auto number = [&] {
-    uint64_t value = 0;
-    const char* begin = event.key.data() + std::min(slash + 1, event.key.size());
-    std::from_chars(begin, event.key.data() + event.key.size(), value);
-    return value;
-  };
-  if (event.key.starts_with("abort/") && event.value.size() >= sizeof(int32_t)) {
-    int32_t origin = 0;
-    std::memcpy(&origin, event.value.data(), sizeof origin);
-    const auto reason = control::text_of(std::span(event.value).subspan(sizeof origin));
-    note_abort(number(), origin, std::string(reason));
+  const uint64_t number = control::number_of_key(event.key);
+  const auto notice = control::read_abort_value(event.value);
+  if (event.key.starts_with("abort/") && notice) {
+    note_abort(number, notice->origin, notice->reason);
   } else if (event.change == control::Change::lost || event.change == control::Change::expired) {
-    note_lost(int(number()));
+    note_lost(int(number));
   }
 }
 

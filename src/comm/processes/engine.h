@@ -45,10 +45,7 @@ constexpr int kRunShift = 40;
 /// Number of a communicator's workspace among its buffers: each rank makes it when it needs it.
 constexpr uint64_t kWorkspaceBuffer = ~uint64_t{0};
 
-struct AbortNotice {
-  int origin;
-  std::string reason;
-};
+using control::AbortNotice;
 
 class Engine final : TransportSink {
  public:

@@ -52,10 +52,7 @@ void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
     const bool known = dynamic_cast<const Mismatch*>(&error) ||
                        dynamic_cast<const Aborted*>(&error) || dynamic_cast<const Timeout*>(&error);
     if (store_ && !known) {
-      auto value = bytes_of_value(int32_t(rank_));
-      const auto reason = control::bytes_of(error.what());
-      value.insert(value.end(), reason.begin(), reason.end());
-      store_->set(control::kStartFailure, value);
+      store_->set(control::kStartFailure, control::make_abort_value(rank_, error.what()));
     }
     if (store_) store_->leave();
     bootstrap_->failed(error);
@@ -65,14 +62,13 @@ void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
 
 void Engine::await_at_start(std::string_view what, const control::StoreClient::Pending& reply) {
   const auto on_start_event = [&](const control::Event& event) {
-    if (event.key == control::kStartFailure) {
-      throw Aborted(value_of<int32_t>(event.value),
-                    std::string(control::text_of(std::span(event.value).subspan(4))));
-    }
+    const auto notice = control::read_abort_value(event.value);
+    if (event.key == control::kStartFailure && notice)
+      throw Aborted(notice->origin, notice->reason);
     if (event.change != control::Change::lost && event.change != control::Change::expired) {
       return on_event(event);  // of a rank that has started already
     }
-    const int rank = std::atoi(event.key.c_str() + event.key.find('/') + 1);
+    const int rank = int(control::number_of_key(event.key));
     throw Aborted(rank, fmt::format("rank {} ended without a word", rank));
   };
   const double seconds = bootstrap_->deadline_s();

@@ -217,10 +217,8 @@ void Engine::say_goodbye() {
   const auto others =
       store_->meet({.name = "leave", .count = size_, .index = rank_, .gone_count = true});
   const auto all_left = [&] { return others->here || store_gone_; };
-  using Seconds = std::chrono::duration<double>;
   const double patience = failed ? 2 : env().deadline_s;
-  const auto until = FutexWaiter::Clock::now() +
-                     std::chrono::duration_cast<FutexWaiter::Clock::duration>(Seconds(patience));
+  const auto until = control::after(patience);
   bool said = false;
   while (!all_left() || (!thread_failure_ && transport_->sending())) {
     renew_lease();

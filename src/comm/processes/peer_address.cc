@@ -1,7 +1,5 @@
 #include "comm/processes/peer_address.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,26 +9,6 @@
 
 namespace tandem::processes {
 namespace {
-
-in6_addr as_v6(const sockaddr* address, unsigned char fill) {
-  in6_addr v6{};
-  if (address->sa_family == AF_INET6) {
-    return reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
-  }
-  std::fill_n(v6.s6_addr, 12, fill);
-  std::fill_n(v6.s6_addr + 10, 2, 0xff);
-  std::memcpy(v6.s6_addr + 12, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
-  return v6;
-}
-
-bool is_v4(const Interface& interface) {
-  return IN6_IS_ADDR_V4MAPPED(&interface.address);
-}
-
-bool is_loopback(const Interface& interface) {
-  return is_v4(interface) ? interface.address.s6_addr[12] == 127
-                          : IN6_IS_ADDR_LOOPBACK(&interface.address);
-}
 
 bool in_one_network(const Interface& local_address, const Interface& other) {
   for (size_t i = 0; i < sizeof local_address.address; ++i) {
@@ -43,20 +21,7 @@ bool in_one_network(const Interface& local_address, const Interface& other) {
 }  // namespace
 
 void find_interfaces(PeerAddress& local) {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return;
-  std::vector<Interface> interfaces;
-  for (const ifaddrs* at = list; at; at = at->ifa_next) {
-    if (!at->ifa_addr || !at->ifa_netmask || !(at->ifa_flags & IFF_UP)) continue;
-    const auto family = at->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const Interface interface { as_v6(at->ifa_addr, 0), as_v6(at->ifa_netmask, 0xff) };
-    if (!IN6_IS_ADDR_LINKLOCAL(&interface.address)) interfaces.push_back(interface);
-  }
-  freeifaddrs(list);
-  std::stable_partition(interfaces.begin(), interfaces.end(), is_v4);
-  std::stable_partition(interfaces.begin(), interfaces.end(),
-                        [](const Interface& interface) { return !is_loopback(interface); });
+  const auto interfaces = control::local_interfaces();
   local.count = uint32_t(std::min(interfaces.size(), kAddresses));
   std::copy_n(interfaces.begin(), local.count, local.interfaces.begin());
 }

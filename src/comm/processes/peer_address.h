@@ -1,23 +1,19 @@
 // Address at which a rank listens for the connections of others, as it writes it to the store.
 #pragma once
 
-#include <netinet/in.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "comm/rendezvous/addresses.h"
 #include "comm/rendezvous/connection.h"
 
 namespace tandem::processes {
 
 constexpr size_t kAddresses = 8;
 
-/// Address in IPv6 form; IPv4 is mapped.
-struct Interface {
-  in6_addr address{}, mask{};
-};
+using control::Interface;
 
 struct PeerAddress {
   uint64_t host = 0;           ///< host_identity()
@@ -27,8 +23,7 @@ struct PeerAddress {
   std::array<Interface, kAddresses> interfaces;
 };
 
-/// Fills in the addresses of this host. IPv4 comes before IPv6, and the loopback last: it reaches
-/// only other processes of this host.
+/// Fills in the first addresses of this host.
 void find_interfaces(PeerAddress& local);
 /// Peer's addresses; those in one of this host's networks first.
 std::vector<Interface> candidates(const PeerAddress& local, const PeerAddress& peer);

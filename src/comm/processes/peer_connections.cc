@@ -115,12 +115,13 @@ std::vector<PeerConnections::Made> PeerConnections::advance() {
       continue;
     }
     const bool answered = state == Call::State::answered;
-    made.push_back({peer, answered ? call.take() : Socket(), answered ? "" : call.why()});
+    made.push_back(
+        {peer, answered ? call.take() : control::Connection(), answered ? "" : call.why()});
     entry = calls_.erase(entry);
   }
   for (const Made& each : made) {
     const int on = 1;
-    if (each.socket) setsockopt(each.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (each.socket.open()) setsockopt(each.socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
   return made;
 }
@@ -134,7 +135,7 @@ void PeerConnections::accept(std::vector<Made>& made) {
   };
   for (auto& [connection, peer] : admission_->serve(check)) {
     calls_.erase(peer);
-    made.push_back({peer, Socket(connection.release()), {}});
+    made.push_back({peer, std::move(connection), {}});
   }
 }
 

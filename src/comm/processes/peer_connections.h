@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "comm/processes/peer_address.h"
-#include "comm/processes/sockets.h"
 #include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/handshake.h"
 
@@ -27,7 +26,8 @@ class PeerConnections {
   void call(int peer, const PeerAddress& remote);
   struct Made {
     int rank;
-    Socket socket;  ///< non-blocking, without Nagle's delay; none if it could not be made
+    control::Connection
+        socket;  ///< non-blocking, without Nagle's delay; none if it could not be made
     std::string why;
   };
   /// Advances all without blocking.
@@ -58,7 +58,7 @@ class PeerConnections::Call {
   State advance(const control::Credentials& credentials, int rank, int size);
   /// Whether a connection is being made now, rather than after a pause.
   bool is_active() const { return connection_.open(); }
-  Socket take() { return Socket(connection_.release()); }
+  control::Connection take() { return std::move(connection_); }
   const std::string& why() const { return why_; }
 
  private:

@@ -22,15 +22,15 @@ Pipe::Pipe() {
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
     throw IoError(std::string("pipe: ") + describe_errno(errno));
   }
-  out_ = Socket(ends[0]);
-  in_ = Socket(ends[1]);
-  fcntl(in_.get(), F_SETPIPE_SZ, kCapacity);  // a smaller pipe is only slower
+  out_ = control::Connection(ends[0]);
+  in_ = control::Connection(ends[1]);
+  fcntl(in_.fd(), F_SETPIPE_SZ, kCapacity);  // a smaller pipe is only slower
 }
 
 size_t Pipe::lend(const std::byte* data, size_t bytes) {
   const iovec vector{const_cast<std::byte*>(data), bytes};
   while (true) {
-    const ssize_t spliced = vmsplice(in_.get(), &vector, 1, SPLICE_F_NONBLOCK);
+    const ssize_t spliced = vmsplice(in_.fd(), &vector, 1, SPLICE_F_NONBLOCK);
     if (spliced < 0 && errno == EINTR) continue;
     bytes_ += spliced > 0 ? size_t(spliced) : 0;
     return spliced > 0 ? size_t(spliced) : 0;
@@ -40,7 +40,7 @@ size_t Pipe::lend(const std::byte* data, size_t bytes) {
 int64_t Pipe::drain(int socket, bool more) {
   const unsigned flags = SPLICE_F_NONBLOCK | (more ? unsigned(SPLICE_F_MORE) : 0u);
   while (true) {
-    const ssize_t moved = splice(out_.get(), nullptr, socket, nullptr, bytes_, flags);
+    const ssize_t moved = splice(out_.fd(), nullptr, socket, nullptr, bytes_, flags);
     if (moved < 0 && errno == EINTR) continue;
     if (moved < 0) return errno == EAGAIN ? 0 : -1;
     bytes_ -= size_t(moved);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/processes/sockets.h"
+#include "comm/rendezvous/connection.h"
 
 namespace tandem::processes {
 
@@ -21,7 +21,7 @@ class Pipe {
   int64_t drain(int socket, bool more);
 
  private:
-  Socket out_, in_;
+  control::Connection out_, in_;
   size_t bytes_ = 0;
 };
 

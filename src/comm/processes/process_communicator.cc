@@ -62,8 +62,7 @@ void ProcessCommunicator::abort(const std::string& reason) {
 }
 
 FutexWaiter::Clock::time_point ProcessCommunicator::deadline_from_now() const {
-  return FutexWaiter::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                         std::chrono::duration<double>(deadline_s_));
+  return control::after(deadline_s_);
 }
 
 bool ProcessCommunicator::all_sent() {

@@ -67,7 +67,7 @@ SocketTransport::SocketTransport(std::unique_ptr<PeerConnections> connections, A
       event_fd_(event_fd),
       connections_(std::move(connections)),
       address_of_(std::move(address_of)) {
-  if (!epoll_) throw IoError(std::string("epoll: ") + describe_errno(errno));
+  if (!epoll_.open()) throw IoError(std::string("epoll: ") + describe_errno(errno));
   register_fd(event_fd_.descriptor(), EPOLLIN, kEventFd);
   if (connections_) register_fd(connections_->fd(), EPOLLIN, kConnections);
 }
@@ -76,7 +76,7 @@ void SocketTransport::register_fd(int fd, uint32_t events, uint64_t what) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = what;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, fd, &event) != 0) {
     throw IoError(std::string("epoll: ") + describe_errno(errno));
   }
 }
@@ -102,13 +102,13 @@ void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message) {
 void SocketTransport::connect_some() {
   for (auto& [rank, socket, why] : connections_->advance()) {
     Peer& peer = peers_[rank];
-    if (peer.socket || peer.lost) continue;
-    if (!socket) {
+    if (peer.socket.open() || peer.lost) continue;
+    if (!socket.open()) {
       lose(rank, peer);
       sink_.on_unreachable(rank, why);
       continue;
     }
-    register_fd(socket.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, uint64_t(rank));
+    register_fd(socket.fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, uint64_t(rank));
     peer.socket = std::move(socket);
     peer.readable = peer.writable = true;
     if (leaving_) notify_leave();
@@ -135,7 +135,7 @@ void SocketTransport::sleep(bool, std::chrono::microseconds longest) {
   }
   std::array<epoll_event, 64> events;
   const auto time = std::chrono::ceil<std::chrono::milliseconds>(longest);
-  const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), int(time.count()));
+  const int count = epoll_wait(epoll_.fd(), events.data(), int(events.size()), int(time.count()));
   for (int i = 0; i < count; ++i) {
     const auto& event = events[size_t(i)];
     if (event.data.u64 == kEventFd) {
@@ -154,8 +154,8 @@ bool SocketTransport::progress() {
   if (connections_) connect_some();
   for (auto& [rank, peer] : peers_) {
     moved |= drop_cancelled(peer);
-    if (peer.socket && peer.writable && !peer.out.empty()) moved |= write_some(rank, peer);
-    if (peer.socket && peer.readable) moved |= read_some(rank, peer);
+    if (peer.socket.open() && peer.writable && !peer.out.empty()) moved |= write_some(rank, peer);
+    if (peer.socket.open() && peer.readable) moved |= read_some(rank, peer);
   }
   return moved;
 }
@@ -224,7 +224,7 @@ int64_t SocketTransport::write_copied(Peer& peer) {
   message.msg_iovlen = count;
   const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
   while (true) {
-    const ssize_t bytes = sendmsg(peer.socket.get(), &message, flags);
+    const ssize_t bytes = sendmsg(peer.socket.fd(), &message, flags);
     if (bytes >= 0) return bytes;
     if (errno != EINTR) return would_block() ? 0 : -1;
   }
@@ -236,7 +236,7 @@ int64_t SocketTransport::write_zero_copy(Peer& peer) {
   const size_t zero_copy = peer.sent - sizeof(Header) + peer.pipe->bytes();
   const size_t left = out.header.bytes - zero_copy;
   const size_t added = left > 0 ? peer.pipe->lend(out.bytes() + zero_copy, left) : 0;
-  return peer.pipe->drain(peer.socket.get(), added < left);
+  return peer.pipe->drain(peer.socket.fd(), added < left);
 }
 
 void SocketTransport::take_sent(Peer& peer, size_t bytes) {
@@ -268,7 +268,7 @@ void SocketTransport::take_back(Peer& peer) {
 bool SocketTransport::read_some(int rank, Peer& peer) {
   bool moved = false;
   if (peer.early && !begin_contents(peer)) return false;
-  while (peer.socket) {
+  while (peer.socket.open()) {
     if (peer.received >= sizeof(Header) && peer.received == sizeof(Header) + peer.header.bytes) {
       deliver(rank, peer);
     }
@@ -279,7 +279,7 @@ bool SocketTransport::read_some(int rank, Peer& peer) {
       to = (peer.buffer ? peer.buffer->data + peer.header.offset : peer.contents.data()) + at;
       want = peer.header.bytes - at;
     }
-    const ssize_t bytes = recv(peer.socket.get(), to, want, MSG_DONTWAIT);
+    const ssize_t bytes = recv(peer.socket.fd(), to, want, MSG_DONTWAIT);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes < 0 && would_block()) {
       peer.readable = false;
@@ -346,11 +346,11 @@ void SocketTransport::set_low_water(Peer& peer) {
   const int bytes = int(std::min(left, kLowWater));
   if (bytes == peer.low_water) return;
   peer.low_water = bytes;
-  setsockopt(peer.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+  setsockopt(peer.socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 void SocketTransport::lose(int rank, Peer& peer) {
-  peer.socket = Socket();
+  peer.socket.close();
   peer.lost = true;
   for (auto& message : peer.out) message->release();
   for (auto& message : peer.zero_copy) message->release();
@@ -363,7 +363,7 @@ void SocketTransport::lose(int rank, Peer& peer) {
 }
 
 void SocketTransport::close() {
-  for (auto& [rank, peer] : peers_) peer.socket = Socket();
+  for (auto& [rank, peer] : peers_) peer.socket.close();
   connections_.reset();
 }
 

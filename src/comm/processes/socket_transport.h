@@ -12,7 +12,6 @@
 #include "comm/processes/event_fd.h"
 #include "comm/processes/peer_connections.h"
 #include "comm/processes/pipe.h"
-#include "comm/processes/sockets.h"
 #include "comm/processes/transport.h"
 
 namespace tandem::processes {
@@ -38,7 +37,7 @@ class SocketTransport final : public Transport {
 
  private:
   struct Peer {
-    Socket socket;  ///< none: not connected yet, or lost
+    control::Connection socket;  ///< none: not connected yet, or lost
     bool lost = false;
     bool readable = false, writable = true;
     bool early = false;    ///< the next contents are for a buffer that this rank has not made yet
@@ -72,7 +71,7 @@ class SocketTransport final : public Transport {
   void set_low_water(Peer& peer);
   void lose(int rank, Peer& peer);
 
-  Socket epoll_;
+  control::Connection epoll_;
   TransportSink& sink_;
   EventFd& event_fd_;
   std::unique_ptr<PeerConnections> connections_;

@@ -1,13 +1,26 @@
 // Addresses at which other hosts may reach this one.
 #pragma once
 
+#include <netinet/in.h>
+
 #include <string>
 #include <vector>
 
 namespace tandem::control {
 
-/// Numeric addresses of the interfaces that are up: IPv4 before IPv6, the loopback last. Link-local
-/// addresses are omitted, as they are meaningless without the name of an interface.
+/// Address in IPv6 form; IPv4 is mapped.
+struct Interface {
+  in6_addr address{}, mask{};
+};
+
+bool is_v4(const Interface& interface);
+bool is_loopback(const Interface& interface);
+
+/// Interfaces that are up: IPv4 before IPv6, and the loopback last, which reaches only other
+/// processes of this host. Link-local addresses are omitted, as they are meaningless without the
+/// name of an interface.
+std::vector<Interface> local_interfaces();
+/// Their numeric addresses.
 std::vector<std::string> local_addresses();
 
 }  // namespace tandem::control

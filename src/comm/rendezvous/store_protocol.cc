@@ -1,5 +1,6 @@
 #include "comm/rendezvous/store_protocol.h"
 
+#include <charconv>
 #include <cstring>
 
 #include "tandem/error.h"
@@ -19,10 +20,33 @@ std::string_view family_of(std::string_view key) {
   return key.substr(0, slash == key.npos ? key.npos : slash + 1);
 }
 
+uint64_t number_of_key(std::string_view key) {
+  uint64_t number = 0;
+  const size_t begin = family_of(key).size();
+  std::from_chars(key.data() + begin, key.data() + key.size(), number);
+  return number;
+}
+
 uint64_t number_of_meeting(std::string_view key) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : key) hash = (hash ^ uint8_t(c)) * 1099511628211u;
   return hash | uint64_t{1} << 63;
+}
+
+Blob make_abort_value(int origin, std::string_view reason) {
+  Blob value;
+  for (const auto bytes : {std::as_bytes(std::span(&origin, 1)), bytes_of(reason)}) {
+    value.insert(value.end(), bytes.begin(), bytes.end());
+  }
+  return value;
+}
+
+std::optional<AbortNotice> read_abort_value(std::span<const std::byte> value) {
+  AbortNotice notice{};
+  if (value.size() < sizeof notice.origin) return std::nullopt;
+  std::memcpy(&notice.origin, value.data(), sizeof notice.origin);
+  notice.reason = text_of(value.subspan(sizeof notice.origin));
+  return notice;
 }
 
 void append_blob(Blob& to, std::span<const std::byte> blob) {

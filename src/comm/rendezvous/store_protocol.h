@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,9 +27,16 @@ namespace tandem::control {
 
 using Blob = std::vector<std::byte>;
 
-/// Key under which a rank that fails while a world is formed tells why: its number, int32, and
-/// text.
+/// Why a run of the world, or its start, has ended: the value of a key abort/RUN.
+struct AbortNotice {
+  int origin;  ///< rank that caused it
+  std::string reason;
+};
+/// Key of the notice of a rank that fails while a world is formed.
 constexpr std::string_view kStartFailure = "abort/0";
+Blob make_abort_value(int origin, std::string_view reason);
+/// Nothing for bytes that are no notice.
+std::optional<AbortNotice> read_abort_value(std::span<const std::byte> value);
 
 struct MeetHeader {
   uint32_t count;           ///< members
@@ -55,6 +63,8 @@ std::string_view key_of(const Message& message);
 std::span<const std::byte> blob_of(const Message& message);
 /// Text of a key up to its first '/', inclusive; all of it without one.
 std::string_view family_of(std::string_view key);
+/// Number after a key's first '/'; 0 if there is none.
+uint64_t number_of_key(std::string_view key);
 /// Number of the reply to all members of a meeting; no request's.
 uint64_t number_of_meeting(std::string_view key);
 

@@ -106,9 +106,7 @@ void StoreServer::report_shortage() {
 // As a rank that fails while the world is formed does.
 void StoreServer::report_failure(int origin, std::string_view reason) {
   const std::string_view key = kStartFailure;
-  const auto rank = std::as_bytes(std::span(&origin, 1));
-  Blob value(rank.begin(), rank.end());
-  value.insert(value.end(), bytes_of(reason).begin(), bytes_of(reason).end());
+  const Blob value = make_abort_value(origin, reason);
   Message message{{Kind::set, 0, 0, uint32_t(key.size()), uint32_t(value.size())}, {}};
   for (const auto bytes : {bytes_of(key), std::span<const std::byte>(value)}) {
     message.payload.insert(message.payload.end(), bytes.begin(), bytes.end());
