@@ -63,7 +63,7 @@ void run(Engine& engine, const WorldOptions& options,
     give_up("unknown exception");
     throw;
   }
-  engine.end_run(false);
+  engine.end_run(engine.run_aborted());
 }
 
 Communicators new_rank(Engine& engine, const WorldOptions& options) {
