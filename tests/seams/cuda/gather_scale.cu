@@ -4,6 +4,7 @@
 
 #include "core/cuda/load_module.cuh"
 #include "overlap/contract/cuda/gpu_operator.h"
+#include "overlap/gather/cuda/multi_node.h"
 #include "overlap/gather/cuda/shard_pushes.h"
 #include "tests/seams/gather_scale.h"
 
@@ -74,7 +75,7 @@ namespace tandem::test {
 
 std::unique_ptr<OverlapOperator> gather_scale_on_gpu(Communicator& comm, const OpDesc& desc,
                                                      const OverlapOptions& options) {
-  return gpu::make_gpu_operator<gpu::GatherScale>(comm, desc, options);
+  return gpu::make_gpu_operator<gpu::GatherScale>(comm, desc, options, {gpu::make_across_nodes});
 }
 
 }  // namespace tandem::test
