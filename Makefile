@@ -73,7 +73,7 @@ bench-gpu:
 	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=OFF"
 	@GPU_TESTS=0 tools/gpu_check.sh build-cuda/bin out/bench-gpu
 
-# Records one call of each fused operator tile by tile (docs/gpu.md, Timeline), in a separate build.
+# Records one call of each fused operator tile by tile (docs/guide/gpu.md, Timeline), in a separate build.
 timeline-gpu:
 	@tools/setup.sh build
 	@tools/setup_cuda.sh

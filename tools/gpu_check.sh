@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_check.sh BIN OUT [REPEATS]: GPU tests and benchmark cases of docs/performance.md on this
+# gpu_check.sh BIN OUT [REPEATS]: GPU tests and benchmark cases of docs/results/performance.md on this
 # machine, with programs built elsewhere with the same libraries. Logs and JSON are written to OUT.
 # With GPU_PEERS=1 runs PyTorch on the same cases after each operator (bench/peers), and cuBLASMp if
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.

@@ -1,4 +1,4 @@
-"""Short tables of README.md and docs/performance.md, from the same results as the long ones of
+"""Short tables of README.md and docs/results/performance.md, from the same results as the long ones of
 docs/results."""
 from bench_results import (capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,
                            markdown, peers_of, percent, matrix_bytes, bandwidth, size_name, span, tflops)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """page_pictures.py TANDEM [FOLDER]: pictures of the live page, the report and the planner's page with made-up runs
-of 4, 64 and 4,096 ranks: light, dark, and dark on a phone. Without FOLDER those of the guides, docs/pages/. Needs
+of 4, 64 and 4,096 ranks: light, dark, and dark on a phone. Without FOLDER those of the guides, docs/images/pages/. Needs
 chromium and NumPy."""
 import base64
 import os
@@ -107,7 +107,7 @@ def write_png(path, pixels):
 
 def main():
     tandem = Server.program = os.path.abspath(sys.argv[1])
-    target = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else HERE + "/../docs/pages")
+    target = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else HERE + "/../docs/images/pages")
     wanted = [(page, size, mode) for page in PAGES for size in SIZES for mode in MODES if len(sys.argv) > 2 or (page, size, mode) in IN_GUIDES]
     os.makedirs(target, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="tandem-pictures-")

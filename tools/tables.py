@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """tables.py [--check]: writes every table and picture made from bench/results: the text between
-<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md, docs/dev/*.md and docs/results/*.md,
-and docs/gpu*.svg. With --check nothing is written; it fails if one does not match the results, or
-if a link of a page is broken."""
+<!-- KIND SOURCE --> and <!-- end --> in README.md and the pages of docs/, and docs/images/gpu*.svg.
+With --check nothing is written; it fails if one does not match the results, or if a link of a page
+is broken."""
 import re
 import sys
 
@@ -45,10 +45,9 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "own_runs": planner_table.own_runs,
          "recovery_campaign": recovery_table.campaign, "recovery": recovery_table.recoveries,
          "measured": lambda name: headline_table.TABLES[name]()}
-PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
-                       for file in sorted((ROOT / folder).glob("*.md"))))
-PICTURES = {"docs/gpu.svg": ("bench/results/h200x4", ""),
-            "docs/gpu-world2.svg": ("bench/results/h200x4/more", "-world2")}
+PAGES = ("README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))))
+PICTURES = {"docs/images/gpu.svg": ("bench/results/h200x4", ""),
+            "docs/images/gpu-world2.svg": ("bench/results/h200x4/more", "-world2")}
 MARK = re.compile(r"<!-- (\w+) (\S+) -->.*?<!-- end -->", re.S)
 
 
@@ -63,7 +62,7 @@ def anchors(text):
 
 
 def broken_links():
-    for page in ("README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md")))):
+    for page in PAGES:
         text = (ROOT / page).read_text()
         for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)\s]*))?\)", text):
             file = (ROOT / page).parent / target if target else ROOT / page

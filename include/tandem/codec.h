@@ -1,6 +1,7 @@
 // Wire formats: encodings that a collective sends in place of a tensor's elements. A Wire names a
 // codec and its grouping of elements, and gives the message size for an element count. Encoding is
-// a pure function of the values, the same on every processor. Message layout: docs/wire-formats.md.
+// a pure function of the values, the same on every processor. Message layout:
+// docs/reference/wire-formats.md.
 //
 // If a group holds a NaN or an infinity, the whole group decodes as NaN; only `lossless` (and
 // `none`) keep every bit pattern. Integer codecs decode -0 as 0. Finite values stay finite over the
@@ -82,7 +83,7 @@ struct Wire {
   double bits_per_element(DType dtype) const;
   /// Max of |decoded - value| relative to the absmax of the value's group, in f32, if that absmax
   /// is at least 2^-119 (with `log2`: 2^-36; with `e5m2`: 2^-110; with `e4m3`: 2^-117). Derivation:
-  /// docs/wire-formats.md.
+  /// docs/reference/wire-formats.md.
   double error_bound() const;
 
   bool operator==(const Wire&) const = default;

@@ -90,7 +90,7 @@ void bind_wire(nb::module_& m) {
   nb::class_<Wire>(m, "Wire",
                    "A wire format by its text, CODEC[:gGROUP][:asym][:f32|:log2][:spikes]"
                    "[:hadamard], such as\n'int8' or 'int2:g64:asym:spikes' "
-                   "(docs/wire-formats.md). What takes codec= takes one, too.\n"
+                   "(docs/reference/wire-formats.md). What takes codec= takes one, too.\n"
                    "Raises InvalidArgument for another text.")
       .def(
           "__init__",

@@ -24,7 +24,7 @@ def all_reduce(
     immutable. Equal bits on every rank.
 
     codec: wire format of a sum of f32, bf16 or f16, such as 'int8' or 'int4:g32'
-    (docs/wire-formats.md), or a Wire. residual: f32 with as many elements as x, zeros at first: the
+    (docs/reference/wire-formats.md), or a Wire. residual: f32 with as many elements as x, zeros at first: the
     encoding error of this call, added to the values of the next one.
 
     Collective. Raises InvalidArgument, Mismatch, Timeout, Aborted.

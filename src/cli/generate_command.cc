@@ -261,10 +261,11 @@ void add_generate(CLI::App& app) {
   command->add_option("--prompt", arguments->prompt,
                       "Text to continue (-: all of standard input; default: none)");
   command
-      ->add_option("--prompts", arguments->prompts,
-                   "File of many prompts, a JSON object a line (prompt or messages, max_tokens, "
-                   "temperature, top_k, top_p, seed, stop, log_probs; more in docs/generation.md): "
-                   "texts as such lines, in order")
+      ->add_option(
+          "--prompts", arguments->prompts,
+          "File of many prompts, a JSON object a line (prompt or messages, max_tokens, "
+          "temperature, top_k, top_p, seed, stop, log_probs; more in docs/guide/generation.md): "
+          "texts as such lines, in order")
       ->excludes("--prompt");
   command
       ->add_option("--chat", arguments->chat,

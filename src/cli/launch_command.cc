@@ -211,7 +211,7 @@ void add_launch(CLI::App& app) {
       "rank,\n"
       "the other ranks stay in theirs, and all continue from the newest checkpoint. A killed "
       "launcher is\n"
-      "started again, on one host: docs/recovery.md.\n"
+      "started again, on one host: docs/guide/recovery.md.\n"
       "Ranks of tandem serve have no checkpoint: when one is lost, all are started again.\n"
       "\n--hosts: an executor on each host starts its ranks and spares, passes on their output "
       "and\n"

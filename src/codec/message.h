@@ -1,5 +1,5 @@
 // Layout of an encoded message, computed by the same functions on host and device. Described in
-// docs/wire-formats.md.
+// docs/reference/wire-formats.md.
 //
 //   codes, wide plane     blocks x 128 x wide bits
 //   codes, narrow plane   blocks x 128 x narrow bits, the low bits of 6, 5 and 3

@@ -1,5 +1,5 @@
 // Round trips of many random and adversarial values through every format: 2^16 each, or
-// TANDEM_TEST_VALUES (docs/wire-formats.md).
+// TANDEM_TEST_VALUES (docs/reference/wire-formats.md).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

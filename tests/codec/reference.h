@@ -1,5 +1,5 @@
-// Reference implementation of docs/wire-formats.md: one value at a time, with every byte offset
-// computed from the value's index.
+// Reference implementation of docs/reference/wire-formats.md: one value at a time, with every byte
+// offset computed from the value's index.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# venv_test.sh PYTHON PACKAGES PROGRAM: runs PROGRAM on two ranks, as docs/python.md starts it in a
+# venv_test.sh PYTHON PACKAGES PROGRAM: runs PROGRAM on two ranks, as docs/guide/python.md starts it in a
 # virtual environment that sees the system's PyTorch. PACKAGES: the folder with tandem. Exit status
 # 77 if that PyTorch cannot launch processes.
 set -euo pipefail

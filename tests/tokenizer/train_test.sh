@@ -59,16 +59,16 @@ expect 0 'Done at step 7' "${jsonl[@]}" data.tokenizer=whole-small_bytes.json/to
 
 # Text, on two replicas as on one.
 text=(train "$source/configs/tiny.toml" --set model.layers=1 train.seq=32 train.steps=3 model.vocab=832
-  "data.paths=[\"$source/docs/glossary.md\"]" "data.tokenizer=$data/small_fallback.json" checkpoint.every=2)
+  "data.paths=[\"$source/docs/reference/glossary.md\"]" "data.tokenizer=$data/small_fallback.json" checkpoint.every=2)
 expect 0 'of text, [0-9]+ tokens' "${text[@]}" --out one
 expect 0 'Done at step 3' "${text[@]}" --out two --dp 2
 [ "$(head -1 one/metrics.jsonl | sed -E 's/.*"loss":([0-9.]{6}).*/\1/')" = \
   "$(head -1 two/metrics.jsonl | sed -E 's/.*"loss":([0-9.]{6}).*/\1/')" ] || fail "two replicas have another loss"
 
 expect 0 '^[0-9.]+ bits per byte, perplexity [0-9.]+ of [0-9]+ tokens, over [0-9]+ bytes in 1 files' \
-  eval one --data "$source/docs/glossary.md"
-"$tandem" eval one --data "$source/docs/glossary.md" --json eval.json >/dev/null
-"$tandem" tokenize one/final --json <"$source/docs/glossary.md" >tokens.json
+  eval one --data "$source/docs/reference/glossary.md"
+"$tandem" eval one --data "$source/docs/reference/glossary.md" --json eval.json >/dev/null
+"$tandem" tokenize one/final --json <"$source/docs/reference/glossary.md" >tokens.json
 python3 - <<'PYTHON' || fail "eval's sums disagree"
 import json, math
 read, tokens = json.load(open("eval.json")), json.load(open("tokens.json"))["tokens"]
@@ -82,7 +82,7 @@ python3 -c 'import json; json.load(open("generated.json", encoding="utf-8"))' ||
 "$tandem" generate one --prompt Hello --max-tokens 8 --tp 2 --json - 2>/dev/null | grep '"text"' >tp2
 "$tandem" generate one --prompt Hello --max-tokens 8 --json - 2>/dev/null | grep '"text"' | cmp -s - tp2 ||
   fail "two ranks wrote another text"
-expect 0 'bits per byte, perplexity' eval one/checkpoints/step-00000002 --data "$source/docs/glossary.md"
+expect 0 'bits per byte, perplexity' eval one/checkpoints/step-00000002 --data "$source/docs/reference/glossary.md"
 rm one/final/tokenizer.json
 expect 2 'vocab_size = 832: expected 257 \(text is read as bytes\), or a tokenizer.json' generate one --prompt x
 exit $((failures > 0))

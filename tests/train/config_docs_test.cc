@@ -1,4 +1,4 @@
-// Help and docs/training.md describe every key and metric.
+// Help and docs/guide/training.md describe every key and metric.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ TEST(Config, DescriptionListsEveryKey) {
   for (const ConfigKey& key : config_keys()) EXPECT_THAT(text, HasSubstr(key.name));
 }
 
-/// Rows of docs/training.md, formatted as in its tables.
+/// Rows of docs/guide/training.md, formatted as in its tables.
 std::vector<std::string> rows_of_keys() {
   std::istringstream lines(describe_config_keys());
   std::vector<std::string> rows;
@@ -37,7 +37,7 @@ std::vector<std::string> rows_of_keys() {
 }
 
 TEST(Config, TrainingPageHasEveryKeyAsDescribed) {
-  std::istringstream page(read_file(TANDEM_SOURCE_DIR "/docs/training.md"));
+  std::istringstream page(read_file(TANDEM_SOURCE_DIR "/docs/guide/training.md"));
   std::vector<std::string> rows;
   std::string section;
   for (std::string line; std::getline(page, line);) {
@@ -48,7 +48,7 @@ TEST(Config, TrainingPageHasEveryKeyAsDescribed) {
 }
 
 TEST(Config, TrainingPageNamesEveryMetric) {
-  const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/training.md");
+  const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/guide/training.md");
   StepRecord all;
   all.uncompressed_gradient_bytes = 1;
   all.validation_loss = all.aux_loss = all.bubble = 1;

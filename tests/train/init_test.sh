@@ -26,7 +26,7 @@ dtype = "f32"
 [checkpoint]
 every = 2
 END
-paths="data.paths=[\"$source/docs/glossary.md\"]"
+paths="data.paths=[\"$source/docs/reference/glossary.md\"]"
 fail() { echo "$1"; cat log errors; exit 1; }
 train() { # options, then keys
   local options=() keys=("$paths")

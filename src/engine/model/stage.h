@@ -2,7 +2,7 @@
 // with or without its two ends, forward and backward, on the overlap operators: tensor parallel
 // with sequence parallelism. The residual stream is row-sharded over the TP ranks; column-parallel
 // GEMMs are AgGemm, row-parallel ones GemmRs; their backward passes are the reverse
-// (docs/architecture.md).
+// (docs/dev/architecture.md).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Wire format of a warpgroup's half of a tile of gemm_block.cuh, encoded from its accumulators and
 // added to those of another rank's warpgroup: the same codes and scales as a message of each row
-// (docs/wire-formats.md).
+// (docs/reference/wire-formats.md).
 //
 // An accumulator row is shared by the four lanes of a quad, each with two of every eight columns.
 // In 16 columns 8 h + 2 l + b, lane l of a block of codec/cuda has elements 4 l + 2 h + b: elements
