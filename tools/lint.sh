@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh [ROOT]: checks formatting, the rules of tools/lint.py, and that tables and pictures match
-# bench/results. Prints one line per finding; exit 1 if there is one.
+# lint.sh [ROOT]: checks formatting, the rules of tools/lint.py, that tables and pictures match
+# bench/results, and the page of C++ the headers. Prints one line per finding; exit 1 if there is one.
 set -u
 tools=$(cd "$(dirname "$0")" && pwd)
 cd "${1:-$tools/..}" || exit 2
@@ -25,6 +25,7 @@ list | python3 "$tools/lint.py" || status=1
 if [ "$PWD" = "$(dirname "$tools")" ]; then
   python3 -B "$tools/rewrite_serial.py" --check || status=1
   python3 -B "$tools/tables.py" --check || status=1
+  python3 -B "$tools/reference_pages.py" --check || status=1
   list | python3 -B "$tools/unused.py" || status=1
 fi
 [ "$status" = 0 ] && echo "lint: clean"
