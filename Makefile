@@ -8,7 +8,7 @@ BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 # stored with the build.
 CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 4
 
-.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
+.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check fmt clean
 
 all:
 	@tools/setup.sh build
@@ -73,7 +73,7 @@ bench-gpu:
 	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=OFF"
 	@GPU_TESTS=0 tools/gpu_check.sh build-cuda/bin out/bench-gpu
 
-# Records one call of each fused operator tile by tile (docs/guide/gpu.md, Timeline), in a separate build.
+# Records one call of each fused operator tile by tile (docs/dev/benchmarking.md), in a separate build.
 timeline-gpu:
 	@tools/setup.sh build
 	@tools/setup_cuda.sh
@@ -95,6 +95,10 @@ lint:
 # Tables and pictures of README.md and docs/, from bench/results.
 tables:
 	@python3 -B tools/tables.py
+
+# The site of docs/, in build/site.
+docs:
+	@tools/site.sh
 
 # dist/tandem-*.whl for CPU ranks, even if CUDA is 1 because a GPU was found; make wheel CUDA=1:
 # dist/cuda/tandem-*.whl with GPU ranks.

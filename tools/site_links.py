@@ -1,0 +1,22 @@
+"""Hook of mkdocs.yml: links to files of the repository outside docs/ become their paths as code, as the
+site does not have them. A link to a file that does not exist is a warning, an error in strict builds."""
+import logging
+import os
+import re
+
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)(?:#[^)\s]*)?\)")
+log = logging.getLogger("mkdocs.hooks.site_links")
+
+
+def on_page_markdown(markdown, page, config, files):
+    def plain(match):
+        text, target = match[1], match[2]
+        path = os.path.normpath(os.path.join(config.docs_dir, os.path.dirname(page.file.src_uri), target))
+        if path.startswith(config.docs_dir + os.sep):
+            return match[0]
+        name = os.path.relpath(path, os.path.dirname(config.config_file_path))
+        if not os.path.exists(path):
+            log.warning("%s: link to %s: no such file", page.file.src_uri, name)
+        bare = text.strip("`")
+        return f"`{name}`" if name.rstrip("/").endswith(bare.rstrip("/")) else f"{text} (`{name}`)"
+    return LINK.sub(plain, markdown)
