@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# embedding_test.sh SOURCE FOLDER CXX: the README's program in other projects: Tandem added as a folder, found
+# embedding_test.sh SOURCE FOLDER CXX: the program of docs/start/tour.md in other projects: Tandem added as a folder, found
 # by CMake and by pkg-config, static and shared. The sources are compiled once.
 set -euo pipefail
 source=$1 folder=$2
@@ -10,7 +10,7 @@ unset CXXFLAGS LDFLAGS PKG_CONFIG_PATH
 rm -rf "$folder"
 mkdir -p "$folder"/{subproject,package}
 
-. "$tests/readme.sh"
+. "$tests/pages.sh"
 for project in subproject package; do block cpp '^int main' >"$folder/$project/main.cc"; done
 block cmake '^find_package.tandem' >"$folder/package/CMakeLists.txt"
 cp "$tests/subproject/CMakeLists.txt" "$folder/subproject/"

@@ -123,7 +123,7 @@ TEST(Report, NumbersComeFromTheFiles) {
 }
 
 /// Removes text that differs from run to run, and the validation loss and the choice of a link,
-/// which the README's run omits.
+/// which the run of docs/start/laptop.md omits.
 std::string shape_of_lines(const std::string& text) {
   std::string shape = std::regex_replace(text, std::regex("emulated [^:]* link"), "LINK");
   shape = std::regex_replace(shape, std::regex("\n(Validation loss: |link chosen )[^\n]*"), "");
@@ -131,14 +131,14 @@ std::string shape_of_lines(const std::string& text) {
   return std::regex_replace(shape, std::regex(" +"), " ");
 }
 
-TEST(Report, ReadmeShowsItsLines) {
-  const std::string readme = read(fs::path(TANDEM_SOURCE_DIR) / "README.md");
-  const size_t begin = readme.find("Training: "), end = readme.find("Wrote out/report.html");
+TEST(Report, PageOfTheFirstRunShowsItsLines) {
+  const std::string page = read(fs::path(TANDEM_SOURCE_DIR) / "docs/start/laptop.md");
+  const size_t begin = page.find("Training: "), end = page.find("Wrote out/report.html");
   ASSERT_LT(begin, end);
   ASSERT_NE(end, std::string::npos);
   const Folder folder;
   write_made_up_run(folder.path, "#include <vector>\n");
-  EXPECT_EQ(shape_of_lines(readme.substr(begin, end - begin)),
+  EXPECT_EQ(shape_of_lines(page.substr(begin, end - begin)),
             shape_of_lines(write_report(folder.path)));
 }
 
