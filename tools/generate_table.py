@@ -1,4 +1,4 @@
-"""The table of inference on GPUs (docs/guide/generation.md), from results of tandem bench generate and bench/peers/torch_generate.py."""
+"""The table of inference on GPUs (docs/results/generation.md), from results of tandem bench generate and bench/peers/torch_generate.py."""
 import json
 
 from bench_results import ROOT, markdown

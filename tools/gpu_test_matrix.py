@@ -4,7 +4,7 @@ in logs of gpu_test and gpu_comm_test (their standard output) into FILE, a JSON 
 A suite at a number of ranks replaces its previous entry in FILE; a suite that a log has only in
 part is stored as such.
 
-As a module: the table of docs/dev/gpu-tests.md, for tools/tables.py."""
+As a module: the table of docs/results/gpu-tests.md, for tools/tables.py."""
 import argparse
 import collections
 import json

@@ -1,4 +1,4 @@
-"""The table of losses on GPUs (docs/guide/training.md), from what tests/gpu/train_test.sh prints."""
+"""Tables of training on GPUs (docs/results/training.md), from what tests/gpu/train_test.sh prints."""
 import json
 
 from bench_results import ROOT, markdown

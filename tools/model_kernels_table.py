@@ -1,4 +1,4 @@
-"""The table of a Transformer's memory-bound kernels (docs/dev/gpu-kernels.md), from gpu_kernels_bench's results."""
+"""The table of a Transformer's memory-bound kernels (docs/results/gpu-kernels.md), from gpu_kernels_bench's results."""
 import json
 
 from bench_results import ROOT, markdown

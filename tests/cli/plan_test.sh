@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # plan_test.sh TANDEM SOURCE_DIR: pictures, figures and errors of `tandem plan schedule`, and the
-# table and picture of docs/guide/pipelines.md; tables of `tandem plan placements`, with that of
-# docs/guide/training.md.
+# table and picture of docs/results/pipelines.md; tables of `tandem plan placements`, with that of
+# docs/guide/layouts.md.
 set -eu
 tandem=$1 source=$2
 dir=$(mktemp -d)
@@ -76,7 +76,7 @@ assert [s["schedule"] for s in every] == ["gpipe", "1f1b", "interleaved", "zb-h1
 END
 [ "$(wc -l <table)" = 8 ] || fail 'expected six schedules:' table
 while read -r line; do
-  grep -qxF -- "$line" "$source/docs/guide/pipelines.md" || fail "docs/guide/pipelines.md has no line '$line'"
+  grep -qxF -- "$line" "$source/docs/results/pipelines.md" || fail "docs/results/pipelines.md has no line '$line'"
 done <table
 says 'schedule "interleaved" with 6 microbatches: expected a multiple of its 4 ranks' --pp 4 --microbatches 6
 
@@ -105,8 +105,8 @@ refused 3 '/nowhere/x.svg: cannot open: No such file' "${shape[@]}" --schedule 1
 
 # Placements: the documented lines, every layer, JSON, and errors.
 "$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 >table
-sed -n '/^| tensor | tp 2 /,/^$/p' "$source/docs/guide/training.md" | grep . >documented
-[ "$(wc -l <documented)" -ge 10 ] || fail 'docs/guide/training.md: expected a table of placements' documented
+sed -n '/^| tensor | tp 2 /,/^$/p' "$source/docs/guide/layouts.md" | grep . >documented
+[ "$(wc -l <documented)" -ge 10 ] || fail 'docs/guide/layouts.md: expected a table of placements' documented
 while read -r line; do
   grep -qxF -- "$line" table || fail "plan placements: expected the documented line '$line':" table
 done <documented

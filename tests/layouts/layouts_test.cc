@@ -232,7 +232,7 @@ std::vector<TrainConfig> first(size_t count, std::vector<TrainConfig> layouts) {
 
 TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
   const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
-  // As docs/guide/training.md says.
+  // As docs/guide/layouts.md says.
   ASSERT_EQ(layouts.size(), 2096u);
   EXPECT_EQ(bf16_layouts().size(), 800u);
   EXPECT_EQ(activation_layouts().size(), 204u);

@@ -1,5 +1,5 @@
 // Published runs that a fit has not seen are predicted within these bars, and better than by the
-// simple baselines. The splits and figures are those of docs/guide/planner.md.
+// simple baselines. The splits and figures are those of docs/results/planner.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>

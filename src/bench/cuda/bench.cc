@@ -184,7 +184,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   if (at.timeline && !recording) {
     throw Unsupported(
         "--timeline: no kernel that records takes this shape in this build: "
-        "expected one configured with TANDEM_DEVICE_TIMELINE (docs/guide/gpu.md)");
+        "expected one configured with TANDEM_DEVICE_TIMELINE (docs/dev/benchmarking.md)");
   }
   const OpDesc& s = what.shape;
   if constexpr (requires { op.gemm_algorithm(); }) {

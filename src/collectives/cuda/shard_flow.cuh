@@ -9,10 +9,10 @@
 namespace tandem::gpu {
 
 // 128 blocks with two roles, for H200's 132 SMs; more channels would share SMs, and a role whose
-// stores wait for the link blocks the loads of others on its SM (docs/dev/gpu-findings.md).
+// stores wait for the link blocks the loads of others on its SM (docs/results/gpu-experiments.md).
 constexpr int kShardChannels = 64;
 // 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
-// MiB took 556 us instead of 509 (docs/dev/gpu-findings.md).
+// MiB took 556 us instead of 509 (docs/results/gpu-experiments.md).
 constexpr int kMaxChunkVecs = 2048;
 // Number of chunks: one being stored, one in flight, one being read and one whose count is being
 // returned; each more would take 2 lanes x 64 channels x 32 KiB, 4 MiB per rank, in every GPU's

@@ -347,7 +347,7 @@ std::vector<ConfigKey> make_keys() {
        0,
        0,
        {},
-       "order of the pipeline's passes (docs/guide/training.md)"},
+       "order of the pipeline's passes (docs/guide/pipelines.md)"},
       {"parallel.layers_per_stage",
        TANDEM_SLOT(parallel.layers_per_stage),
        0,

@@ -30,7 +30,7 @@ constexpr int kGroupedRows = 128;
 /// Columns of a tile that is not gated; for e4m3 half as many (warpgroup_product.cuh).
 constexpr int kGroupedColumns = 256;
 /// True if pairs of blocks are faster, for sorted rows; for gathered ones they are not. Measured on
-/// an H100 (docs/dev/gpu-findings.md).
+/// an H100 (docs/results/gpu-experiments.md).
 constexpr bool pairs_are_faster(int64_t rows, int groups, bool e4m3 = false) {
   return rows >= (e4m3 ? 512 : 128) * int64_t(groups);
 }

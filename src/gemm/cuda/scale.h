@@ -12,7 +12,7 @@ namespace tandem::gpu {
 /// Length along K after which hand-written kernels promote e4m3 accumulators to f32, as the tensor
 /// cores accumulate e4m3 products in 14 bits. With 128, as in cuBLASLt, the main loop takes 5 to 7
 /// % longer; with 256 the max error of a result in f16 is up to 1.4 times as large, with 512 up to
-/// 2.7 times (docs/dev/gpu-findings.md).
+/// 2.7 times (docs/results/gpu-experiments.md).
 constexpr int kPromotionK = 256;
 
 /// Scales on the device; per-row scales are 16-byte aligned.

@@ -44,9 +44,9 @@ schedule::RsChunkOrder chunk_order(const FusedRsShape& shape, const TileDelivery
 
 /// K-blocks between the stores of two store tiles. A tile's stores are spread over three quarters
 /// of the next tile's k-blocks: at once they would be a burst, which is ruinous
-/// (docs/dev/gpu-findings.md); over all of them, all received partials would be added after the
-/// last one. At once if there are so few tiles that local ones are computed concurrently with the
-/// ones they add, and helpers' local tiles wait for them.
+/// (docs/results/gpu-experiments.md); over all of them, all received partials would be added after
+/// the last one. At once if there are so few tiles that local ones are computed concurrently with
+/// the ones they add, and helpers' local tiles wait for them.
 template <class Tiles>
 int steps_between_boxes(const schedule::RsChunkOrder& order) {
   const int others = order.tiles() - order.local_tiles();

@@ -23,7 +23,7 @@ class PacedBulkCopier {
   static constexpr int kChunk = 2048;  // bytes of a copy: longer bursts block this SM's loads
   // 16 KiB of shared memory, taken from the operands' stages. At most kBuffers - kAhead stores have
   // yet to read theirs; with more buffers and an exact pace, sending disturbed the main loop more
-  // (docs/dev/gpu-findings.md).
+  // (docs/results/gpu-experiments.md).
   static constexpr int kBuffers = 8;
   // Chunks read ahead of their store: 8 KiB in flight cover the latency of an L2 read at a block's
   // share of the link, some 2.6 bytes/ns. At most kBuffers - 1.

@@ -60,7 +60,7 @@ struct ExpertsShape {
 
 /// Whether sorting rows in a kernel before the first GEMM costs less than that GEMM loses by
 /// gathering them: true for large ffn and full tiles. Measured on an H100
-/// (docs/dev/gpu-findings.md).
+/// (docs/results/gpu-experiments.md).
 constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
   return rows >= (ffn >= 4096 ? 128 : 512) * experts;
 }

@@ -1,5 +1,5 @@
 // Estimated duration of kernels that run concurrently with an expert GEMM; their blocks then join
-// the GEMM (GroupedCut::joining). Measured on an H100 (docs/dev/gpu-findings.md).
+// the GEMM (GroupedCut::joining). Measured on an H100 (docs/results/gpu-experiments.md).
 #pragma once
 
 #include <algorithm>
