@@ -26,8 +26,7 @@ MODES = {"light": (1120, False), "dark": (1120, True), "phone": (390, True)}
 COLORS = 96
 # Pages, and from which to which section they are shown.
 PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None)}
-IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("live", 4, "phone"), ("report", 4096, "light"), ("report", 64, "phone"),
-             ("plan", 64, "light"), ("plan", 4096, "dark"), ("plan", 4, "phone")}
+IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("report", 4096, "light"), ("plan", 64, "light")}
 MODEL = {"vocab": 32768, "hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn": 28672, "max_seq": 4096}
 
 
