@@ -11,7 +11,6 @@
 #include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/text_model.h"
-#include "cli/usage.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/machine.h"

@@ -33,10 +33,6 @@ struct BenchPlan {
   std::vector<BenchRequest> requests;  ///< one per value of --m, --shapes or --bytes
   WorldOptions world;
 };
-/// Sets the transport of GPUs if none was given, there is no launcher, and the GPUs of this machine
-/// time the request. Returns the line that says so, as DeviceChoice::note.
-std::string choose_transport(BenchOptions& options);
-
 /// Throws InvalidArgument for requests that cannot run, before any allocation.
 BenchPlan make_plan(const BenchOptions& options);
 

@@ -10,7 +10,6 @@
 #include "cli/bench_output.h"
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "cli/usage.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/output.h"

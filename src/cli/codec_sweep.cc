@@ -6,7 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "cli/usage.h"
+#include "core/command_line.h"
 #include "core/json.h"
 #include "core/machine.h"
 #include "core/version.h"

@@ -6,11 +6,6 @@
 
 namespace tandem::cli {
 
-/// Thrown by a callback that has reported how it ended, to set the exit code.
-struct Ended {
-  int exit_code;
-};
-
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 /// `tandem data`

@@ -116,4 +116,11 @@ void add_data_index(CLI::App& data) {
   verify->callback([path] { verify_data(*path); });
 }
 
+void add_data(CLI::App& app) {
+  auto* command = app.add_subcommand("data", "Work with the data of runs");
+  command->require_subcommand(1);
+  add_data_check(*command);
+  add_data_index(*command);
+}
+
 }  // namespace tandem::cli

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cli/output.h"
-#include "cli/usage.h"
 #include "comm/rendezvous/launch.h"
 #include "core/env.h"
 #include "core/machine.h"

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/commands.h"
 #include "cli/launch_hosts.h"
 #include "cli/launched_process.h"
 #include "cli/local_launch.h"

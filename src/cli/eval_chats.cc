@@ -1,4 +1,4 @@
-#include "cli/eval_chats.h"
+#include "cli/evaluation.h"
 
 #include <fmt/format.h>
 

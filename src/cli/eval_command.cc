@@ -14,11 +14,9 @@
 
 #include "cli/codec_sweep.h"
 #include "cli/commands.h"
-#include "cli/eval_chats.h"
 #include "cli/evaluation.h"
 #include "cli/output.h"
 #include "cli/text_model.h"
-#include "cli/usage.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/output.h"

@@ -6,7 +6,6 @@
 
 #include "cli/output.h"
 #include "cli/text_model.h"
-#include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "engine/checkpoint/stored_model.h"

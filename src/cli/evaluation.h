@@ -50,4 +50,10 @@ struct EvaluationInputs {
 void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::string& agreed,
                        const std::function<void(Communicator&, const EvaluationInputs&)>& body);
 
+/// Scores the answers of the files' chats, each chat on its own, and writes the scores of all to
+/// standard output or as JSON to `json`. Throws ConfigError for a model without a tokenizer or
+/// template, IoError for a line that holds no chat. Collective.
+void evaluate_chats(Communicator& comm, const EvaluateOptions& options,
+                    const EvaluationInputs& inputs, const std::string& json);
+
 }  // namespace tandem::cli

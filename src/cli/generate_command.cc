@@ -15,7 +15,6 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/text_model.h"
-#include "cli/usage.h"
 #include "comm/exec.h"
 #include "core/clock.h"
 #include "core/files.h"

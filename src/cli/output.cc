@@ -5,11 +5,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "cli/commands.h"
-#include "cli/usage.h"
 #include "core/printable.h"
 #include "tandem/error.h"
 
@@ -19,6 +18,19 @@ namespace {
 std::string activity;
 
 }  // namespace
+
+std::string rank_of_launcher() {
+  // Set by mpirun, srun with PMI, torchrun (which srun may have started, one per node) and srun.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
+    if (const char* rank = std::getenv(name)) return rank;
+  }
+  return "";
+}
+
+bool speaks() {
+  const std::string rank = rank_of_launcher();
+  return rank.empty() || rank == "0";
+}
 
 void finish_output() {
   errno = 0;

@@ -5,6 +5,16 @@
 
 namespace tandem::cli {
 
+/// Thrown by work that has reported how it ended, to set the exit code.
+struct Ended {
+  int exit_code;
+};
+
+/// Rank of this process set by its launcher; empty without one.
+std::string rank_of_launcher();
+/// Whether this process reports for all: rank 0 under a launcher, or any other process.
+bool speaks();
+
 /// Flushes standard output. Throws IoError with the system's reason if any of it could not be
 /// written; Ended with a shell's exit code if the reader has closed it.
 void finish_output();

@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "cli/commands.h"
 #include "cli/executor.h"
+#include "cli/output.h"
 #include "comm/rendezvous/addresses.h"
 #include "comm/rendezvous/board_mirror.h"
 #include "comm/rendezvous/endpoint.h"

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "cli/output.h"
-#include "cli/usage.h"
+#include "core/command_line.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/processor_time.h"

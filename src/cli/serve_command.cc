@@ -15,7 +15,6 @@
 #include "cli/output.h"
 #include "cli/stop_signals.h"
 #include "cli/text_model.h"
-#include "cli/usage.h"
 #include "comm/exec.h"
 #include "core/env.h"
 #include "core/machine.h"

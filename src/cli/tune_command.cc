@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/evaluation.h"
 #include "cli/output.h"
-#include "cli/usage.h"
+#include "core/command_line.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/machine.h"

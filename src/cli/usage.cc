@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
-#include <fstream>
 #include <string_view>
 
 #include "core/nearest.h"
@@ -61,35 +59,6 @@ std::string unknown_option(const CLI::App& command, const std::string& option) {
 }
 
 }  // namespace
-
-std::vector<std::string> typed_words() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  return words;
-}
-
-std::string joined(std::span<const std::string> words) {
-  std::string line;
-  for (const std::string& word : words) {
-    if (!line.empty()) line += ' ';
-    line += shell_quote(word);
-  }
-  return line;
-}
-
-std::string rank_of_launcher() {
-  // Set by mpirun, srun with PMI, torchrun (which srun may have started, one per node) and srun.
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
-    if (const char* rank = std::getenv(name)) return rank;
-  }
-  return "";
-}
-
-bool speaks() {
-  const std::string rank = rank_of_launcher();
-  return rank.empty() || rank == "0";
-}
 
 std::vector<std::string> reversed_arguments(int argc, const char* const* argv) {
   const auto is_setting = [](std::string_view word) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,14 +20,5 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error);
 
 /// `text` as a single line (`single_line`), with the middle removed if long.
 std::string one_line(std::string text);
-
-/// Command line of this process, and words joined into one string, quoted if needed.
-std::vector<std::string> typed_words();
-std::string joined(std::span<const std::string> words);
-
-/// Rank of this process set by its launcher; empty without one.
-std::string rank_of_launcher();
-/// Whether this process reports for all: rank 0 under a launcher, or any other process.
-bool speaks();
 
 }  // namespace tandem::cli
