@@ -15,7 +15,7 @@
 
 #include "engine/serve/completion_answer.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// First time between probes of a client that sends no more.
 constexpr std::chrono::milliseconds kProbeTime{1000};
@@ -53,4 +53,4 @@ struct Work {
   boost::asio::steady_timer done;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

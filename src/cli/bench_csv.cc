@@ -7,7 +7,7 @@
 #include "cli/bench_output.h"
 #include "core/version.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 /// Quotes `text` if necessary.
@@ -93,4 +93,4 @@ std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchWorld
   return fields.line(header);
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

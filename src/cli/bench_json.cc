@@ -15,7 +15,7 @@
 #include "core/version.h"
 #include "gemm/gemm.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -227,4 +227,4 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
   return json;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

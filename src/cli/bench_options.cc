@@ -18,7 +18,7 @@
 #include "core/version.h"
 #include "tandem/cuda.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 namespace {
 
@@ -381,4 +381,4 @@ BenchPlan make_plan(const BenchOptions& options) {
   return plan;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

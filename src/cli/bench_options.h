@@ -10,7 +10,7 @@
 #include "bench/bench.h"
 #include "tandem/communicator.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 struct BenchOptions {
   BenchRequest request;
@@ -36,4 +36,4 @@ struct BenchPlan {
 /// Throws InvalidArgument for requests that cannot run, before any allocation.
 BenchPlan make_plan(const BenchOptions& options);
 
-}  // namespace tandem::cli
+}  // namespace tandem

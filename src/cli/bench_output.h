@@ -9,7 +9,7 @@
 #include "bench/bench.h"
 #include "tandem/communicator.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Rounds to a multiple of 1 / `scale`.
 inline double round_to(double value, double scale) {
@@ -54,4 +54,4 @@ class BenchTable {
   size_t shape_width_ = 0;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

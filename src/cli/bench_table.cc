@@ -9,7 +9,7 @@
 #include "comm/gpus.h"
 #include "gemm/gemm.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr const char* kProductColumns =
@@ -264,4 +264,4 @@ std::string BenchTable::collective_row(const BenchRequest& q, const BenchResult&
   return compares ? text + gpu_codec_line(r) : text;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

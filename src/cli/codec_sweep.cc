@@ -12,7 +12,7 @@
 #include "core/version.h"
 #include "engine/plan/codec_search.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 namespace {
 
@@ -118,4 +118,4 @@ std::string Sweep::json() const {
   return dump_json(root, 1) + "\n";
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -10,7 +10,7 @@
 #include "engine/model/config.h"
 #include "tandem/codec.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Formats of a sweep: every codec with several group sizes, "none" first.
 std::vector<Wire> sweep_wires();
@@ -39,4 +39,4 @@ struct Sweep {
   std::string svg() const;  ///< rise over bytes per token
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

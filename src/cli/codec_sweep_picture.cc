@@ -10,7 +10,7 @@
 
 #include "cli/codec_sweep.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 namespace {
 
@@ -105,4 +105,4 @@ std::string Sweep::svg() const {
   return text + "</svg>\n";
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

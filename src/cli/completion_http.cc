@@ -14,7 +14,7 @@
 #include "cli/http_listen.h"
 #include "core/printable.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 namespace net = boost::asio;
@@ -165,4 +165,4 @@ void set_fields(http::response_header<>& header, const char* type) {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

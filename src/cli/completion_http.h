@@ -10,7 +10,7 @@
 
 #include "cli/completion_server.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 using HttpRequest = boost::beast::http::request<boost::beast::http::string_body>;
 
@@ -38,4 +38,4 @@ ClientState state_of(boost::asio::ip::tcp::socket& socket);
 /// Fields of every answer.
 void set_fields(boost::beast::http::response_header<>& header, const char* type);
 
-}  // namespace tandem::cli
+}  // namespace tandem

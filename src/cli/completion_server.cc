@@ -27,7 +27,7 @@
 #include "engine/serve/serve_page.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 namespace net = boost::asio;
@@ -464,4 +464,4 @@ std::unique_ptr<CompletionServer> start_completion_server(const CompletionServer
   return std::make_unique<BeastCompletionServer>(options);
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -12,7 +12,7 @@
 #include "engine/serve/completion_request.h"
 #include "engine/serve/serve_loop.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 struct CompletionServerOptions {
   ListenAddress address;
@@ -44,4 +44,4 @@ class CompletionServer {
 /// the build has no Boost.
 std::unique_ptr<CompletionServer> start_completion_server(const CompletionServerOptions& options);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr const char* kArchitecture = "sm_90";
@@ -46,4 +46,4 @@ DeviceChoice choose_device(const Gpus& gpus, const DeviceRequest& request,
                   shares ? fmt::format(", shared by {} ranks", request.ranks) : "", cpu_option)};
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -5,7 +5,7 @@
 
 #include "comm/gpus.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Ranks of a command, and their needs.
 struct DeviceRequest {
@@ -26,4 +26,4 @@ struct DeviceChoice {
 DeviceChoice choose_device(const Gpus& gpus, const DeviceRequest& request,
                            const std::string& cpu_option = "--device cpu");
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -22,7 +22,7 @@
 #include "comm/same_build.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using control::Connection;
@@ -236,4 +236,4 @@ void run_executor() {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Variables of the launcher's environment that ranks on other hosts get, by the begin of their
 /// names, or all of it.
@@ -15,4 +15,4 @@ bool is_forwarded(const std::string& variable);
 /// for settings of another program, Error if the launcher cannot be reached or refuses it.
 void run_executor();
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -6,7 +6,7 @@
 #include "comm/rendezvous/secret.h"
 #include "comm/rendezvous/store_protocol.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 control::Credentials executor_credentials(const std::string& secret, const std::string& run_id) {
   control::Secret key = control::read_secret(secret, "");
@@ -61,4 +61,4 @@ bool ExecutorChannel::serve(const Receive& receive) {
   return alive && open() && channel_.drain();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

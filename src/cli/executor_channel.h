@@ -22,7 +22,7 @@
 #include "comm/rendezvous/connection.h"
 #include "comm/rendezvous/handshake.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Credentials of the executors and the launcher, their server, for the handshake.
 control::Credentials executor_credentials(const std::string& secret, const std::string& run_id);
@@ -77,4 +77,4 @@ class ExecutorChannel {
   control::Clock::time_point heard_ = control::Clock::now(), sent_{};
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

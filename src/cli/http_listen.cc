@@ -10,7 +10,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 namespace http = boost::beast::http;
 using boost::asio::ip::tcp;
@@ -119,4 +119,4 @@ void AwaitedRequests::refuse_largest() {
   largest->second.stream->cancel();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

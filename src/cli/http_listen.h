@@ -13,7 +13,7 @@
 
 #include "cli/listen_address.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Socket that listens at `address`. Throws IoError that begins with `name`.
 boost::asio::ip::tcp::acceptor listen_at(boost::asio::io_context& context,
@@ -78,4 +78,4 @@ class AwaitedRequests {
   size_t bytes_ = 0;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace tandem::cli {
+namespace tandem {
 
 HttpThread::HttpThread(std::string work)
     : work_(std::move(work)), guard_(boost::asio::make_work_guard(context_)), thread_([this] {
@@ -19,4 +19,4 @@ void HttpThread::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

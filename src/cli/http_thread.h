@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace tandem::cli {
+namespace tandem {
 
 class HttpThread {
  public:
@@ -36,4 +36,4 @@ class HttpThread {
   std::thread thread_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -9,7 +9,7 @@
 #include "core/files.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 std::string read_input(const std::string& option, size_t max_mib) {
   std::string text;
@@ -27,4 +27,4 @@ std::string read_input(const std::string& option, size_t max_mib) {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

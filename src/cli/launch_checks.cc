@@ -10,7 +10,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 bool restarts_all(const LaunchRequest& request) {
   return runs_tandem(request.command, "serve") && request.restarts > 0;
@@ -64,4 +64,4 @@ std::string training_output(const LaunchRequest& request) {
   return out;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -5,7 +5,7 @@
 
 #include "cli/local_launch.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Whether a lost rank makes all of them start again: they have nothing to continue from.
 bool restarts_all(const LaunchRequest& request);
@@ -15,4 +15,4 @@ void check_replaceable(const LaunchRequest& request);
 /// command trains and names it.
 std::string live_folder(const LaunchRequest& request);
 
-}  // namespace tandem::cli
+}  // namespace tandem

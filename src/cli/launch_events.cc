@@ -11,7 +11,7 @@
 #include "core/json.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 nlohmann::ordered_json rounded(const std::optional<double>& milliseconds) {
@@ -79,4 +79,4 @@ void EventLog::write(std::string line) {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -9,7 +9,7 @@
 #include "core/file_descriptor.h"
 #include "engine/report/slow_watch.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 struct LaunchEvent {
   const char* event;  ///< "lost", "hung", "corrupt", "recovered", "stopped"
@@ -42,4 +42,4 @@ class EventLog {
   std::optional<FileDescriptor> file_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -11,7 +11,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr int kMaxSlots = 1024;
@@ -107,4 +107,4 @@ std::vector<int> assign_hosts(const std::vector<LaunchHost>& hosts, int ranks, i
   return result;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

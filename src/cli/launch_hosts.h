@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct LaunchHost {
   std::string name;
@@ -21,4 +21,4 @@ std::vector<LaunchHost> parse_hosts(std::string_view text, const std::string& pa
 /// the hosts have too few slots for the ranks.
 std::vector<int> assign_hosts(const std::vector<LaunchHost>& hosts, int ranks, int spares);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -14,7 +14,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using FaultClock = LaunchInjector::Clock;
@@ -217,4 +217,4 @@ void LaunchInjector::report() const {
   complain(text + fmt::format("; {} false alarms", false_alarms_.size()));
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -17,7 +17,7 @@
 #include "comm/rendezvous/membership.h"
 #include "engine/config/fault_plan.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Faults for ranks [0, ranks): of a file (engine/config/fault_plan.h), or for `random:SEED` or
 /// `random:SEED,RATE` of all kinds that a launcher can cause, in each step and rank with that
@@ -81,4 +81,4 @@ class LaunchInjector {
   std::map<int, Stopped> stopped_;                             ///< by slot
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

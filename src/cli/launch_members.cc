@@ -10,7 +10,7 @@
 #include "comm/rendezvous/secret.h"
 #include "engine/parallel/dims.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 /// Losses of a rank in a row, by the same cause and without a further step, that end the run.
@@ -303,4 +303,4 @@ void LaunchMembers::close(uint32_t how) {
   board_.notify_change();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

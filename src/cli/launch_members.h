@@ -17,7 +17,7 @@
 #include "comm/rendezvous/secret.h"
 #include "comm/rendezvous/store_server.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Rendezvous store of a launch.
 struct LaunchStore {
@@ -129,4 +129,4 @@ class LaunchMembers {
   int fruitless_ = 0;      ///< such losses in a row without a further step
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

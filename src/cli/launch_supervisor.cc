@@ -20,7 +20,7 @@
 #include "core/file_limit.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using SupervisorClock = std::chrono::steady_clock;
@@ -137,4 +137,4 @@ int supervise(const std::function<int(const LostLauncher*)>& launch,
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

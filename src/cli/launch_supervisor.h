@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Launcher that was killed.
 struct LostLauncher {
@@ -28,4 +28,4 @@ struct LostLauncher {
 int supervise(const std::function<int(const LostLauncher*)>& launch,
               const std::function<int64_t()>& progress);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -15,7 +15,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr size_t kMaxLine = size_t{64} << 10;  ///< longer ones are printed in parts
@@ -140,4 +140,4 @@ void LaunchedProcess::pass_on(int stream, const PrintLine& print) {
   line.clear();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -11,7 +11,7 @@
 
 #include "comm/rendezvous/connection.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Variables to set in a process's environment; without a value: to remove from it.
 using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -50,4 +50,4 @@ class LaunchedProcess {
   std::string line_[2];  ///< bytes of an unfinished line
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

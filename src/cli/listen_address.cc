@@ -9,7 +9,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 ListenAddress parse_listen_address(const std::string& option, const std::string& text) {
   const auto fail = [&] {
@@ -33,4 +33,4 @@ ListenAddress parse_listen_address(const std::string& option, const std::string&
   return address;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

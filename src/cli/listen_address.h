@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct ListenAddress {
   std::string host = "127.0.0.1";  ///< name or address
@@ -14,4 +14,4 @@ struct ListenAddress {
 /// Parses "[HOST:]PORT", with an IPv6 address in brackets. Throws InvalidArgument naming `option`.
 ListenAddress parse_listen_address(const std::string& option, const std::string& text);
 
-}  // namespace tandem::cli
+}  // namespace tandem

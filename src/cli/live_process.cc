@@ -12,7 +12,7 @@
 #include "cli/live_server.h"
 #include "cli/output.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 LiveProcess::LiveProcess(const std::string& address, const std::string& dir) : parent_(::getpid()) {
   if (address.empty()) return;
@@ -36,4 +36,4 @@ LiveProcess::~LiveProcess() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

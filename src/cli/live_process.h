@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Ends with its process, not with forks of it. If the page cannot be served, the process says so,
 /// and the run continues.
@@ -22,4 +22,4 @@ class LiveProcess {
   pid_t pid_ = -1, parent_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -23,7 +23,7 @@
 #include "engine/report/page_text.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 namespace net = boost::asio;
@@ -332,4 +332,4 @@ void serve_live(const LiveServerOptions& options) {
   LiveServer(options).run();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -7,7 +7,7 @@
 
 #include "cli/listen_address.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 struct LiveServerOptions {
   std::string dir;  ///< OUT of the run, which need not be there yet
@@ -20,4 +20,4 @@ struct LiveServerOptions {
 /// once it listens. Throws IoError if it cannot.
 void serve_live(const LiveServerOptions& options);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -34,7 +34,7 @@
 #include "engine/checkpoint/snapshot_memory.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using LaunchClock = std::chrono::steady_clock;
@@ -458,4 +458,4 @@ int run_launch(const LaunchRequest& given) {
                                : launch(nullptr);
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct LaunchRequest {
   int ranks = 0;
@@ -56,4 +56,4 @@ std::string training_output(const LaunchRequest& request);
 /// replaced; Error naming a host whose executor does not start.
 int run_launch(const LaunchRequest& request);
 
-}  // namespace tandem::cli
+}  // namespace tandem

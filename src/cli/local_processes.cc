@@ -14,7 +14,7 @@
 #include "core/machine.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 control::Connection make_snapshot_memory() {
   return control::Connection(env().snapshot_memory < 0 ? processes::create_snapshot_memory() : -1);
@@ -119,4 +119,4 @@ void LocalProcesses::pass_on(int slot, int stream) {
       stream, [&](int, const std::string& line) { print_(slot, stream, line); });
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -12,7 +12,7 @@
 #include "comm/rendezvous/connection.h"
 #include "comm/rendezvous/hang_watch.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 class LocalProcesses final : public RankProcesses {
  public:
@@ -69,4 +69,4 @@ bool runs_tandem(const std::vector<std::string>& command, std::string_view subco
 /// New memory for the snapshots of ranks; none if this process was given one, which they inherit.
 control::Connection make_snapshot_memory();
 
-}  // namespace tandem::cli
+}  // namespace tandem

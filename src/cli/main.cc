@@ -41,7 +41,7 @@ A command prints one line to standard error when it fails.)";
 
 // Under a launcher every rank reports errors, with its rank as a prefix.
 std::string program() {
-  const std::string rank = tandem::cli::rank_of_launcher();
+  const std::string rank = tandem::rank_of_launcher();
   return rank.empty() ? "tandem" : "tandem: rank " + rank;
 }
 
@@ -61,20 +61,20 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::Success& request) {  // --help, --version
     std::ostringstream text;
     code = app.exit(request, text, text);
-    if (std::fputs(text.str().c_str(), stdout) < 0) tandem::cli::throw_output_failed(errno);
+    if (std::fputs(text.str().c_str(), stdout) < 0) tandem::throw_output_failed(errno);
   }
   finish_output();
   return code;
 }
 
 int fail(int code, const std::string& what, const char* kind = "error") {
-  tandem::cli::complain(fmt::format("{}: {}: {}", program(), kind, tandem::cli::one_line(what)));
+  tandem::complain(fmt::format("{}: {}: {}", program(), kind, tandem::cli::one_line(what)));
   return code;
 }
 
 /// Current activity, for errors without context.
 std::string while_doing() {
-  const std::string& what = tandem::cli::doing();
+  const std::string& what = tandem::doing();
   return what.empty() ? "" : " (" + what + ")";
 }
 
@@ -89,8 +89,8 @@ int out_of_memory(std::string_view what) {
 int system_failed(const std::system_error& error) {
   if (!std::ferror(stdout)) return fail(4, error.what() + while_doing());
   try {
-    tandem::cli::throw_output_failed(error.code().value());
-  } catch (const tandem::cli::Ended& end) {
+    tandem::throw_output_failed(error.code().value());
+  } catch (const tandem::Ended& end) {
     return end.exit_code;
   } catch (const tandem::Error& named) {
     return fail(named.exit_code(), named.what());
@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_info(app);
   try {
     return run(app, argc, argv);
-  } catch (const tandem::cli::Ended& end) {
+  } catch (const tandem::Ended& end) {
     return end.exit_code;
   } catch (const CLI::ParseError& error) {
     return fail(2, tandem::cli::explain(app, error));

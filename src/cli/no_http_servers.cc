@@ -3,7 +3,7 @@
 #include "cli/live_server.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 void serve_live(const LiveServerOptions&) {
   throw Unsupported("live page: this build has no Boost.Beast (Debian: libboost1.81-dev)");
@@ -13,4 +13,4 @@ std::unique_ptr<CompletionServer> start_completion_server(const CompletionServer
   throw Unsupported("serve: this build has no Boost.Beast (Debian: libboost1.81-dev)");
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -12,7 +12,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 std::string activity;
@@ -60,4 +60,4 @@ const std::string& doing() {
   return activity;
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Thrown by work that has reported how it ended, to set the exit code.
 struct Ended {
@@ -31,4 +31,4 @@ void now_doing(std::string what);
 /// Current activity; "" before the first `now_doing`.
 const std::string& doing();
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -20,7 +20,7 @@
 #include "engine/train/gpu_training.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -225,4 +225,4 @@ void plan_layout(const PlanSearchOptions& options) {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct PlanSearchOptions {
   std::string config, hardware, out;
@@ -20,4 +20,4 @@ struct PlanSearchOptions {
 /// InvalidArgument if nothing fits.
 void plan_layout(const PlanSearchOptions& options);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -26,7 +26,7 @@
 #include "core/file_limit.h"
 #include "engine/parallel/dims.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using ProbeClock = std::chrono::steady_clock;  // the same in all processes
@@ -252,4 +252,4 @@ ProbeResult probe_world(const ProbeRequest& request) {
   return Probe(request).run();
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

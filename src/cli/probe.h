@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct ProbeRequest {
   int ranks = 1;
@@ -25,4 +25,4 @@ struct ProbeResult {
 /// Unsupported if the system does not allow as many files or threads; what the ranks throw.
 ProbeResult probe_world(const ProbeRequest& request);
 
-}  // namespace tandem::cli
+}  // namespace tandem

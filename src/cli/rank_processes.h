@@ -13,7 +13,7 @@
 #include "cli/launched_process.h"
 #include "comm/rendezvous/membership.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 struct ProcessEnd {
   int status;         ///< wait's
@@ -58,4 +58,4 @@ class RankProcesses {
   virtual bool has_output(int slot) const = 0;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

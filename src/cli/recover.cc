@@ -7,7 +7,7 @@
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 /// Time for the launcher to begin a generation after an abort, which a loss explains, and after
@@ -60,4 +60,4 @@ bool run_recovering(control::Member& member, const std::function<void()>& attemp
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

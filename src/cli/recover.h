@@ -5,7 +5,7 @@
 
 #include "comm/rendezvous/membership.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Runs `attempt`, which forms the world, in this process's rank; again, in the launcher's next
 /// generation, after an error that the loss of another rank explains. Rethrows other errors.
@@ -14,4 +14,4 @@ namespace tandem::cli {
 /// run has ended while this process had no rank.
 bool run_recovering(control::Member& member, const std::function<void()>& attempt);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -27,7 +27,7 @@
 #include "core/printable.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using control::Connection;
@@ -353,4 +353,4 @@ void RemoteProcesses::lose(Host& host, const std::string& why) {
   }
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

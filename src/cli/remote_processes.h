@@ -13,7 +13,7 @@
 #include "cli/rank_processes.h"
 #include "comm/rendezvous/admission.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 class RemoteProcesses final : public RankProcesses {
  public:
@@ -82,4 +82,4 @@ class RemoteProcesses final : public RankProcesses {
   control::Board* board_ = nullptr;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

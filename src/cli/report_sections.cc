@@ -35,7 +35,7 @@
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
@@ -290,4 +290,4 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
   replace_file(facts, dump_json(run, 1) + "\n");
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

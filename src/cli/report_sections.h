@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-namespace tandem::cli {
+namespace tandem {
 
 struct ReportSectionsOptions {
   std::string link;    ///< emulated, for the step times; empty: chosen (engine/report/step_pairs.h)
@@ -18,4 +18,4 @@ struct ReportSectionsOptions {
 void measure_report_sections(const std::filesystem::path& dir,
                              const ReportSectionsOptions& options);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -4,7 +4,7 @@
 #include "engine/parallel/dims.h"
 #include "tandem/communicator.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 report::RunGoal read_run_goal(const std::string& text) {
   const TrainConfig config = parse_config(text, "config.toml");
@@ -19,4 +19,4 @@ report::RunGoal read_run_goal(const std::string& text) {
           .link_latency_s = link.latency_s};
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

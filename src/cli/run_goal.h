@@ -5,9 +5,9 @@
 
 #include "engine/report/run_goal.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// `config`: text of OUT/config.toml. Throws ConfigError.
 report::RunGoal read_run_goal(const std::string& config);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string_view>
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using schedule::PassKind;
@@ -184,4 +184,4 @@ std::string schedule_svg(const PlannedSchedule& plan) {
       kWidth, bottom + 10, body);
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -7,7 +7,7 @@
 #include "schedule/pipeline.h"
 #include "schedule/pipeline_simulation.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Schedule with the times of its passes, all of them executed.
 struct PlannedSchedule {
@@ -23,4 +23,4 @@ struct PlannedSchedule {
 std::string schedule_text(const PlannedSchedule& plan, int max_columns);
 std::string schedule_svg(const PlannedSchedule& plan);
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -7,7 +7,7 @@
 
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr auto kSlowInterval = std::chrono::seconds(2);
@@ -58,4 +58,4 @@ std::vector<report::SlowRank> SlowRanks::take() {
   return std::exchange(shared_->found, {});
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -9,7 +9,7 @@
 
 #include "engine/report/slow_watch.h"
 
-namespace tandem::cli {
+namespace tandem {
 
 class SlowRanks {
  public:
@@ -28,4 +28,4 @@ class SlowRanks {
   std::thread thread_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -14,7 +14,7 @@
 #include "cli/output.h"
 #include "core/files.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 constexpr double kSameWishS = 1;
@@ -123,4 +123,4 @@ void StopSignals::stop_for(int signal) {
   if (!answer_.empty()) complain(fmt::format("\n{}: {}", name_of_signal(signal), answer_));
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace tandem::cli {
+namespace tandem {
 
 /// Exit status of a training that was stopped, with a checkpoint: a shell's for SIGINT.
 constexpr int kStopped = 130;
@@ -56,4 +56,4 @@ class StopSignals {
   std::thread waiter_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -17,7 +17,7 @@ bool one_line(const std::string& text) {
   return !text.empty() && text.find('\n') == std::string::npos;
 }
 
-void check(const tandem::cli::BenchPlan& plan, size_t runs) {
+void check(const tandem::BenchPlan& plan, size_t runs) {
   REQUIRE(plan.requests.size() == runs && runs > 0);
   REQUIRE(plan.world.ranks >= 1 && plan.world.ranks <= 4096);
   REQUIRE(!plan.world.link || plan.world.link->bytes_per_s > 0);
@@ -38,12 +38,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (std::string line; std::getline(lines, line);) words.insert(words.begin(), line);
   words.push_back("bench");  // CLI11 takes the last word first
   CLI::App app("", "tandem");
-  tandem::cli::BenchOptions options;
-  tandem::cli::declare(*app.add_subcommand("bench", ""), options);
+  tandem::BenchOptions options;
+  tandem::declare(*app.add_subcommand("bench", ""), options);
   try {
     app.parse(words);
-    const size_t sizes = options.bytes.empty() ? 0 : tandem::cli::parse_sizes(options.bytes).size();
-    check(tandem::cli::make_plan(options),
+    const size_t sizes = options.bytes.empty() ? 0 : tandem::parse_sizes(options.bytes).size();
+    check(tandem::make_plan(options),
           std::max({size_t{1}, options.m.size(), options.shapes.size(), sizes}));
   } catch (const CLI::Success&) {
   } catch (const CLI::ParseError& error) {

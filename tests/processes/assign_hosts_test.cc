@@ -9,7 +9,7 @@
 #include "cli/launch_hosts.h"
 #include "tandem/error.h"
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using testing::ElementsAre;
@@ -116,4 +116,4 @@ TEST(ParseHosts, WrongLinesAreNamed) {
 }
 
 }  // namespace
-}  // namespace tandem::cli
+}  // namespace tandem

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace tandem::cli {
+namespace tandem {
 namespace {
 
 using testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST(DeviceChoice, UsesGpusOfSm90Only) {
 }
 
 }  // namespace
-}  // namespace tandem::cli
+}  // namespace tandem
