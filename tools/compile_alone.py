@@ -21,7 +21,7 @@ subprocess.run(["cmake", "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_CX
                 f"-DTANDEM_CUDA={cuda}", f"-DTANDEM_TESTS={cuda}", "-DTANDEM_UNITY=OFF", "-DTANDEM_BENCH=OFF",
                 "--log-level=WARNING"], check=True, stdout=subprocess.DEVNULL)
 commands = json.load(open(f"{folder}/compile_commands.json"))
-checked = re.compile(re.escape(source) + r"/(src/|tests/gpu/|tests/\w+/cuda/).*[.]cc$")
+checked = re.compile(re.escape(source) + r"/(src/|tests/gpu/|tests/[\w/]+/cuda/).*[.]cc$")
 sources = list({c["file"]: c for c in reversed(commands) if checked.match(c["file"])}.values())
 if len(sources) < 100:
     sys.exit(f"{len(sources)} source files in {folder}/compile_commands.json: expected at least 100")

@@ -1,0 +1,32 @@
+if(BOOST_BEAST)
+  set(live ${CMAKE_CURRENT_SOURCE_DIR}/live_test.py $<TARGET_FILE:tandem_cli>)
+  add_test(NAME cli_live COMMAND ${live} short)
+  set_tests_properties(cli_live PROPERTIES TIMEOUT 180)
+  add_test(NAME cli_live_long COMMAND ${live} long)
+  set_tests_properties(cli_live_long PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS long)
+  set(live_ranks ${CMAKE_CURRENT_SOURCE_DIR}/live_ranks_test.py $<TARGET_FILE:tandem_cli>)
+  add_test(NAME cli_live_ranks COMMAND ${live_ranks} short)
+  set_tests_properties(cli_live_ranks PROPERTIES TIMEOUT 120)
+  add_test(NAME cli_live_ranks_long COMMAND ${live_ranks} long)
+  set_tests_properties(cli_live_ranks_long PROPERTIES TIMEOUT 300 LABELS long)
+  add_test(NAME cli_serve COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/serve_test.py $<TARGET_FILE:tandem_cli>
+    ${PROJECT_SOURCE_DIR}/tests/infer/families/llama3)
+  set_tests_properties(cli_serve PROPERTIES TIMEOUT 300)
+  add_test(NAME cli_serve_clients COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/serve_clients_test.py $<TARGET_FILE:tandem_cli>
+    ${PROJECT_SOURCE_DIR}/tests/infer/families/llama3)
+  set_tests_properties(cli_serve_clients PROPERTIES TIMEOUT 600)
+  add_test(NAME cli_serve_fields COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/serve_fields_test.py $<TARGET_FILE:tandem_cli>
+    ${PROJECT_SOURCE_DIR}/tests/infer/families/llama3)
+  set_tests_properties(cli_serve_fields PROPERTIES TIMEOUT 300)
+  set(serve_ranks ${CMAKE_CURRENT_SOURCE_DIR}/serve_ranks_test.py $<TARGET_FILE:tandem_cli>
+    ${PROJECT_SOURCE_DIR}/tests/infer/families/llama3)
+  add_test(NAME cli_serve_ranks COMMAND ${serve_ranks} short)
+  set_tests_properties(cli_serve_ranks PROPERTIES TIMEOUT 300 PROCESSORS 2)
+  add_test(NAME cli_serve_ranks_long COMMAND ${serve_ranks} 50)
+  set_tests_properties(cli_serve_ranks_long PROPERTIES TIMEOUT 1800 PROCESSORS 2 LABELS long)
+  add_test(NAME cli_pages COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/pages_test.py $<TARGET_FILE:tandem_cli>
+    ${PROJECT_SOURCE_DIR}/tests/infer/families/llama3)
+  set_tests_properties(cli_pages PROPERTIES TIMEOUT 120)
+endif()
+add_test(NAME cli_plan_page COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/what_if_test.py $<TARGET_FILE:tandem_cli>)
+set_tests_properties(cli_plan_page PROPERTIES TIMEOUT 120)

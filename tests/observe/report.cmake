@@ -1,0 +1,6 @@
+tandem_test_program(report_tests ${tests_main})
+target_compile_definitions(report_tests PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+foreach(name links timeline progress report step_pairs rank_state)
+  tandem_test(${name}_test ${name}_test.cc TIMEOUT 60)
+endforeach()
+tandem_test(stragglers_test stragglers_test.cc generated_records.cc TIMEOUT 60 LONG)
