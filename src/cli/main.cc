@@ -50,9 +50,9 @@ int run(CLI::App& app, int argc, char** argv) {
   using namespace tandem::cli;
   int code = 0;
   tandem::check_log_level();
-  if (speaks()) {
+  if (tandem::speaks()) {
     for (const std::string& line : tandem::unknown_variables()) {
-      complain("tandem: warning: " + line);
+      tandem::complain("tandem: warning: " + line);
     }
   }
   check_command(app, argc, argv);
@@ -63,7 +63,7 @@ int run(CLI::App& app, int argc, char** argv) {
     code = app.exit(request, text, text);
     if (std::fputs(text.str().c_str(), stdout) < 0) tandem::throw_output_failed(errno);
   }
-  finish_output();
+  tandem::finish_output();
   return code;
 }
 
