@@ -13,7 +13,7 @@ TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", "
 # not of another layer of its level.
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
           ["overlap/contract"], ["overlap/gather", "overlap/collectives"], ["overlap/operators"], ["overlap/moe"],
-          ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer", "engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
+          ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
           ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check", "engine/serve"],
           ["bench"], ["cli"]]
 BELOW = {}

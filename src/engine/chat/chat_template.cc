@@ -131,11 +131,11 @@ std::string ChatTemplate::render(const Json& chat, std::vector<TextSpan>* genera
     throw ConfigError("chat: expected a list of messages, or an object with messages");
   }
   size_t number = 0;
-  const Json& messages = *variables["messages"].data;
+  const jinja::Json& messages = *variables["messages"].data;
   if (!messages.is_array()) throw ConfigError("chat: messages: expected a list");
-  for (const Json& message : messages) {
+  for (const jinja::Json& message : messages) {
     ++number;
-    if (message.is_object() && message.value("role", Json()).is_string()) continue;
+    if (message.is_object() && message.value("role", jinja::Json()).is_string()) continue;
     throw ConfigError(fmt::format("chat: message {}: expected an object with a role", number));
   }
   const Parsed& form = chosen(chat.is_object() && !chat.value("tools", Json()).empty());

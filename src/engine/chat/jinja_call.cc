@@ -17,12 +17,25 @@ constexpr int kMaxCalls = 50;
 
 Arguments Interpreter::arguments(const Node& node) {
   Arguments all;
+  const auto add = [&](const std::string& name, Value value) {
+    for (const auto& [known, other] : all.keywords) {
+      if (known == name) fail(fmt::format("{}: given twice", printable(name)));
+    }
+    all.keywords.emplace_back(name, std::move(value));
+  };
   for (size_t i = 0; i < node.names.size(); ++i) {
     Value value = evaluate(*node.children[i + 1]);
-    if (node.names[i].empty()) {
+    if (node.names[i] == "*") {
+      for (const Value& each : elements(value)) all.positional.emplace_back(counted(*each.data));
+    } else if (node.names[i] == "**") {
+      if (!value.is_dict()) fail("an argument after **: expected a dictionary");
+      for (const auto& each : value.data->items()) {
+        add(each.key(), Value(counted(each.value())));
+      }
+    } else if (node.names[i].empty()) {
       all.positional.push_back(std::move(value));
     } else {
-      all.keywords.emplace_back(node.names[i], std::move(value));
+      add(node.names[i], std::move(value));
     }
   }
   return all;
@@ -131,7 +144,7 @@ void Interpreter::bind_macro(const Node& macro, const Arguments& given, const Va
     for (size_t i = count; i < given.positional.size(); ++i) {
       all.push_back(counted(given.positional[i].json("varargs")));
     }
-    scope["varargs"] = nested(std::move(all));
+    scope["varargs"] = nested(make_sequence(std::move(all), SequenceKind::tuple));
   } else if (given.positional.size() > count) {
     refuse(fmt::format("{} arguments: expected at most {}", given.positional.size(), count));
   }

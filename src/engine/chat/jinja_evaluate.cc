@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/printable.h"
+#include "engine/chat/jinja_format.h"
 #include "engine/chat/jinja_functions.h"
 #include "engine/chat/jinja_interpreter.h"
 
@@ -92,6 +93,7 @@ Value Interpreter::list(const Node& node) {
   for (const auto& child : node.children) {
     list.push_back(counted(evaluate(*child).json("element")));
   }
+  if (!node.text.empty()) list = make_sequence(std::move(list), SequenceKind::tuple);
   return nested(std::move(list));
 }
 
@@ -135,6 +137,7 @@ Value Interpreter::slice(const Node& node, const Value& object) {
   const int64_t begin = has_begin ? clamp(bound(1, 0)) : step > 0 ? 0 : size - 1;
   const int64_t end = has_end ? clamp(bound(2, size)) : step > 0 ? size : -1;
   Json list = Json::array();
+  if (object.is_tuple()) list = make_sequence(std::move(list), SequenceKind::tuple);
   std::string text;
   for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
     object.is_string() ? void(text += to_text(all[size_t(i)]))
@@ -174,7 +177,8 @@ Value Interpreter::binary(const Node& node) {
   if (op == "+" && a.is_string() && b.is_string()) {
     return text_value(a.string("") + b.string(""));
   }
-  if (op == "+" && a.is_list() && b.is_list()) {
+  if (op == "%" && a.is_string()) return text_value(format_percent(a.string(""), b));
+  if (op == "+" && a.is_list() && b.is_list() && a.is_tuple() == b.is_tuple()) {
     Json list = *a.data;
     made_ += kElementBytes * (list.size() + b.data->size());
     if (made_ > kMaxText) fail("lists of too many elements");
@@ -191,6 +195,7 @@ Value Interpreter::multiply(const Value& sequence, const Value& count) {
   const int64_t times = std::max<int64_t>(0, count.integer("*"));
   if (sequence.is_list()) {
     Json all = Json::array();
+    if (sequence.is_tuple()) all = make_sequence(std::move(all), SequenceKind::tuple);
     for (int64_t i = 0; i < times && !sequence.data->empty(); ++i) {
       for (const Json& each : *sequence.data) all.push_back(counted(each));
     }

@@ -1,12 +1,17 @@
 #include "engine/chat/jinja_expressions.h"
 
 namespace tandem::jinja {
+namespace {
 
-/// An expression, or a list of them without brackets.
+constexpr const char* kTuple = "tuple";
+
+}  // namespace
+
+/// An expression, or a tuple of them without brackets.
 NodePtr ExpressionParser::parse_tuple() {
   NodePtr first = parse_expression();
   if (!is_op(",")) return first;
-  NodePtr list = make_with(Kind::list, "", std::move(first));
+  NodePtr list = make_with(Kind::list, kTuple, std::move(first));
   while (accept_op(",") && peek().type != Type::block_end && peek().type != Type::output_end) {
     list->children.push_back(parse_expression());
   }
@@ -18,7 +23,7 @@ NodePtr ExpressionParser::parse_tuple() {
 NodePtr ExpressionParser::parse_items_of_loop() {
   NodePtr first = parse_or();
   if (!is_op(",")) return first;
-  NodePtr list = make_with(Kind::list, "", std::move(first));
+  NodePtr list = make_with(Kind::list, kTuple, std::move(first));
   while (accept_op(",")) list->children.push_back(parse_or());
   return list;
 }
@@ -131,10 +136,10 @@ NodePtr ExpressionParser::parse_primary() {
   if (token.type == Type::integer) return constant(std::stoll(take().text));
   if (token.type == Type::real) return constant(std::stod(take().text));
   if (accept_op("(")) {
-    if (accept_op(")")) return make(Kind::list);
+    if (accept_op(")")) return make(Kind::list, kTuple);
     NodePtr inner = parse_expression();
     if (is_op(",")) {
-      inner = make_with(Kind::list, "", std::move(inner));
+      inner = make_with(Kind::list, kTuple, std::move(inner));
       while (accept_op(",") && !is_op(")")) inner->children.push_back(parse_expression());
     }
     expect_op(")");
@@ -203,18 +208,27 @@ NodePtr ExpressionParser::parse_subscript(NodePtr object) {
                    std::move(bounds[2]));
 }
 
-/// In parentheses.
+/// In parentheses: values, then keywords, then "*" and "**", as Jinja2 orders them.
 void ExpressionParser::parse_arguments(Node& node) {
   expect_op("(");
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(node.names, name) != node.names.end();
+  };
   while (!accept_op(")")) {
     if (!node.names.empty()) {
       expect_op(",");
       if (accept_op(")")) return;
     }
     std::string keyword;
-    if (peek().type == Type::name && peek(1).type == Type::op && peek(1).text == "=") {
+    if (has("**")) refuse();
+    if (is_op("*") || is_op("**")) {
+      if (has(peek().text)) refuse();
+      keyword = take().text;
+    } else if (peek().type == Type::name && peek(1).type == Type::op && peek(1).text == "=") {
       keyword = take().text;
       take();
+    } else if (std::ranges::any_of(node.names, [](auto& name) { return !name.empty(); })) {
+      refuse();
     }
     node.names.push_back(keyword);
     node.children.push_back(parse_expression());

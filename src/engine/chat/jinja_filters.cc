@@ -6,6 +6,8 @@
 #include <cstdlib>
 
 #include "core/printable.h"
+#include "engine/chat/jinja_case.h"
+#include "engine/chat/jinja_format.h"
 #include "engine/chat/jinja_functions.h"
 #include "engine/chat/jinja_lists.h"
 #include "engine/chat/jinja_text.h"
@@ -218,6 +220,33 @@ Value replace_filter(const Value& value, const Bound& a) {
       replace(to_text(value), to_text(a[0]), to_text(a[1]), integer(a[2], -1, "count")));
 }
 
+/// Bytes other than letters, digits, "_.-~" and, but in queries, "/" as %XX.
+std::string quote_url(const std::string& text, bool is_query) {
+  std::string quoted;
+  for (const char c : text) {
+    const bool is_safe = std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+                         std::string_view("_.-~").find(c) != std::string_view::npos ||
+                         (c == '/' && !is_query);
+    quoted += is_safe                ? std::string(1, c)
+              : c == ' ' && is_query ? "+"
+                                     : fmt::format("%{:02X}", uint8_t(c));
+  }
+  return quoted;
+}
+
+Value urlencode(const Value& value, const Bound&) {
+  if (!value.is_list() && !value.is_dict()) return make_text(quote_url(to_text(value), false));
+  std::string query;
+  for (const Value& each : elements(value.is_dict() ? pairs(value) : value)) {
+    const std::vector<Value> both = elements(each);
+    if (both.size() != 2) fail("urlencode: expected pairs of a name and a value");
+    query += (query.empty() ? "" : "&") + quote_url(to_text(both[0]), true) + "=" +
+             quote_url(to_text(both[1]), true);
+    check_text(query.size());
+  }
+  return make_text(query);
+}
+
 constexpr Function kFilters[] = {
     {"abs", "", absolute},
     {"batch", "linecount! fill_with", batch},
@@ -232,6 +261,7 @@ constexpr Function kFilters[] = {
     {"dictsort", "case_sensitive by reverse", dictsort},
     {"first", "", [](auto& v, auto&) { return element(v, true); }},
     {"float", "default", to_float},
+    {"groupby", "attribute! default case_sensitive", groupby},
     {"indent", "width first blank", indent},
     {"int", "default base", to_integer},
     {"items", "", items},
@@ -256,6 +286,7 @@ constexpr Function kFilters[] = {
     {"truncate", "length killwords end leeway", truncate},
     {"unique", "case_sensitive attribute", unique},
     {"upper", "", [](auto& v, auto&) { return make_text(upper(to_text(v))); }},
+    {"urlencode", "", urlencode},
 };
 
 /// The first argument, a name, which is removed.
@@ -309,6 +340,16 @@ Value map_filter(const Value& value, Arguments arguments) {
   return make_list(results);
 }
 
+Value format_filter(const Value& value, const Arguments& arguments) {
+  if (!arguments.positional.empty() && !arguments.keywords.empty()) {
+    fail("format: expected values or names, not both");
+  }
+  Json values = make_sequence(*make_list(arguments.positional).data, SequenceKind::tuple);
+  if (!arguments.keywords.empty()) values = Json::object();
+  for (const auto& [name, each] : arguments.keywords) values[name] = each.json(name);
+  return make_text(format_percent(to_text(value), Value(std::move(values))));
+}
+
 }  // namespace
 
 Value apply_filter(const std::string& name, const Value& value, const Arguments& arguments) {
@@ -319,6 +360,7 @@ Value apply_filter(const std::string& name, const Value& value, const Arguments&
   if (name == "selectattr" || name == "rejectattr") {
     return select(value, arguments, true, name == "selectattr");
   }
+  if (name == "format") return format_filter(value, arguments);
   const Function* const filter = find(kFilters, name);
   if (!filter) fail(fmt::format("filter '{}' is not known", printable(name)));
   return call(*filter, value, arguments);

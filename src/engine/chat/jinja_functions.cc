@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "core/printable.h"
+#include "engine/chat/jinja_format.h"
 #include "engine/chat/jinja_lists.h"
 #include "engine/chat/jinja_text.h"
 
@@ -18,7 +19,7 @@ constexpr int64_t kMaxRange = 100'000;
 Value values(const Value& dictionary, const Bound&) {
   Json list = Json::array();
   for (const auto& each : dictionary.data->items()) list.push_back(each.value());
-  return {std::move(list)};
+  return make_sequence(std::move(list), SequenceKind::values);
 }
 
 Value get(const Value& dictionary, const Bound& a) {
@@ -43,8 +44,12 @@ Value count_of(const Value& list, const Bound& a) {
 }
 
 constexpr Function kDictMethods[] = {
-    {"items", "", [](auto& v, auto&) { return pairs(v); }},
-    {"keys", "", [](auto& v, auto&) { return make_list(elements(v)); }},
+    {"items", "",
+     [](auto& v, auto&) { return Value(make_sequence(*pairs(v).data, SequenceKind::items)); }},
+    {"keys", "",
+     [](auto& v, auto&) {
+       return Value(make_sequence(*make_list(elements(v)).data, SequenceKind::keys));
+     }},
     {"values", "", values},
     {"get", "key! default", get},
     {"copy", "", [](auto& v, auto&) { return v; }},
@@ -52,7 +57,11 @@ constexpr Function kDictMethods[] = {
 constexpr Function kListMethods[] = {
     {"index", "value!", index_of},
     {"count", "value!", count_of},
-    {"copy", "", [](auto& v, auto&) { return v; }},
+    {"copy", "",
+     [](auto& v, auto&) {
+       if (v.is_tuple()) fail("copy of a tuple, which has no such method");
+       return v;
+     }},
 };
 constexpr std::string_view kDictAttributes[] = {"clear",      "copy",   "fromkeys", "get",
                                                 "items",      "keys",   "pop",      "popitem",
@@ -95,6 +104,9 @@ Value call_method(const std::string& name, const Value& object, const Arguments&
   if (!object.is_string() && !object.is_dict() && !object.is_list()) {
     fail(fmt::format("method '{}': expected a string, list or dictionary", printable(name)));
   }
+  if (name == "format" && object.is_string()) {
+    return {Json(format_fields(object.string(""), arguments))};
+  }
   const Function* const method = find(object.is_string() ? string_methods()
                                       : object.is_dict() ? std::span(kDictMethods)
                                                          : std::span<const Function>(kListMethods),
@@ -113,6 +125,11 @@ Value attribute(const Value& object, const std::string& name) {
     return found == object.space->end() ? Value() : Value(*found);
   }
   if (!object.is_defined()) fail(fmt::format("'{}' of an undefined value", printable(name)));
+  if (object.is_list() && kind_of(*object.data) == SequenceKind::group) {
+    return name == "grouper" ? element_at(object, 0)
+           : name == "list"  ? element_at(object, 1)
+                             : Value();
+  }
   if (!object.is_dict()) return {};
   const auto found = object.data->find(name);
   return found == object.data->end() ? Value() : Value(object, *found);

@@ -50,12 +50,35 @@ std::string digits(const Json& json) {
   return {bytes.begin(), bytes.end()};
 }
 
+std::string list_text(const Json& all) {
+  std::string text;
+  for (size_t i = 0; i < all.size(); ++i) text += (i > 0 ? ", " : "") + python_text(all[i]);
+  using enum SequenceKind;
+  switch (kind_of(all)) {
+    case tuple:
+    case group:
+      return "(" + text + (all.size() == 1 ? ",)" : ")");
+    case items:
+      return "dict_items([" + text + "])";
+    case keys:
+      return "dict_keys([" + text + "])";
+    case values:
+      return "dict_values([" + text + "])";
+    case SequenceKind::list:
+      break;
+  }
+  return "[" + text + "]";
+}
+
 class JsonWriter {
  public:
   explicit JsonWriter(const JsonStyle& style) : style_(style) {}
 
   void write(const Json& json) {
     if (json.is_array()) {
+      using enum SequenceKind;
+      const SequenceKind kind = kind_of(json);
+      if (kind == items || kind == keys || kind == values) fail("tojson: expected a list of these");
       join('[', ']', json.size(), [&](size_t i) { write(json[i]); });
     } else if (json.is_object()) {
       std::vector<std::pair<const std::string*, const Json*>> members;
@@ -118,11 +141,7 @@ std::string python_text(const Json& json) {
   if (json.is_null()) return "None";
   if (json.is_boolean()) return json.get<bool>() ? "True" : "False";
   if (json.is_number_float()) return float_text(json.get<double>());
-  if (json.is_array()) {
-    std::string text = "[";
-    for (size_t i = 0; i < json.size(); ++i) text += (i > 0 ? ", " : "") + python_text(json[i]);
-    return text + "]";
-  }
+  if (json.is_array()) return list_text(json);
   if (json.is_object()) {
     std::string text = "{";
     for (const auto& [key, value] : json.items()) {

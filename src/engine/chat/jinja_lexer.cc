@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <utility>
 
 #include "core/printable.h"
@@ -181,11 +182,25 @@ class Lexer {
       ++end;
       digits();
     }
+    if (const size_t exponent = exponent_bytes(end); exponent > 0) {
+      is_real = true;
+      end += exponent;
+      digits();
+    }
     std::string text = source_.substr(at_, end - at_);
     std::erase(text, '_');
     if (text.size() > 18) refuse("number of more than 18 digits");
     add(is_real ? Token::Type::real : Token::Type::integer, text);
     advance(end - at_);
+  }
+
+  /// Bytes of "e", perhaps a sign, before a digit.
+  size_t exponent_bytes(size_t at) const {
+    if (at >= source_.size() || (source_[at] != 'e' && source_[at] != 'E')) return 0;
+    const size_t bytes = at + 1 < source_.size() && std::strchr("+-", source_[at + 1]) ? 2 : 1;
+    const bool has_digit = at + bytes < source_.size() &&
+                           std::isdigit(static_cast<unsigned char>(source_[at + bytes])) != 0;
+    return has_digit ? bytes : 0;
   }
 
   void read_string(char quote) {

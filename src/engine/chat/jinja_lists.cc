@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "engine/chat/jinja_case.h"
 #include "engine/chat/jinja_functions.h"
 #include "engine/chat/jinja_text.h"
 
@@ -78,7 +79,9 @@ Value make_list(const std::vector<Value>& values) {
 Value pairs(const Value& dictionary) {
   Json list = Json::array();
   if (!dictionary.is_defined()) return {std::move(list)};
-  for (const auto& [key, each] : dictionary.data->items()) list.push_back(Json::array({key, each}));
+  for (const auto& [key, each] : dictionary.data->items()) {
+    list.push_back(make_sequence(Json::array({key, each}), SequenceKind::tuple));
+  }
   return {std::move(list)};
 }
 
@@ -150,6 +153,29 @@ Value extreme(const Value& value, const Bound& a, bool is_max) {
     if (is_better) best = i;
   }
   return all[best].value;
+}
+
+Value groupby(const Value& value, const Bound& a) {
+  const bool is_case_sensitive = flag(a[2], false);
+  const auto with_default = [&](const Value& found) {
+    return found.is_defined() || !a[1].is_defined() ? found : a[1];
+  };
+  std::vector<Keyed> all;
+  for (const Value& each : elements(value)) {
+    const Value key = with_default(path_attribute(each, a[0]));
+    all.push_back({{comparable(key, is_case_sensitive)}, each});
+  }
+  std::ranges::stable_sort(all, are_less, &Keyed::keys);
+  Json groups = Json::array();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i == 0 || !equals(all[i - 1].keys[0], all[i].keys[0])) {
+      const Value key = with_default(path_attribute(all[i].value, a[0]));
+      groups.push_back(
+          make_sequence(Json::array({key.json("groupby"), Json::array()}), SequenceKind::group));
+    }
+    groups.back()[1].push_back(all[i].value.json("element"));
+  }
+  return {std::move(groups)};
 }
 
 Value join(const Value& value, const Bound& a) {

@@ -32,12 +32,13 @@ enum class Kind : uint8_t {
   constant,   ///< value
   name,       ///< text
   filtered,   ///< text of the block that a filter changes
-  list,       ///< children
+  list,       ///< text: "tuple" or ""; children
   dict,       ///< children: key, value, key, value …
   attribute,  ///< text; children: the object
   item,       ///< children: the object, the index
   slice,      ///< children: the object, begin, end, step, each or nothing
-  call,       ///< children: the function, arguments; names: "" or the keyword of each argument
+  call,       ///< children: the function, arguments; names: "", the keyword, "*" or "**" of each
+              ///< argument
   filter,     ///< text: name; children: the value, arguments; names as in call
   test,       ///< text: name; children: the value, arguments
   unary,      ///< text: "not", "-" or "+"

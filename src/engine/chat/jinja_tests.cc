@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "core/printable.h"
+#include "engine/chat/jinja_case.h"
 #include "engine/chat/jinja_functions.h"
 #include "engine/chat/jinja_text.h"
 

@@ -3,28 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
+
+#include "engine/chat/jinja_case.h"
 
 namespace tandem::jinja {
 namespace {
 
 constexpr int64_t kMaxWidth = 10'000;
-
-bool is_letter(char c) {
-  return std::isalpha(static_cast<unsigned char>(c)) != 0;
-}
-char to_upper(char c) {
-  return char(std::toupper(static_cast<unsigned char>(c)));
-}
-char to_lower(char c) {
-  return char(std::tolower(static_cast<unsigned char>(c)));
-}
-
-void check_ascii(std::string_view text, const char* what) {
-  if (std::ranges::any_of(text, [](char c) { return uint8_t(c) > 127; })) {
-    fail(fmt::format("{} of text beyond ASCII", what));
-  }
-}
 
 /// Bytes of the line end that `text` begins with.
 size_t line_end_bytes(std::string_view text) {
@@ -104,7 +89,7 @@ Value affix(const Value& value, const Bound& a, bool is_prefix) {
     return found.is_valid &&
            (is_prefix ? found.text.starts_with(wanted) : found.text.ends_with(wanted));
   };
-  if (!a[0].is_list()) return {Json(holds(a[0]))};
+  if (!a[0].is_tuple()) return {Json(holds(a[0]))};
   return {Json(std::ranges::any_of(elements(a[0]), holds))};
 }
 
@@ -150,11 +135,13 @@ Value partition(const Value& value, const Bound& a, bool is_last) {
   const std::string &all = text_of(value), &by = a[0].string("partition");
   if (by.empty()) fail("partition '': expected at least one character");
   const size_t at = is_last ? all.rfind(by) : all.find(by);
-  if (at == std::string::npos) {
-    return make_strings(is_last ? std::vector<std::string>{"", "", all}
-                                : std::vector<std::string>{all, "", ""});
+  std::vector<std::string> three{all.substr(0, at), by, ""};
+  if (at != std::string::npos) {
+    three[2] = all.substr(at + by.size());
+  } else {
+    three = is_last ? std::vector<std::string>{"", "", all} : std::vector<std::string>{all, "", ""};
   }
-  return make_strings({all.substr(0, at), by, all.substr(at + by.size())});
+  return make_sequence(Json(three), SequenceKind::tuple);
 }
 
 Value pad_method(const Value& value, const Bound& a, bool left, bool right) {
@@ -170,14 +157,8 @@ Value zfill(const Value& value, const Bound& a) {
   return text(all.substr(0, sign) + pad(all.substr(sign), width, "0", true, false));
 }
 
-/// Whether there is a character and all are of a kind; `what` names the method.
-template <typename Is>
-Value are_all(const Value& value, const char* what, const Is& is) {
-  const std::string& all = text_of(value);
-  check_ascii(all, what);
-  return {Json(!all.empty() && std::ranges::all_of(all, [&](char c) {
-    return is(static_cast<unsigned char>(c)) != 0;
-  }))};
+Value are_all(const Value& value, Letters letters) {
+  return {Json(consists_of(text_of(value), letters))};
 }
 
 Value join_method(const Value& value, const Bound& a) {
@@ -189,23 +170,6 @@ Value join_method(const Value& value, const Bound& a) {
     check_text(all.size());
   }
   return text(all);
-}
-
-std::string title(std::string all) {
-  check_ascii(all, "title");
-  bool after_letter = false;
-  for (char& c : all) {
-    c = after_letter ? to_lower(c) : to_upper(c);
-    after_letter = is_letter(c);
-  }
-  return all;
-}
-
-std::string swap_case(std::string all) {
-  check_ascii(all, "swapcase");
-  for (char& c : all)
-    c = std::isupper(static_cast<unsigned char>(c)) != 0 ? to_lower(c) : to_upper(c);
-  return all;
 }
 
 Value remove_affix(const Value& value, const Bound& a, bool is_prefix) {
@@ -234,7 +198,7 @@ constexpr Function kMethods[] = {
     {"join", "iterable!", join_method},
     {"upper", "", [](auto& v, auto&) { return text(upper(text_of(v))); }},
     {"lower", "", [](auto& v, auto&) { return text(lower(text_of(v))); }},
-    {"casefold", "", [](auto& v, auto&) { return text(lower(text_of(v))); }},
+    {"casefold", "", [](auto& v, auto&) { return text(casefold(text_of(v))); }},
     {"title", "", [](auto& v, auto&) { return text(title(text_of(v))); }},
     {"capitalize", "", [](auto& v, auto&) { return text(capitalize(text_of(v))); }},
     {"swapcase", "", [](auto& v, auto&) { return text(swap_case(text_of(v))); }},
@@ -249,11 +213,11 @@ constexpr Function kMethods[] = {
     {"rjust", "width! fillchar", [](auto& v, auto& a) { return pad_method(v, a, true, false); }},
     {"center", "width! fillchar", [](auto& v, auto& a) { return pad_method(v, a, true, true); }},
     {"zfill", "width!", zfill},
-    {"isdigit", "", [](auto& v, auto&) { return are_all(v, "isdigit", isdigit); }},
-    {"isdecimal", "", [](auto& v, auto&) { return are_all(v, "isdecimal", isdigit); }},
-    {"isnumeric", "", [](auto& v, auto&) { return are_all(v, "isnumeric", isdigit); }},
-    {"isalpha", "", [](auto& v, auto&) { return are_all(v, "isalpha", isalpha); }},
-    {"isalnum", "", [](auto& v, auto&) { return are_all(v, "isalnum", isalnum); }},
+    {"isdigit", "", [](auto& v, auto&) { return are_all(v, Letters::isdigit); }},
+    {"isdecimal", "", [](auto& v, auto&) { return are_all(v, Letters::isdecimal); }},
+    {"isnumeric", "", [](auto& v, auto&) { return are_all(v, Letters::isnumeric); }},
+    {"isalpha", "", [](auto& v, auto&) { return are_all(v, Letters::isalpha); }},
+    {"isalnum", "", [](auto& v, auto&) { return are_all(v, Letters::isalnum); }},
     {"isspace", "",
      [](auto& v, auto&) {
        const std::string& all = text_of(v);
@@ -267,41 +231,6 @@ constexpr Function kMethods[] = {
 
 std::span<const Function> string_methods() {
   return kMethods;
-}
-
-std::string upper(std::string text) {
-  check_ascii(text, "upper case");
-  std::ranges::transform(text, text.begin(), to_upper);
-  return text;
-}
-
-std::string lower(std::string text) {
-  check_ascii(text, "lower case");
-  std::ranges::transform(text, text.begin(), to_lower);
-  return text;
-}
-
-std::string capitalize(std::string text) {
-  text = lower(std::move(text));
-  if (!text.empty()) text[0] = to_upper(text[0]);
-  return text;
-}
-
-std::string title_words(std::string text) {
-  text = lower(std::move(text));
-  bool begins = true;
-  for (char& c : text) {
-    if (begins) c = to_upper(c);
-    begins = leading_space(std::string_view(&c, 1)) > 0 ||
-             std::string_view("-({[<").find(c) != std::string_view::npos;
-  }
-  return text;
-}
-
-bool has_case(const std::string& text, bool is_upper) {
-  check_ascii(text, "case");
-  const bool has_letter = std::ranges::any_of(text, is_letter);
-  return has_letter && text == (is_upper ? upper(text) : lower(text));
 }
 
 std::string replace(const std::string& text, const std::string& from, const std::string& to,

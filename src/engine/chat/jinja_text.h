@@ -13,14 +13,6 @@ namespace tandem::jinja {
 /// Methods of strings.
 std::span<const Function> string_methods();
 
-/// These throw ConfigError for letters beyond ASCII.
-std::string upper(std::string text);
-std::string lower(std::string text);
-std::string capitalize(std::string text);
-/// As the filter `title`: letters after white space, "-" or an opening bracket are upper case.
-std::string title_words(std::string text);
-bool has_case(const std::string& text, bool is_upper);
-
 /// `count` below 0: all. Throws ConfigError for more than kMaxText.
 std::string replace(const std::string& text, const std::string& from, const std::string& to,
                     int64_t count);

@@ -49,6 +49,28 @@ int64_t Value::integer(std::string_view what) const {
   return data->get<int64_t>();
 }
 
+Json make_sequence(Json array, SequenceKind kind) {
+  array.get_ref<Json::array_t&>().kind = kind;
+  return array;
+}
+
+SequenceKind kind_of(const Json& array) {
+  return array.get_ref<const Json::array_t&>().kind;
+}
+
+namespace {
+
+bool is_tuple(const Json& json) {
+  using enum SequenceKind;
+  return json.is_array() && (kind_of(json) == tuple || kind_of(json) == group);
+}
+
+}  // namespace
+
+bool Value::is_tuple() const {
+  return data && jinja::is_tuple(*data);
+}
+
 bool is_true(const Value& value) {
   if (!value.data) return value.space || value.macro;
   const Json& json = *value.data;
@@ -69,7 +91,7 @@ bool equals(const Value& a, const Value& b) {
   if (a.is_numeric() && b.is_numeric()) return a.number() == b.number();
   const Json &x = *a.data, &y = *b.data;
   if (!x.is_structured() || x.type() != y.type()) return x == y;
-  if (x.size() != y.size()) return false;
+  if (x.size() != y.size() || is_tuple(x) != is_tuple(y)) return false;
   if (x.is_array()) {
     return std::ranges::equal(x, y, [&](const Json& one, const Json& other) {
       return equals({a, one}, {b, other});
@@ -84,6 +106,13 @@ bool equals(const Value& a, const Value& b) {
 bool is_less(const Value& a, const Value& b) {
   if (a.is_numeric() && b.is_numeric()) return a.number() < b.number();
   if (a.is_string() && b.is_string()) return a.string("") < b.string("");
+  if (a.is_list() && b.is_list() && a.is_tuple() == b.is_tuple()) {
+    for (size_t i = 0; i < a.data->size() && i < b.data->size(); ++i) {
+      const Value x(a, (*a.data)[i]), y(b, (*b.data)[i]);
+      if (!equals(x, y)) return is_less(x, y);
+    }
+    return a.data->size() < b.data->size();
+  }
   fail(fmt::format("{} < {}: expected two numbers or two strings", to_text(a), to_text(b)));
 }
 

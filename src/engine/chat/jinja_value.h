@@ -14,7 +14,16 @@
 
 namespace tandem::jinja {
 
-using Json = nlohmann::ordered_json;
+/// Array of Json: a list of Python, or what prints in another form.
+template <typename... Arguments>
+class Sequence : public std::vector<Arguments...> {
+ public:
+  enum class Kind : uint8_t { list, tuple, group, items, keys, values };  // group: of groupby
+  using std::vector<Arguments...>::vector;
+  Kind kind = Kind::list;
+};
+using Json = nlohmann::basic_json<nlohmann::ordered_map, Sequence>;
+using SequenceKind = Json::array_t::Kind;
 
 struct Node;
 struct Frame;  // of jinja_interpreter.h
@@ -35,6 +44,7 @@ struct Value {
   bool is_defined() const { return data || space || macro; }
   bool is_string() const { return data && data->is_string(); }
   bool is_list() const { return data && data->is_array(); }
+  bool is_tuple() const;  ///< also a list
   bool is_dict() const { return data && data->is_object(); }
   bool is_none() const { return data && data->is_null(); }
   bool is_int() const { return data && data->is_number_integer(); }
@@ -55,6 +65,10 @@ struct Value {
   std::shared_ptr<Frame> frame;  ///< variables that a macro sees, or what `loop` is
 };
 
+/// An array as a sequence of this kind.
+Json make_sequence(Json array, SequenceKind kind);
+SequenceKind kind_of(const Json& array);
+
 bool is_true(const Value& value);
 /// str() of Python, "" if undefined.
 std::string to_text(const Value& value);
@@ -70,7 +84,8 @@ struct JsonStyle {
 /// for more than kMaxText.
 std::string to_json_text(const Json& json, const JsonStyle& style);
 bool equals(const Value& a, const Value& b);
-/// Throws ConfigError if the two cannot be ordered.
+/// Lists and tuples are ordered by their first elements that differ. Throws ConfigError if the two
+/// cannot be ordered.
 bool is_less(const Value& a, const Value& b);
 bool contains(const Value& all, const Value& one);
 /// Elements of a list, keys of a dictionary, characters of a string, nothing of undefined.

@@ -262,9 +262,26 @@ end
     # White space
     "  {% if true %}  \n  a\n  {%- if true -%}  \n b {%+ if true +%}\n c {% endif %} {% endif %}\n{% endif %}\n  {# note #}\nd {#- x -#} \n e\n\n",
     "a\n   {{ 'b' }}   \n {{- 'c' -}} \n d\n  {% set x = 1 %}\n\n {% set x = 2 -%}\n  z",
+    # Tuples, views of dictionaries, formats, unpacked arguments, groups, texts of addresses
+    "{{ (1, 'a') }}{{ (1,) }}{{ () }}{% set t = 1, [2], (3,) %}{{ t }}{{ t[1:] }}{{ t + (4,) }}{{ t * 2 }}{{ t|list }}{{ t|tojson }}{{ (1, 2) == [1, 2] }}{{ (1, 2) < (1, 3) }}",
+    "{{ {'a': 1, 'b': (2,)}.items() }}{{ {'a': 1}.keys() }}{{ {'a': 1}.values() }}{{ {'a': 1}|items|list }}{{ {'b': 2, 'a': 1}|dictsort }}{{ 'a-b'.partition('-') }}"
+    "{{ 'ab'.startswith(('x', 'a')) }}",
+    "{{ '%s %d %05.2f|%-5s|%5s|%x %X %o %e %g %% %r %c %i' % ('é', 7.9, 2.345, 'ab', 'cd', 255, 255, 8, 12345.678, 0.0001, 'it', 'c', true) }}{{ '%(a)s %(b)+d' % {'a': [1], 'b': 3} }}"
+    "{{ '%*d|%.*f|%.2s' % (5, 3, 1, 2.55, 'abc') }}{{ '%s' % messages|length }}{{ '%#x % d %+.1e' % (10, 4, 1500) }}",
+    "{{ '{} {}|{0}' }}{{ '{} {} {{}}'.format(1, 'b') }}{{ '{1}{0}{n!r}'.format('a', 2, n='x') }}{{ '{:>5}|{:<5}|{:^5}|{:*^7}|{:05d}|{:+.2f}|{:,}|{:.1%}|{:x}|{:e}'.format('a', 'b', 'c', 'd', 42, 2.5, 1234567, 0.256, 255, 1500.0) }}"
+    "{{ '{0.a} {0[b]} {1[0]}'.format({'a': 1, 'b': 2}, [3]) }}{{ '{:{w}}|{:>{}}'.format('a', 'b', 4, w=3) }}{{ '%s-%s'|format('a', 1) }}",
+    "{% macro f(a, b=2, c=3) %}{{ a }}{{ b }}{{ c }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(*[1, 4, 5, 6]) }}{{ f(1, **{'c': 7, 'd': 8}) }}{{ f(*(9,), **{}) }}{{ f(0, c=1, *[5]) }}",
+    "{% for role, group in messages|groupby('role') %}{{ role }}={{ group|map(attribute='content')|list }};{% endfor %}"
+    "{% for g in [{'k': 'B', 'n': 1}, {'k': 'a'}, {'k': 'b', 'n': 2}]|groupby('k') %}{{ g.grouper }}:{{ g.list|length }}{{ g|length }}{% endfor %}{{ [{'n': 1}, {}]|groupby('n', default=0) }}",
+    "{{ 'a b/é?&=~'|urlencode }}{{ {'q w': 'x/y', 'n': 1}|urlencode }}{{ [('a', 'b c')]|urlencode }}{{ 7|urlencode }}",
+    "{{ 'Straße ﬁ éÀ Ως'|upper }}{{ 'ÉCOLE ΟΔΟΣ ΣΑΣ.'|lower }}{{ 'été à paris'|title }}{{ 'éTÉ'|capitalize }}{{ \"l'été о МИРЕ\".title() }}{{ 'Éé'.swapcase() }}{{ 'ßΣ'.casefold() }}"
+    "{{ 'ÉA'.isupper() }}{{ 'été'.islower() }}{{ '漢字'.isalpha() }}{{ '٣'.isdecimal() }}{{ 'é1'.isalnum() }}{{ 1e3 }}{{ 2.5e-7 }}",
     # Refused
     "{{ nothing.x }}", "{{ 1 + 'a' }}", "{% for x in 5 %}{% endfor %}", "{{ raise_exception('no') }}", "{% if %}{% endif %}", "{{ 'a' }", "{% for m in messages %}",
     "{{ x | nofilter }}", "{% endif %}", "{{ f(1) }}", "{{ messages.nomethod() }}", "{{ 1 // 0 }}",
+    "{{ '%d' % 'a' }}", "{{ '%s' % (1, 2) }}", "{{ '%s %s' % 1 }}", "{{ '%y' % 1 }}", "{{ '{}'.format() }}", "{{ '{x}'.format(1) }}", "{{ '{:d}'.format('a') }}", "{{ '{'.format() }}",
+    "{% macro f(a) %}{% endmacro %}{{ f(**[1]) }}", "{% macro f(a) %}{{ kwargs }}{% endmacro %}{{ f(b=1, **{'b': 2}) }}", "{{ (1, 2) + [3] }}", "{{ 'a'.startswith(['a']) }}",
+    "{{ (1, 2).copy() }}", "{{ {}.items()|tojson }}",
 ]
 
 generator = random.Random(6)
