@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "core/files.h"
 #include "core/printable.h"
+#include "engine/config/data_format.h"
 #include "engine/data/manifest.h"
 #include "engine/data/open_data.h"
 #include "engine/data/shared_work.h"
@@ -60,8 +61,11 @@ std::string difference(const FileRecord& record, SharedWork& work) {
     if (now.bytes != record.bytes) {
       return fmt::format("{}: holds {} bytes: expected {}", record.path, now.bytes, record.bytes);
     }
-    if (now.samples == record.samples && (!record.hash || now.hash == record.hash)) return "";
-    return record.path + ": holds other bytes: expected those it had";
+    const bool is_same = (!record.samples || now.samples == record.samples) &&
+                         (!record.hash || now.hash == record.hash);
+    if (!is_same) return record.path + ": holds other bytes: expected those it had";
+    if (record.samples || now.modified_ns == record.modified_ns) return "";
+    return record.path + ": was written to: its bytes were not recorded";
   } catch (const IoError& error) {
     return error.what();
   }
@@ -96,7 +100,7 @@ void add_data_index(CLI::App& data) {
   index->add_option("paths", arguments->paths, "Folders, globs and files")->required();
   index->add_option("--out", arguments->out, "File to write")->required();
   index->add_option("--format", arguments->format, "Of the files (data.format)")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "chat", "tokens"}))
+      ->check(CLI::IsMember(data_format_names()))
       ->capture_default_str();
   index->footer(
       "\nReads all files once and writes their sizes, times and hashes. A run with data.manifest\n"

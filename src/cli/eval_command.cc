@@ -20,6 +20,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/output.h"
+#include "engine/config/data_format.h"
 #include "engine/plan/codec_search.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
@@ -166,7 +167,7 @@ void check_codec(const EvalArguments& arguments, const ModelConfig& config, int 
 void evaluate(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   check_codec(arguments, inputs.config, comm.size());
   if (!arguments.sweep.empty()) return sweep(comm, arguments, inputs);
-  if (arguments.evaluation.options.format == "chat") {
+  if (has_chats(arguments.evaluation.options.format)) {
     return evaluate_chats(comm, arguments.evaluation.options, inputs, arguments.json);
   }
   Evaluator evaluator(comm, inputs.config, arguments.evaluation.options);

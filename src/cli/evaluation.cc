@@ -9,6 +9,7 @@
 #include "core/files.h"
 #include "core/machine.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/config/data_format.h"
 #include "engine/data/corpus.h"
 #include "engine/data/select_data.h"
 #include "engine/infer/int8_weights.h"
@@ -39,9 +40,11 @@ SelectedData select_files(const EvaluationArguments& arguments) {
   }
   SelectedData selected = select_data(paths, arguments.format, arguments.options.text_key);
   for (const std::string& left_out : selected.notes) note("--data: " + left_out);
-  if (arguments.needs_text && (selected.format == "tokens" || selected.format == "chat")) {
-    throw InvalidArgument(fmt::format("{}: {}: expected text or JSON Lines", paths[0],
-                                      selected.format == "chat" ? "chats" : "token files"));
+  if (arguments.needs_text && !has_text(selected.format)) {
+    throw InvalidArgument(fmt::format(
+        "{}: {}: expected text or JSON Lines, of which bits per byte are known (tandem eval "
+        "--codec scores the others with one codec)",
+        paths[0], find_data_format(selected.format)->words));
   }
   return selected;
 }
@@ -81,7 +84,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
   command.add_option("--list", arguments.list,
                      "File with one path per line (OUT/heldout.txt), or each ended by NUL");
   command.add_option("--format", arguments.format, "Of the files (data.format)")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "chat", "tokens"}))
+      ->check(CLI::IsMember(data_format_names()))
       ->capture_default_str();
   command.add_option("--text-key", options.text_key, "Key of texts in JSON Lines (data.text_key)")
       ->capture_default_str();

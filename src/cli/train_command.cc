@@ -24,6 +24,7 @@
 #include "core/printable.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/checkpoint/resumed_replicas.h"
+#include "engine/config/data_format.h"
 #include "engine/config/replicas.h"
 #include "engine/data/open_data.h"
 #include "engine/model/codec_policy.h"
@@ -65,12 +66,12 @@ std::string resuming(int ranks) {
 std::string next_commands(const TrainConfig& config, const TokenSource& source,
                           const std::string& out) {
   const std::string format = source.format();
-  if (config.data.tokenizer.empty() && format != "text" && format != "jsonl") return "";
+  if (config.data.tokenizer.empty() && !has_text(format)) return "";
   const std::string folder = shell_quote(out);
   return fmt::format(
       "\nNext: tandem generate {} {}\n"
       "      tandem eval {} {}",
-      folder, format == "chat" ? "--chat MESSAGES.json" : "--prompt '#include <'", folder,
+      folder, has_chats(format) ? "--chat MESSAGES.json" : "--prompt '#include <'", folder,
       source.held_out().files.empty() ? "--data PATH"
                                       : "--list " + shell_quote(out + "/heldout.txt"));
 }

@@ -3,23 +3,8 @@
 # that differ.
 set -u
 tandem=$1 config=$2
-failures=0
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
-cd "$dir" || exit 1
-
-# expect CODE 'PATTERN' ARG...
-expect() {
-  local code=$1 pattern=$2 text status
-  shift 2
-  text=$("$tandem" "$@" 2>&1)
-  status=$?
-  if [ "$status" != "$code" ] || ! [[ $text =~ $pattern ]]; then
-    printf '%s\n' "tandem $*" "  exit $status, expected $code" "  said: $text" "  expected: $pattern" >&2
-    failures=$((failures + 1))
-  fi
-}
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/expect.sh"
 
 truncate -s 20M x.bin y.bin
 expect 0 'data.json: 2 files, 41.9 MB' data index x.bin y.bin --out data.json

@@ -3,24 +3,8 @@
 # of every format, steps and validation without targets, OUT/config.toml as a job, and a resumed run with other text.
 set -u
 tandem=$1 config=$2
-failures=0
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
-cd "$dir" || exit 1
-
-# expect CODE 'PATTERN' ARG...
-expect() {
-  local code=$1 pattern=$2 status
-  shift 2
-  text=$("$tandem" "$@" 2>&1)
-  status=$?
-  if [ "$status" != "$code" ] || ! [[ $text =~ $pattern ]]; then
-    printf '%s\n' "tandem $*" "  exit $status, expected $code" "  said: $text" "  expected: $pattern" >&2
-    failures=$((failures + 1))
-  fi
-}
-fail() { echo "user_data_test: $1" >&2; failures=$((failures + 1)); }
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/expect.sh"
 small=(model.layers=1 train.seq=16 train.batch=4 train.steps=3)
 
 # The one line of Python, with pyarrow or a stand-in of the same calls.
@@ -85,7 +69,7 @@ expect 0 'Done at step 3' train "$config" --out tokens --set 'data.paths=["t.bin
 loss=$(tail -n 1 tokens/metrics.jsonl | sed 's/.*"validation_loss":\([0-9.]*\).*/\1/')
 expect 0 "$(printf %.3f "${loss:-0}")[0-9]* nats per token, perplexity [0-9.]+ over 399 tokens in 1 files" \
   eval tokens --data v.bin
-expect 2 'token files: expected text or JSON Lines' eval tokens --data v.bin --tp 2 --codec-sweep c
+expect 2 'v.bin: tokens: expected text or JSON Lines, of which bits per byte are known' eval tokens --data v.bin --tp 2 --codec-sweep c
 
 # Steps without targets are skipped in every layout; validation and data without any are refused.
 masked=('data.paths=["single"]' data.document_mask=true train.steps=12 model.layers=2 train.seq=16)
@@ -114,4 +98,20 @@ expect 2 'hash of the training text .*job/data/b.txt holds [0-9]+ bytes: expecte
 mv job/data/b.txt job/data/c.txt
 expect 2 'c.txt is new; .*b.txt is gone' \
   train job/job.toml --out run --resume --set 'data.paths=["job/data"]' "${small[@]}" train.steps=4
+# So is it of a stream, whose files are not read before they are reached.
+mkdir lines
+for i in 1 2 3; do cp a.jsonl lines/$i.jsonl; done
+stream=(train "$config" --out stream --set 'data.paths=["lines"]' data.text_key=body data.order=stream "${small[@]}")
+expect 0 'Done at step 3' "${stream[@]}"
+touch -d '2001-01-01' lines/2.jsonl
+expect 0 'lines/2.jsonl was written to after stream/data.json was made; its size is the same' "${stream[@]}" --resume train.steps=4
+expect 1 'lines/2.jsonl: was written to: its bytes were not recorded' data verify stream/data.json
+echo '{"body": "more"}' >>lines/3.jsonl
+expect 2 'hash of the training text .*lines/3.jsonl holds [0-9]+ bytes: expected [0-9]+' "${stream[@]}" --resume train.steps=5
+
+# Bytes are not taken for a larger vocabulary's tokens where the data are documents of JSON Lines.
+vocabulary=(train "$config" --out bytes --set 'data.paths=["a.jsonl"]' data.text_key=body model.vocab=320 "${small[@]}")
+expect 2 'model.vocab is 320, and JSON Lines are read as bytes without data.tokenizer: expected data.tokenizer, model.vocab = 257, or data.format = "jsonl"' \
+  "${vocabulary[@]}"
+expect 0 'text is read as bytes: 257 of the 320 tokens' "${vocabulary[@]}" data.format=jsonl
 exit $((failures > 0))

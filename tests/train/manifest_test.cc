@@ -126,6 +126,9 @@ TEST(Manifest, DamagedFilesAreNamed) {
   };
   EXPECT_EQ(read(good), "accepted");
   EXPECT_EQ(Manifest::read(dir / "m").to_json(), good);
+  const std::string unread = Manifest({{"/data/x", 7, 8, {}, {}}}).to_json();
+  EXPECT_EQ(read(unread), "accepted");
+  EXPECT_EQ(Manifest::read(dir / "m").to_json(), unread);
   for (size_t size = 0; size + 1 < good.size(); ++size) {
     EXPECT_THAT(read(good.substr(0, size)), HasSubstr(dir / "m: no manifest of data: ")) << size;
   }

@@ -1,6 +1,7 @@
 #include "engine/config/data_keys.h"
 
 #include "engine/config/config_slot.h"
+#include "engine/config/data_format.h"
 
 namespace tandem {
 
@@ -12,11 +13,7 @@ std::vector<ConfigKey> data_keys() {
        0,
        {},
        "folders, globs and files, or a blend: [\"0.7 PATH\", \"0.3 PATH\"]"},
-      {"data.format",
-       TANDEM_SLOT(data.format),
-       0,
-       0,
-       {"auto", "text", "jsonl", "chat", "tokens"},
+      {"data.format", TANDEM_SLOT(data.format), 0, 0, data_format_names(),
        "of the files (auto: by their endings and content); of a folder those of this format are "
        "taken"},
       {"data.text_key",

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
 #include "core/files.h"
 #include "core/json.h"
@@ -37,9 +38,15 @@ FileRecord parse_record(const Json& entry) {
   record.path = entry.at("path").get<std::string>();
   record.bytes = entry.at("bytes").get<uint64_t>();
   record.modified_ns = entry.at("modified_ns").get<int64_t>();
-  record.samples = parse_hash(entry.at("samples").get<std::string>());
-  if (entry.contains("hash")) record.hash = parse_hash(entry["hash"].get<std::string>());
+  for (const auto& [name, hash] : {std::pair{"samples", &record.samples}, {"hash", &record.hash}}) {
+    if (entry.contains(name)) *hash = parse_hash(entry[name].get<std::string>());
+  }
   return record;
+}
+
+/// Whether both were read, and are not the same.
+bool differ(std::optional<uint64_t> a, std::optional<uint64_t> b) {
+  return a && b && a != b;
 }
 
 }  // namespace
@@ -72,7 +79,7 @@ std::string describe_changes(const Manifest& before, std::span<const FileRecord>
     if (record.bytes != old.bytes) {
       changes.push_back(
           fmt::format("{} holds {} bytes: expected {}", record.path, record.bytes, old.bytes));
-    } else if (record.samples != old.samples) {
+    } else if (differ(record.samples, old.samples)) {
       changes.push_back(record.path + " holds other bytes");
     }
     gone.erase(found);
@@ -112,10 +119,8 @@ Manifest Manifest::read(const std::string& path) {
 std::string Manifest::to_json() const {
   Json files = Json::array();
   for (const auto& [path, record] : records_) {
-    Json entry{{"path", path},
-               {"bytes", record.bytes},
-               {"modified_ns", record.modified_ns},
-               {"samples", fmt::format("{:016x}", record.samples)}};
+    Json entry{{"path", path}, {"bytes", record.bytes}, {"modified_ns", record.modified_ns}};
+    if (record.samples) entry["samples"] = fmt::format("{:016x}", *record.samples);
     if (record.hash) entry["hash"] = fmt::format("{:016x}", *record.hash);
     files.push_back(std::move(entry));
   }
@@ -139,15 +144,15 @@ std::optional<uint64_t> Manifest::check(const FileRecord& now) const {
   if (record->bytes != now.bytes) {
     refuse(now, fmt::format("holds {} bytes: expected {}", now.bytes, record->bytes));
   }
-  if (record->samples != now.samples) refuse(now, "holds other bytes: expected those it had");
+  if (differ(record->samples, now.samples)) refuse(now, "holds other bytes: expected those it had");
   return record->modified_ns == now.modified_ns ? record->hash : std::nullopt;
 }
 
 std::string Manifest::describe_write(const FileRecord& now) const {
   const FileRecord* record = find(now.path);
   if (!record || record->modified_ns == now.modified_ns) return "";
-  return fmt::format("{} was written to after {} was made; its samples are the same", now.path,
-                     path_);
+  return fmt::format("{} was written to after {} was made; its {} the same", now.path, path_,
+                     record->samples && now.samples ? "samples are" : "size is");
 }
 
 void Manifest::check_hash(const FileRecord& now) const {

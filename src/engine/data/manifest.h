@@ -18,8 +18,8 @@ struct FileRecord {
   std::string path;  ///< absolute
   uint64_t bytes = 0;
   int64_t modified_ns = 0;
-  uint64_t samples = 0;          ///< hash of the sampled ranges (DataFile)
-  std::optional<uint64_t> hash;  ///< XXH3-64 of all of it, if it was read
+  std::optional<uint64_t> samples;  ///< hash of the sampled ranges (DataFile), if they were read
+  std::optional<uint64_t> hash;     ///< XXH3-64 of all of it, if it was read
 };
 
 /// Record of an open file whose samples have been read.

@@ -157,6 +157,17 @@ void set_separator(const std::string& text, Opening& with) {
                   printable(text), with.vocab - 1));
 }
 
+/// Throws ConfigError for documents of JSON Lines whose bytes would be tokens of a larger
+/// vocabulary, unless the job names their format.
+void require_vocabulary(const TrainConfig& config, const std::string& format) {
+  const bool is_meant = format != kJsonLines || config.data.format == kJsonLines;
+  if (is_meant || !config.data.tokenizer.empty() || config.model.vocab <= kBos + 1) return;
+  throw ConfigError(fmt::format(
+      "model.vocab is {}, and JSON Lines are read as bytes without data.tokenizer: expected "
+      "data.tokenizer, model.vocab = {}, or data.format = \"{}\" to read bytes",
+      config.model.vocab, kBos + 1, kJsonLines));
+}
+
 /// That of data.tokenizer, nullptr without it.
 std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config,
                                                                const std::string& format) {
@@ -320,6 +331,7 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
   }
   const std::vector<SelectedData> selected =
       select_all(paths, "data.paths", data.format, data.text_key, world);
+  require_vocabulary(config, selected[0].format);
   const auto tokenizer = open_configured_tokenizer(config, selected[0].format);
   Opening with{selected[0].format,
                config.model.vocab,

@@ -15,7 +15,8 @@ namespace tandem {
 /// "auto", in that of their names and content (select_data.h). Chats are read with the template
 /// next to data.tokenizer. Weighted entries of
 /// data.paths are a Blend. Throws IoError for a file that cannot be read or trusted, on every rank,
-/// and ConfigError for formats that do not go together.
+/// and ConfigError for formats that do not go together, and for JSON Lines without data.tokenizer
+/// that only data.format = "auto" takes for bytes of a larger model.vocab.
 /// Reads the begins of documents if data.document_mask or data.packing asks for them; throws
 /// ConfigError, on every rank, for a source that does not know them.
 /// Collective over `world` unless it is nullptr.

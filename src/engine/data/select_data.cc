@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "engine/config/data_format.h"
 #include "engine/data/corpus.h"
 #include "engine/data/data_kind.h"
 #include "engine/data/token_files.h"
@@ -39,8 +40,7 @@ constexpr std::pair<DataKind, const char*> kFormats[] = {{DataKind::text, "text"
                                                          {DataKind::tokens, "tokens"}};
 
 const char* words_of(const std::string& format) {
-  if (format == "chat") return "chats";
-  return format == "jsonl" ? "JSON Lines" : format.c_str();
+  return find_data_format(format)->words;
 }
 
 /// Files of an entry, by their kind.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "core/files.h"
@@ -45,6 +46,7 @@ ShardStream::ShardStream(std::span<const std::string> paths, ShardFormat format,
       }
       bytes_ += file.bytes;
       text += fmt::format("{}\n", file.bytes);
+      add_record(file);
       files_.push_back(std::move(file));
     }
   } catch (const IoError& failed) {
@@ -66,6 +68,19 @@ ShardStream::ShardStream(std::span<const std::string> paths, ShardFormat format,
                                           format_.tokenizer ? format_.tokenizer->name() : "",
                                           format_.separator, options_.shuffle_windows, text));
   cursors_[0] = {};
+}
+
+/// Records what is known of a shard before it is opened, and notes one that was written to since
+/// its record was made: the fingerprint of a stream has only sizes.
+void ShardStream::add_record(const ShardFile& file) {
+  if (records_.size() >= kMaxRecords) return;
+  const FileRecord& record = records_.emplace_back(
+      FileRecord{std::filesystem::absolute(file.path).lexically_normal().string(),
+                 file.bytes,
+                 file.modified_ns,
+                 {},
+                 {}});
+  if (const std::string note = known_.describe_write(record); !note.empty()) notes_.push_back(note);
 }
 
 /// ShardReader that `next_` is in.

@@ -85,6 +85,7 @@ class ShardStream : public TokenSource {
     ShardUnit content;
     int64_t end() const { return begin.position + int64_t(content.tokens.size()); }
   };
+  void add_record(const ShardFile& file);
   const ShardReader& open() const;
   void leave() const;
   void extend() const;

@@ -11,6 +11,7 @@
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/run_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
+#include "engine/config/data_format.h"
 #include "engine/data/corpus.h"
 #include "engine/data/ledger_check.h"
 #include "engine/plan/memory.h"
@@ -82,7 +83,7 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   const std::string& tokenizer = config.data.tokenizer;
   if (!tokenizer.empty()) {
     copy_tokenizer(tokenizer, out_);
-    if (config.data.format == "chat") copy_side_files(folder_of_tokenizer(tokenizer), out_);
+    if (has_chats(config.data.format)) copy_side_files(folder_of_tokenizer(tokenizer), out_);
   }
   if (!source_.records().empty()) {
     replace_file(manifest_path(out_), Manifest(source_.records()).to_json());
