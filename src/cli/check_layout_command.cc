@@ -8,9 +8,11 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/usage.h"
 #include "core/files.h"
 #include "core/output.h"
 #include "engine/check/layout_check.h"
+#include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
@@ -22,7 +24,7 @@ namespace tandem::cli {
 namespace {
 
 struct CheckArguments {
-  std::string config, schedule, json;
+  std::string config, schedule, init, json;
   std::vector<std::string> overrides;
   int tp = 0, pp = 0, dp = 0, ep = 0;
 };
@@ -33,7 +35,8 @@ constexpr size_t kRows = 5;
 
 TrainConfig make_config(const CheckArguments& arguments) {
   std::vector<std::string> notes;
-  TrainConfig config = load_config(arguments.config, arguments.overrides, &notes);
+  TrainConfig config =
+      load_run_config(arguments.config, arguments.overrides, arguments.init, "", &notes);
   for (const std::string& each : notes) note("note: " + each);
   auto& parallel = config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
@@ -138,6 +141,7 @@ void add_check_layout(CLI::App& app) {
                    "a string")
       ->allow_extra_args(false)
       ->take_all();
+  add_init_option(*command, arguments->init);
   command->add_option("--json", arguments->json, "Result as JSON: FILE, or - for stdout only");
   command->footer(
       "\nRuns the first step in the layout and on one rank, with the same samples and\n"

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/plan_search.h"
+#include "cli/usage.h"
 #include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
@@ -219,6 +220,7 @@ void add_plan_fit(CLI::App& plan) {
                   "TOML file: gpu, gpus_per_host, link.host, "
                   "link.network (GB/s)")
       ->needs(config);
+  add_init_option(plan, search->init)->needs(config);
   plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
       ->needs(config);
   plan.add_option("--chakra", search->chakra,

@@ -10,8 +10,10 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/usage.h"
 #include "core/json.h"
 #include "core/output.h"
+#include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
@@ -21,7 +23,7 @@ namespace tandem::cli {
 namespace {
 
 struct PlacementsOptions {
-  std::string config, json;
+  std::string config, init, json;
   std::vector<std::string> overrides;
   int64_t tp = 0, pp = 0, dp = 0, ep = 0;
   bool all = false;
@@ -29,7 +31,7 @@ struct PlacementsOptions {
 
 TrainConfig load_layout(const PlacementsOptions& options) {
   std::vector<std::string> notes;
-  TrainConfig config = load_config(options.config, options.overrides, &notes);
+  TrainConfig config = load_run_config(options.config, options.overrides, options.init, "", &notes);
   for (const std::string& each : notes) note("note: " + each);
   auto& parallel = config.parallel;
   for (const auto& [given, size] : {std::pair{options.tp, &parallel.tp},
@@ -148,6 +150,7 @@ void add_plan_placements(CLI::App& plan) {
                    "a string")
       ->allow_extra_args(false)
       ->take_all();
+  add_init_option(*command, options->init);
   command->add_flag("--all", options->all,
                     "A line for every tensor (default: one for those of all layers or experts)");
   command->add_option("--json", options->json,

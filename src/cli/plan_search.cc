@@ -11,6 +11,7 @@
 #include "core/json.h"
 #include "core/output.h"
 #include "core/printable.h"
+#include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/plan/chakra.h"
 #include "engine/plan/hardware_file.h"
@@ -172,7 +173,7 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
-  const TrainConfig base = load_config(options.config, {});
+  const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   const plan::FactorsOf factors =
       options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu);

@@ -7,6 +7,7 @@ namespace tandem {
 
 struct PlanSearchOptions {
   std::string config, hardware, out;
+  std::string init;  ///< folder of the model to start from; empty: the job's
   double gpus = 0;
   std::string fit;  ///< CSV file of runs that the step cost is calibrated on; empty: priors
   std::string accuracy = "lossless";  ///< plan::parse_accuracy

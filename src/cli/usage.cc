@@ -60,6 +60,12 @@ std::string unknown_option(const CLI::App& command, const std::string& option) {
 
 }  // namespace
 
+CLI::Option* add_init_option(CLI::App& command, std::string& init) {
+  return command.add_option("--init", init,
+                            "Folder of the model that the job starts from (train.init): its keys "
+                            "and tokenizer, as tandem train --init takes them");
+}
+
 std::vector<std::string> reversed_arguments(int argc, const char* const* argv) {
   const auto is_setting = [](std::string_view word) {
     const std::string_view key = word.substr(0, word.find('='));

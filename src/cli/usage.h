@@ -21,4 +21,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error);
 /// `text` as a single line (`single_line`), with the middle removed if long.
 std::string one_line(std::string text);
 
+/// --init of a command that reads a model's shape, not its weights.
+CLI::Option* add_init_option(CLI::App& command, std::string& init);
+
 }  // namespace tandem::cli

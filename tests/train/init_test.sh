@@ -76,6 +76,19 @@ train --init model --out lr train.steps=2 optimizer.lr=1e-4 optimizer.warmup=2 |
 expect_keys lr '{"optimizer.lr": 1e-4, "optimizer.min_lr": 2e-6, "optimizer.warmup": 2}'
 train --out key train.steps=1 "train.init=$dir/model" || fail 'train.init'
 cmp out/final/tokenizer.json key/final/tokenizer.json
+# A layout is checked, placed and planned with the folder's shape, given or in the job.
+"$tandem" check-layout job.toml --init model --tp 2 --set "$paths" train.batch=4 >log 2>errors || fail 'check-layout --init'
+grep -q '^The layout computes what one rank does.$' log || fail 'check-layout --init'
+{ echo "train.init = \"$dir/model\""; cat job.toml; } >init.toml
+for job in 'job.toml --init model' init.toml; do
+  # shellcheck disable=SC2086
+  "$tandem" plan placements $job --tp 2 --json placed >log 2>errors || fail "plan placements $job"
+  if ! grep -q 'layers\.1\.' placed || grep -q 'layers\.2\.' placed; then fail "plan placements $job: not 2 layers"; fi
+done
+printf 'gpu = "H100"\ngpus_per_host = 2\n[link]\nhost = 450\nnetwork = 50\n' >hardware.toml
+"$tandem" plan job.toml --init model --gpus 2 --hardware hardware.toml --out planned.toml >log 2>errors || fail 'plan --init'
+grep -q '^vocab = 320' planned.toml || fail 'plan --init: the planned job has another shape'
+
 # From what train left, and from a checkpoint.
 train --init out --out more train.steps=1 || fail '--init out'
 train --init out/checkpoints/step-00000004 --out most train.steps=1 || fail '--init of a checkpoint'
