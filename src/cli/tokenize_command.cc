@@ -163,8 +163,10 @@ void add_tokenize(CLI::App& app) {
   auto arguments = std::make_shared<TokenizeArguments>();
   auto* command = app.add_subcommand("tokenize", "Tokens of a text, and text of tokens");
   command
-      ->add_option("path", arguments->path,
-                   "tokenizer.json, tekken.json, SentencePiece .model, .tiktoken, or their folder")
+      ->add_option(
+          "path", arguments->path,
+          "tokenizer.json, tekken.json, SentencePiece .model, vocab.json next to merges.txt, "
+          ".tiktoken, or their folder")
       ->required();
   command->add_option("--text", arguments->text, "Text or tokens (default: standard input)");
   command->add_flag("--decode", arguments->decodes, "From tokens to text");

@@ -79,8 +79,6 @@ TEST(TokenizerJson, NamesWhatIsNotUnderstood) {
        [](json& j) {
          j["decoder"] = {{"type", "Fuse"}};
        }},
-      {"added_tokens[0].single_word is true: expected false",
-       [](json& j) { j["added_tokens"][0]["single_word"] = true; }},
       {"added_tokens[0].id is 5: expected its number",
        [](json& j) { j["added_tokens"][0]["content"] = "a", j["added_tokens"][0]["id"] = 5; }},
       {"added_tokens[0].content is \"\"", [](json& j) { j["added_tokens"][0]["content"] = ""; }},

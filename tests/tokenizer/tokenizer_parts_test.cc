@@ -336,6 +336,20 @@ TEST(AddedTokens, LongestAtTheFirstPositionIsFound) {
   EXPECT_EQ(tokens.find("none", 0).id, -1);
 }
 
+TEST(AddedTokens, SingleWordsAreFoundOnlyBetweenOtherCharacters) {
+  AddedToken word{"ab", 1};
+  word.is_single_word = true;
+  const AddedTokens tokens({word, {"b", 2}});
+  EXPECT_EQ(tokens.find("ab", 0).id, 1);
+  EXPECT_EQ(tokens.find("-ab!", 0).id, 1);
+  for (const char* text : {"xab", "abx", "ab1", "ab_", "\u00e9ab", "ab\u0301", "ab\u200d"}) {
+    EXPECT_EQ(tokens.find(text, 0).id, -1) << text;  // nor the b in it
+  }
+  const std::string_view later = "abx ab";
+  EXPECT_EQ(tokens.find(later, 0).begin, 4);
+  EXPECT_EQ(tokens.find("xb", 0).id, 2);
+}
+
 TEST(AddedTokens, SpaceBeforeIsNotTakenTwice) {
   const AddedTokens tokens({{"<a>", 1, false, true, true}});
   const std::string text = "x <a>  <a> y";

@@ -13,12 +13,14 @@
 #include "engine/tokenizer/open.h"
 #include "engine/tokenizer/text_decoder.h"
 #include "tandem/error.h"
+#include "tests/train/temp_dir.h"
 
 namespace tandem {
 namespace {
 
 using nlohmann::json;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 std::string data(const std::string& name) {
   return std::string(TANDEM_TEST_DATA) + "/" + name;
@@ -161,6 +163,100 @@ TEST(Tokenizer, AddedTokenTakesTheSpaceAroundIt) {
 TEST(Tokenizer, NameIsThatOfTheContent) {
   const auto tokenizer = open_tokenizer(data("small.model"));
   EXPECT_THAT(tokenizer->name(), testing::MatchesRegex("sentencepiece [0-9a-f]+"));
+}
+
+/// Writes the vocabulary of small_bytes.json as GPT-2's two files, with tokens beside it.
+int32_t write_vocab_and_merges(const TempDir& dir, const json& config) {
+  json vocab = json::parse(read_file(data("small_bytes.json")))["model"]["vocab"];
+  std::string merges = "#version: 0.2\n";
+  const json root = json::parse(read_file(data("small_bytes.json")));
+  for (const json& merge : root["model"]["merges"]) {
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  }
+  const auto first = int32_t(vocab.size());
+  vocab["<|endoftext|>"] = first;
+  write_bytes(dir / "vocab.json", vocab.dump());
+  write_bytes(dir / "merges.txt", merges);
+  json tokens = config;
+  const auto add = [&](int32_t id, const char* content, const char* flag) {
+    json& token = tokens["added_tokens_decoder"][std::to_string(id)];
+    token = {{"content", content}};
+    token[flag] = true;
+  };
+  add(first + 1, "<|im_start|>", "special");
+  add(first + 2, "<tool>", "lstrip");
+  add(first + 3, "word", "single_word");
+  write_bytes(dir / "tokenizer_config.json", tokens.dump());
+  return first;
+}
+
+TEST(VocabAndMerges, WordsAreThoseOfTheTokenizersClass) {
+  const TempDir dir;
+  const std::string text = "I'LL pay 1234 <tool>word \u00e91 words\n\n  <|im_start|>word";
+  struct Case {
+    json config;
+    std::vector<int32_t> digits;  // " 1234"
+  };
+  const std::vector<int32_t> together{220, 478, 18, 19}, one_by_one{220, 16, 17, 18, 19};
+  for (const Case& each :
+       {Case{{{"tokenizer_class", "GPT2Tokenizer"}}, together},
+        Case{{{"tokenizer_class", "GPT2TokenizerFast"}, {"add_prefix_space", true}}, together},
+        Case{{{"tokenizer_class", "GPTNeoXTokenizerFast"}}, together},
+        Case{{{"tokenizer_class", "Qwen2Tokenizer"}}, one_by_one}}) {
+    const int32_t first = write_vocab_and_merges(dir, each.config);
+    // As transformers 5.24 encodes it.
+    std::vector<int32_t> expected{40, 6, 43, 43, 283, 318};
+    if (each.config.contains("add_prefix_space")) expected.insert(expected.begin(), 220);
+    expected.insert(expected.end(), each.digits.begin(), each.digits.end());
+    for (const int32_t token :
+         {first + 2, first + 3, 347, 102, 16, 273, 277, 67, 82, 308, 304, first + 1, first + 3}) {
+      expected.push_back(token);
+    }
+    const auto tokenizer = open_tokenizer(dir.path());
+    std::vector<int32_t> tokens;
+    tokenizer->encode(text, false, tokens);
+    EXPECT_EQ(tokens, expected) << each.config;
+    EXPECT_EQ(tokenizer->separator(), first);
+    const TempDir copied;
+    copy_tokenizer(dir.path(), copied.path());
+    EXPECT_EQ(find_tokenizer(copied.path()), "tokenizer.json");
+    tokens.clear();
+    open_tokenizer(copied.path())->encode(text, false, tokens);
+    EXPECT_EQ(tokens, expected) << each.config;
+  }
+}
+
+TEST(VocabAndMerges, TokensAroundTextsFollowTheConfiguration) {
+  const TempDir dir;
+  const int32_t first =
+      write_vocab_and_merges(dir, {{"tokenizer_class", "GPT2Tokenizer"}, {"add_bos_token", true}});
+  std::vector<int32_t> tokens;
+  open_tokenizer(dir / "vocab.json")->encode("a", true, tokens);
+  EXPECT_EQ(tokens, (std::vector<int32_t>{first, 64}));
+}
+
+TEST(VocabAndMerges, ClassIsThatOfTheModelOrRefused) {
+  const TempDir dir;
+  write_vocab_and_merges(dir, json::object());
+  write_bytes(dir / "config.json", R"({"model_type": "qwen3_moe"})");
+  std::vector<int32_t> tokens;
+  open_tokenizer(dir.path())->encode("12", false, tokens);
+  EXPECT_EQ(tokens.size(), 2);
+  write_bytes(dir / "config.json", R"({"model_type": "roberta"})");
+  const auto refusal = [&] {
+    try {
+      open_tokenizer(dir.path());
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal(), HasSubstr("vocab.json: no tokenizer_class in tokenizer_config.json: "
+                                   "expected GPT2Tokenizer"));
+  write_vocab_and_merges(dir, {{"tokenizer_class", "RobertaTokenizer"}});
+  EXPECT_THAT(refusal(), HasSubstr("tokenizer_class is RobertaTokenizer: expected GPT2Tokenizer, "
+                                   "CodeGenTokenizer, GPTNeoXTokenizer or Qwen2Tokenizer, or a "
+                                   "tokenizer.json, which python3 -c"));
 }
 
 TEST(Utf8Stream, HoldsBackAnIncompleteCharacter) {

@@ -18,8 +18,10 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMaxFile = size_t{64} << 20;
 constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
 constexpr const char* kTemplate = "chat_template";
+constexpr const char* kClass = "tokenizer_class";
 constexpr const char* kDecoder = "added_tokens_decoder";
 constexpr const char* kDefault = "default";
+constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kTemplateFile = "chat_template.jinja";
 constexpr const char* kMoreTemplates = "additional_chat_templates";
 constexpr std::string_view kTemplateEnd = ".jinja";
@@ -66,7 +68,11 @@ class Reader {
     files_.adds_bos = read_flag(config_, "add_bos_token", config_file_);
     files_.adds_eos = read_flag(config_, "add_eos_token", config_file_);
     files_.is_legacy = read_flag(config_, "legacy", config_file_);
-    files_.generation = read_object(folder + "/generation_config.json");
+    files_.adds_prefix_space = read_flag(config_, "add_prefix_space", config_file_);
+    if (const Json& name = find(config_, kClass); !name.is_null()) {
+      files_.tokenizer_class = parse_value<std::string>(name, kClass, config_file_);
+    }
+    files_.generation = read_object(folder + "/" + kGeneration);
   }
 
   SideFiles read() {
@@ -126,13 +132,11 @@ class Reader {
       }
       const auto content = token_text(token);
       if (!content) reject_value(where, number, token, "an object with a content, a string");
-      if (read_flag(token, "single_word", false, where)) {
-        reject_value(where, number, token, "single_word = false");
-      }
       const bool is_special = read_flag(token, "special", false, where);
       add({*content, id, is_special, read_flag(token, "lstrip", false, where),
            read_flag(token, "rstrip", false, where),
-           read_flag(token, "normalized", !is_special, where)});
+           read_flag(token, "normalized", !is_special, where),
+           read_flag(token, "single_word", false, where)});
     }
   }
 
@@ -185,6 +189,16 @@ class Reader {
   std::set<std::string> special_, known_;  ///< texts of special and of added tokens
 };
 
+/// generation_config.json of a config.json; empty if that names no tokens.
+std::string make_generation_config(const std::string& config) {
+  Json made{{"_from_model_config", true}};
+  const Json root = read_object(config);
+  for (const char* key : kTokenIds) {
+    if (const Json& id = find(root, key); !id.is_null()) made[key] = id;
+  }
+  return made.size() > 1 ? dump_json(made, 2) + "\n" : "";
+}
+
 }  // namespace
 
 SideFiles read_side_files(const std::string& folder) {
@@ -197,8 +211,12 @@ void copy_side_files(const std::string& from, const std::string& to) {
     replace_file(to + "/" + name, read_small_file(from + "/" + name, kMaxFile));
   };
   for (const char* name : {"added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "generation_config.json", kTemplateFile, "chat_template.json"}) {
+                           kGeneration, kTemplateFile, "chat_template.json"}) {
     copy(name);
+  }
+  if (!path_exists(from + "/" + kGeneration)) {
+    const std::string made = make_generation_config(from + "/config.json");
+    if (!made.empty()) replace_file(to + "/" + kGeneration, made);
   }
   const std::vector<std::string> more = names_in(from + "/" + kMoreTemplates);
   if (!more.empty()) make_directories(to + "/" + kMoreTemplates);

@@ -20,6 +20,7 @@ struct SideToken {
   bool takes_before = false;   ///< "lstrip"
   bool takes_after = false;    ///< "rstrip"
   bool is_normalized = false;  ///< found in normalized text
+  bool is_single_word = false;
 };
 
 struct ChatTemplateText {
@@ -33,8 +34,9 @@ struct SideFiles {
   /// Texts of bos_token, eos_token, …; empty: the files say that there is none.
   std::map<std::string, std::string> special_tokens;
   std::map<std::string, ChatTemplateText> templates;  ///< by name: "default", "tool_use", …
-  /// Keys of tokenizer_config.json for a SentencePiece model, if it has them.
-  std::optional<bool> adds_bos, adds_eos, is_legacy;
+  /// Keys of tokenizer_config.json for files that do not say this themselves, if it has them.
+  std::optional<bool> adds_bos, adds_eos, is_legacy, adds_prefix_space;
+  std::string tokenizer_class;  ///< of tokenizer_config.json; empty: none
   bool has_tokenizer_config = false;
   nlohmann::ordered_json generation;  ///< generation_config.json, an object; null without it
 };
@@ -50,7 +52,11 @@ struct SideFiles {
 /// Throws IoError for a file that cannot be read, and ConfigError naming the file, the key and what
 /// is expected.
 SideFiles read_side_files(const std::string& folder);
-/// Copies these files, as they are. Throws IoError.
+/// Keys of config.json and generation_config.json for tokens.
+inline constexpr const char* kTokenIds[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
+/// Copies these files, as they are; in place of a generation_config.json that there is not, one of
+/// the tokens that config.json names, as transformers makes it. Throws IoError.
 void copy_side_files(const std::string& from, const std::string& to);
 
 }  // namespace tandem

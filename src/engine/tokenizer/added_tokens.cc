@@ -6,6 +6,16 @@
 
 namespace tandem {
 
+namespace {
+
+/// Whether no letter, digit, mark or connector stands next to the match.
+bool is_word(std::string_view text, const AddedTokens::Match& match) {
+  const bool begins = match.begin == 0 || !unicode::ends_with_word(text.substr(0, match.begin));
+  return begins && (match.end == text.size() || !unicode::begins_with_word(text.substr(match.end)));
+}
+
+}  // namespace
+
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens)
     : tokens_(std::move(tokens)), roots_(256, -1) {
   const auto add_node = [this] {
@@ -47,6 +57,10 @@ AddedTokens::Match AddedTokens::find(std::string_view text, size_t from) const {
     if (longest < 0) continue;
     const AddedToken& token = tokens_[size_t(longest)];
     Match match{begin, begin + token.content.size(), token.id};
+    if (token.is_single_word && !is_word(text, match)) {
+      begin = match.end - 1;
+      continue;
+    }
     if (token.takes_before) {
       match.begin -= unicode::trailing_space(text.substr(from, begin - from));
     }

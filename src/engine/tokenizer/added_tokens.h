@@ -12,13 +12,15 @@ namespace tandem {
 struct AddedToken {
   std::string content;  ///< not empty
   int32_t id = 0;
-  bool is_special = false;     ///< left out of decoded text on request
-  bool takes_before = false;   ///< with the white space before it ("lstrip")
-  bool takes_after = false;    ///< with the white space after it ("rstrip")
-  bool is_normalized = false;  ///< found in normalized text
+  bool is_special = false;      ///< left out of decoded text on request
+  bool takes_before = false;    ///< with the white space before it ("lstrip")
+  bool takes_after = false;     ///< with the white space after it ("rstrip")
+  bool is_normalized = false;   ///< found in normalized text
+  bool is_single_word = false;  ///< only between characters that are of no word
 };
 
-/// Finds, at each position, the longest of its tokens.
+/// Finds, at each position, the longest of its tokens. One that would have to be a word and is not
+/// is passed over, and no other is looked for in it.
 class AddedTokens {
  public:
   AddedTokens() = default;

@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMaxFile = size_t(256) << 20;
+constexpr const char* kVocabFile = "vocab.json";
 /// An id may be so many times larger than a file has tokens, as ids may have gaps.
 constexpr int64_t kMaxSparsity = 4;
 constexpr int64_t kMinIds = 4096;
@@ -36,7 +36,14 @@ std::string resolve(const std::string& path) {
   const std::string name = find_tokenizer(path);
   if (!name.empty()) return path + "/" + name;
   throw IoError(fmt::format(
-      "{}: expected a tokenizer.json, tekken.json, tokenizer.model or .tiktoken in it", path));
+      "{}: expected a tokenizer.json, tekken.json, tokenizer.model, vocab.json with merges.txt, or "
+      ".tiktoken in it",
+      path));
+}
+
+std::string read_tokenizer(const std::string& file) {
+  if (file_name(file) == kVocabFile) return make_tokenizer_json(folder_of_tokenizer(file));
+  return read_small_file(file, kMaxTokenizerFile);
 }
 
 }  // namespace
@@ -57,6 +64,8 @@ std::string find_tokenizer(const std::string& directory) {
   for (const char* name : {"tokenizer.json", "tekken.json", "tokenizer.model"}) {
     if (path_exists(directory + "/" + name)) return name;
   }
+  const std::string vocab = directory + "/" + kVocabFile;
+  if (path_exists(vocab) && path_exists(directory + "/merges.txt")) return kVocabFile;
   std::string found;
   for (const std::string& name : names_in(directory)) {
     if (!name.ends_with(".tiktoken")) continue;
@@ -70,7 +79,7 @@ std::string find_tokenizer(const std::string& directory) {
 
 std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path, int64_t model_vocab) {
   const std::string file = resolve(path);
-  const std::string text = read_small_file(file, kMaxFile);
+  const std::string text = read_tokenizer(file);
   try {
     TokenizerSpec spec = parse(text, file_name(file));
     if (file != path) add_side_tokens(read_side_files(path), spec);
@@ -90,7 +99,7 @@ std::string folder_of_tokenizer(const std::string& path) {
 
 void copy_tokenizer(const std::string& path, const std::string& directory) {
   const std::string file = resolve(path);
-  const std::string text = read_small_file(file, kMaxFile);
+  const std::string text = read_tokenizer(file);
   std::string name = file_name(file);
   if (name.ends_with(".json") || text.starts_with('{')) {
     name = name.starts_with("tekken") ? "tekken.json" : "tokenizer.json";

@@ -80,13 +80,14 @@ void add_side_tokens(const SideFiles& side, TokenizerSpec& spec) {
     // Symbols of SentencePiece are found in the text as it is.
     const bool is_normalized = token.is_normalized && !spec.has_bos_switch;
     spec.added.push_back({token.content, id, token.is_special, token.takes_before,
-                          token.takes_after, is_normalized});
+                          token.takes_after, is_normalized, token.is_single_word});
     add_token_text(spec, id, token.content, token.is_special);
     spec.texts[size_t(id)].first_bytes = token.content;
     spec.texts[size_t(id)].keeps_space = true;
     spec.ids.insert_or_assign(token.content, id);
-    changes += fmt::format("{} {} {} {} {} {}\n", id, token.content, token.is_special,
-                           token.takes_before, token.takes_after, is_normalized);
+    changes += fmt::format("{} {} {} {} {} {}{}\n", id, token.content, token.is_special,
+                           token.takes_before, token.takes_after, is_normalized,
+                           token.is_single_word ? " single" : "");
   }
   if (spec.has_bos_switch) {
     apply_switches(side, spec);

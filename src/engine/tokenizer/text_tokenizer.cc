@@ -39,6 +39,24 @@ int64_t max_shrinkage(const Normalization& step) {
   return 0;
 }
 
+/// Calls `visit(begin, end, is_match)` for the gaps, which may be empty, and the matches of a
+/// section in order.
+template <typename Visit>
+void for_each_span(const Pattern& pattern, std::string_view section, const Visit& visit) {
+  size_t gap = 0;
+  for (size_t at = 0; at < section.size();) {
+    const size_t matched = pattern.match(section, at);
+    if (matched == 0) {
+      at += unicode::decode(section.substr(at)).bytes;
+      continue;
+    }
+    visit(gap, at, false);
+    visit(at, at + matched, true);
+    gap = at += matched;
+  }
+  visit(gap, section.size(), false);
+}
+
 }  // namespace
 
 int32_t TokenizerSpec::find(std::string_view token) const {
@@ -172,22 +190,11 @@ void TextTokenizer::encode_words(size_t step, std::string_view section, Begin be
 void TextTokenizer::split(size_t step, std::string_view section, Begin begin, Encoding& to) const {
   const WordStep& how = spec_.steps[step];
   if (how.joins != WordStep::Joins::none) return split_joined(step, section, begin, to);
-  size_t gap = 0;
-  for (size_t at = 0; at < section.size();) {
-    const size_t matched = how.pattern->match(section, at);
-    if (matched == 0) {
-      at += unicode::decode(section.substr(at)).bytes;
-      continue;
-    }
-    if (how.keeps_gaps)
-      encode_words(step + 1, section.substr(gap, at - gap), gap == 0 ? begin : Begin::section, to);
-    if (how.keeps_matches) {
-      encode_words(step + 1, section.substr(at, matched), at == 0 ? begin : Begin::section, to);
-    }
-    gap = at += matched;
-  }
-  if (how.keeps_gaps)
-    encode_words(step + 1, section.substr(gap), gap == 0 ? begin : Begin::section, to);
+  for_each_span(*how.pattern, section, [&](size_t from, size_t end, bool is_match) {
+    if (!(is_match ? how.keeps_matches : how.keeps_gaps)) return;
+    encode_words(step + 1, section.substr(from, end - from), from == 0 ? begin : Begin::section,
+                 to);
+  });
 }
 
 void TextTokenizer::split_joined(size_t step, std::string_view section, Begin begin,
@@ -199,21 +206,9 @@ void TextTokenizer::split_joined(size_t step, std::string_view section, Begin be
     bool is_match;
   };
   std::vector<Span> spans;
-  const auto add = [&](size_t from, size_t end, bool is_match) {
+  for_each_span(*how.pattern, section, [&](size_t from, size_t end, bool is_match) {
     if (from < end) spans.push_back({from, end, is_match != how.is_inverted});
-  };
-  size_t gap = 0;
-  for (size_t at = 0; at < section.size();) {
-    const size_t matched = how.pattern->match(section, at);
-    if (matched == 0) {
-      at += unicode::decode(section.substr(at)).bytes;
-      continue;
-    }
-    add(gap, at, false);
-    add(at, at + matched, true);
-    gap = at += matched;
-  }
-  add(gap, section.size(), false);
+  });
   const auto is_joined = [&](const Span& left, const Span& right) {
     if (how.joins == matches) return left.is_match == right.is_match;
     return how.joins == previous ? right.is_match && !left.is_match

@@ -288,9 +288,7 @@ class Reader {
       token.takes_before = item["lstrip"].flag(false);
       token.takes_after = item["rstrip"].flag(false);
       token.is_normalized = item["normalized"].flag(!token.is_special);
-      if (item["single_word"].flag(false)) {
-        refuse(item.key + ".single_word", item["single_word"].value, "false");
-      }
+      token.is_single_word = item["single_word"].flag(false);
       const int64_t id = item["id"].number();
       const auto known = ids_.find(token.content);
       if (id < 0 || id > max_id_ || (known != ids_.end() && known->second != id)) {

@@ -1,5 +1,7 @@
 #include "engine/tokenizer/unicode.h"
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 namespace tandem::unicode {
@@ -27,7 +29,37 @@ bool is_continuation(char byte) {
   return (uint8_t(byte) & 0xc0) == 0x80;
 }
 
+/// Begin of the last character of `text`, which is not empty.
+size_t last_begin(std::string_view text) {
+  size_t begin = text.size() - 1;
+  while (begin > 0 && text.size() - begin < 4 && is_continuation(text[begin])) --begin;
+  return begin + decode(text.substr(begin)).bytes == text.size() ? begin : text.size() - 1;
+}
+
+bool is_word(uint32_t code) {
+  using enum Category;
+  constexpr Category kWord[] = {Lu, Ll, Lt, Lm, Lo, Mn, Mc, Me, Nd, Nl, Pc};
+  constexpr CodeRange kMore[] = {// joiners, and letters in circles and squares
+                                 {0x200c, 0x200d},
+                                 {0x24b6, 0x24e9},
+                                 {0x1f130, 0x1f149},
+                                 {0x1f150, 0x1f169},
+                                 {0x1f170, 0x1f189}};
+  return std::ranges::find(kWord, category(code)) != std::end(kWord) ||
+         std::ranges::any_of(kMore, [code](const CodeRange& range) {
+           return code >= range.first && code <= range.last;
+         });
+}
+
 }  // namespace
+
+bool begins_with_word(std::string_view text) {
+  return !text.empty() && is_word(decode(text).value);
+}
+
+bool ends_with_word(std::string_view text) {
+  return !text.empty() && is_word(decode(text.substr(last_begin(text))).value);
+}
 
 CodePoint decode(std::string_view text) {
   const auto byte = [&](size_t i) { return uint32_t(uint8_t(text[i])); };
@@ -73,10 +105,8 @@ size_t leading_space(std::string_view text) {
 size_t trailing_space(std::string_view text) {
   size_t at = text.size();
   while (at > 0) {
-    size_t begin = at - 1;
-    while (begin > 0 && at - begin < 4 && is_continuation(text[begin])) --begin;
-    const CodePoint last = decode(text.substr(begin, at - begin));
-    if (begin + last.bytes != at || !is_space(category(last.value))) break;
+    const size_t begin = last_begin(text.substr(0, at));
+    if (!is_space(category(decode(text.substr(begin, at - begin)).value))) break;
     at = begin;
   }
   return text.size() - at;

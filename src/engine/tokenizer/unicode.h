@@ -24,6 +24,10 @@ Category category(uint32_t code);
 /// Bytes of white space that `text` begins or ends with.
 size_t leading_space(std::string_view text);
 size_t trailing_space(std::string_view text);
+/// Whether the first or last character is one of words, \w of regular expressions: alphabetic, a
+/// mark, a decimal digit, a connector or a joiner. Neither of an empty text is.
+bool begins_with_word(std::string_view text);
+bool ends_with_word(std::string_view text);
 /// Normalization forms. Bytes that are not UTF-8 stay.
 std::string to_nfc(std::string_view text);
 std::string to_nfd(std::string_view text);
