@@ -104,7 +104,15 @@ grep -q 'text is read as bytes: 257 of the 320 tokens of model.vocab are used' e
 train --init bytes --out more-bytes train.steps=1 || fail '--init of a model of bytes'
 "$tandem" generate bytes --prompt int --max-tokens 2 >text 2>errors || fail 'generate of bytes'
 [ ! -e x ] || fail 'a refused run left a folder'
-mkdir adapter bin
+mkdir adapter bin gguf
+printf 'GGUF\3\0\0\0' >gguf/model-q4.gguf
+for path in gguf gguf/model-q4.gguf; do
+  if "$tandem" generate $path --prompt x >text 2>errors; then fail "accepted: $path"; fi
+  grep -q 'holds GGUF (model-q4.gguf): expected a folder of config.json and safetensors: .* gguf model-q4.gguf gguf/safetensors writes' errors ||
+    fail "$path: the line"
+done
+if "$tandem" generate model/config.json --prompt x >text 2>errors; then fail 'accepted: a file'; fi
+grep -q 'model/config.json: a file: expected the folder of a model' errors || fail 'a file: the line'
 echo '{}' >adapter/adapter_config.json
 cp model/config.json bin
 touch bin/pytorch_model.bin

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -79,8 +80,8 @@ std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& dir
   if (name.empty()) {
     throw ConfigError(
         fmt::format("{}/config.json: vocab_size = {}: expected {} (text is read as bytes), or a "
-                    "tokenizer.json, "
-                    "tekken.json, tokenizer.model or .tiktoken next to it",
+                    "tokenizer.json, tekken.json, tokenizer.model, vocab.json with merges.txt, or "
+                    ".tiktoken next to it",
                     directory, config.vocab, kBos + 1));
   }
   auto tokenizer = open_tokenizer(side.folder, config.vocab);
@@ -125,6 +126,9 @@ std::string find_model(const std::string& path, const Note& note) {
   if (path_exists(final + "/config.json")) return final;
   if (const std::string other = describe_other_weights(path); !other.empty()) {
     throw IoError(fmt::format("{}: {}", path, other));
+  }
+  if (std::error_code error; std::filesystem::is_regular_file(path, error)) {
+    throw IoError(path + ": a file: expected the folder of a model, with its config.json");
   }
   throw IoError(fmt::format(
       "{}: no config.json in it or in its final/, and no checkpoints/: expected a trained model",

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -54,9 +56,40 @@ WeightMap parse_index(const std::string& path) {
   return map;
 }
 
+/// Text on weights of llama.cpp: the file and the command that converts it.
+std::string describe_gguf(const std::string& folder, const std::string& name) {
+  return fmt::format(
+      "holds GGUF ({}): expected a folder of config.json and safetensors: the published one, or, "
+      "dequantized, what pip install gguf and python3 -c \"import sys, transformers as t; "
+      "[c.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3]) "
+      "for c in (t.AutoTokenizer, t.AutoModelForCausalLM)]\" {} {} {} writes",
+      name, shell_quote(folder), shell_quote(name), shell_quote(folder + "/safetensors"));
+}
+
+bool is_gguf(const std::string& file) {
+  constexpr std::string_view kMagic = "GGUF";
+  std::ifstream stream(file, std::ios::binary);
+  std::string begin(kMagic.size(), ' ');
+  stream.read(begin.data(), std::streamsize(begin.size()));
+  return stream && begin == kMagic;
+}
+
+/// Name of the first file of GGUF in a folder; empty if there is none.
+std::string find_gguf(const std::string& folder, const std::vector<std::string>& names) {
+  const auto found = std::ranges::find_if(names, [&](const std::string& name) {
+    return name.ends_with(".gguf") && is_gguf(folder + "/" + name);
+  });
+  return found == names.end() ? "" : *found;
+}
+
 }  // namespace
 
 std::string describe_other_weights(const std::string& folder) {
+  if (is_gguf(folder)) {
+    const std::filesystem::path file = folder;
+    const std::string parent = file.parent_path().string();
+    return describe_gguf(parent.empty() ? "." : parent, file.filename().string());
+  }
   const std::string path = shell_quote(folder), merged = shell_quote(folder + "-merged");
   const std::vector<std::string> names = names_in(folder);
   const auto find = [&](std::string_view begin, std::string_view end) {
@@ -82,7 +115,8 @@ std::string describe_other_weights(const std::string& folder) {
         ".save_pretrained(sys.argv[1])\" {} writes",
         name, path);
   }
-  return "";
+  const std::string gguf = find_gguf(folder, names);
+  return gguf.empty() ? "" : describe_gguf(folder, gguf);
 }
 
 WeightFiles::WeightFiles(const std::string& folder)

@@ -20,7 +20,8 @@ struct StoredTensor {
 };
 
 /// Text that names weights in `folder` that only other programs read (pytorch_model.bin, an
-/// adapter) and the command that converts them; empty: there are none.
+/// adapter, GGUF, also as the file itself) and the command that converts them; empty: there are
+/// none.
 std::string describe_other_weights(const std::string& folder);
 
 class WeightFiles {
