@@ -120,6 +120,27 @@ refused 'adapter: holds an adapter (adapter_config.json): expected the whole mod
 if "$tandem" generate bin --prompt x >text 2>errors; then fail 'accepted: pytorch_model.bin'; fi
 grep -q 'bin: holds pytorch_model.bin: expected model.safetensors, which python3 -c .* writes' errors || fail 'the line'
 
+# End tokens that only config.json names stand in final/, and each ends a text.
+cp -r model ends
+rm ends/generation_config.json
+token() { "$tandem" generate "$1" --prompt "$2" --max-tokens 1 --temperature 0 --json - | python3 -c '
+import json, sys
+print(json.load(sys.stdin)["token_ids"][0])'; }
+first=$(token model int) second=$(token model zzz)
+python3 - $first $second <<'END'
+import json, sys
+config = json.load(open("ends/config.json"))
+config["eos_token_id"] = [int(token) for token in sys.argv[1:]] + [319]
+json.dump(config, open("ends/config.json", "w"))
+END
+train --init ends --out ended train.steps=1 optimizer.lr=1e-30 optimizer.min_lr=0 || fail '--init ends'
+for name in config generation_config; do
+  python3 - ended/final/$name.json $first $second <<'END' || fail "$name.json has other end tokens"
+import json, sys
+assert json.load(open(sys.argv[1]))["eos_token_id"] == [int(token) for token in sys.argv[2:]] + [319]
+END
+done
+
 # Keys without effect are named in one line; one with an effect is refused.
 edit() { python3 -c "
 import json, sys

@@ -273,9 +273,9 @@ StoredState read_stored_state(const std::string& path) {
 
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
                  const std::map<std::string, std::string>& header_hashes, DType weights,
-                 const std::map<std::string, int32_t>& special) {
+                 const nlohmann::ordered_json& special) {
   auto keys = nlohmann::ordered_json::parse(to_json(model, weights));
-  for (const auto& [key, token] : special) keys[key] = token;
+  if (!special.is_null()) keys.update(special);
   const std::string config = dump_json(keys, 2) + "\n";
   write_file(folder + "/config.json", config);
   json root = to_json(state);

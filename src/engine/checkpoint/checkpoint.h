@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
@@ -106,10 +107,10 @@ struct StoredState {
 StoredState read_stored_state(const std::string& path);
 /// Writes config.json and state.json, with hashes of config.json and of the files in
 /// `header_hashes`. `weights`: dtype of the model's file. `special`: tokens that config.json has,
-/// too, by key (eos_token_id, …).
+/// too, by key (eos_token_id: one or a list, …).
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
                  const std::map<std::string, std::string>& header_hashes,
-                 DType weights = DType::f32, const std::map<std::string, int32_t>& special = {});
+                 DType weights = DType::f32, const nlohmann::ordered_json& special = {});
 /// Reads and checks config.json and every byte of the safetensors files `names`, limited to the
 /// tensors in `share`. Throws IoError or ConfigError naming the file and the tensor; also if a
 /// folder named as a checkpoint holds another step's.

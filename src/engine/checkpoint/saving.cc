@@ -144,9 +144,10 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
   });
 }
 
-/// Tokens of the tokenizer in `out` by their keys in config.json.
-std::map<std::string, int32_t> special_tokens(const std::string& out) {
-  std::map<std::string, int32_t> ids;
+/// Tokens of the tokenizer in `out` by their keys in config.json, and those that its side files end
+/// a text with.
+nlohmann::ordered_json special_tokens(const std::string& out) {
+  nlohmann::ordered_json ids;
   if (find_tokenizer(out).empty()) return ids;
   const auto tokenizer = open_tokenizer(out);
   for (const char* role : {"bos_token", "eos_token", "pad_token"}) {
@@ -154,6 +155,10 @@ std::map<std::string, int32_t> special_tokens(const std::string& out) {
     const int32_t id =
         name == tokenizer->special_tokens().end() ? -1 : tokenizer->find(name->second);
     if (id >= 0) ids[std::string(role) + "_id"] = id;
+  }
+  const auto generation = read_side_files(out).generation;
+  for (const char* key : kTokenIds) {
+    if (generation.is_object() && generation.contains(key)) ids[key] = generation[key];
   }
   return ids;
 }
