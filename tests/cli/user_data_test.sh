@@ -30,6 +30,9 @@ command=${text#*write JSON Lines: }
 bash -c "${command%%$'\n'*}" || fail "the command for Parquet fails: $command"
 [ "$(wc -l <data.jsonl)" = 40 ] || fail "data.jsonl has not 40 lines"
 expect 0 '1 file of JSON Lines, 40 documents' train "$config" --out x --set 'data.paths=["data.jsonl"]' "${small[@]}"
+printf '%%PDF-1.7\n' >a.pdf
+expect 2 'a.pdf: a PDF document: expected text, JSON Lines or token files' train "$config" --out y --set 'data.paths=["a.pdf"]'
+[[ $text =~ files:\ *$ ]] && fail "a.pdf: an empty command"
 printf '[{"text": "one"}, {"text": "two"}]' >a.json
 expect 2 'a.json: JSON that is not one object a line' train "$config" --out y --set 'data.paths=["a.json"]'
 command=${text#*write JSON Lines: }

@@ -110,8 +110,9 @@ class Selection {
     const DataFacts& facts = files[0].facts;
     const std::string others =
         files.size() > 1 ? fmt::format(" (as {} other files)", files.size() - 1) : "";
-    throw ConfigError(fmt::format("{}: {}{}: expected text, JSON Lines or token files: {}",
-                                  files[0].path, facts.what, others, facts.advice));
+    throw ConfigError(fmt::format("{}: {}{}: expected text, JSON Lines or token files{}{}",
+                                  files[0].path, facts.what, others,
+                                  facts.advice.empty() ? "" : ": ", facts.advice));
   }
 
   bool takes(const Inspected& file, bool is_auto) const {
