@@ -167,7 +167,7 @@ TEST(TokenizerFiles, NamesWhatIsWrong) {
   const TempDir dir;
   expect_refused(dir / "missing.json", "missing.json");
   expect_refused(dir.path(),
-                 "expected a tokenizer.json, tekken.json, tokenizer.model or .tiktoken");
+                 "expected a tokenizer.json, tekken.json, tokenizer.model, vocab.json with");
   write_bytes(dir / "my.tiktoken", "YQ== 0\n");
   expect_refused(dir / "my.tiktoken", "the name does not say how ranks divide a text");
   write_bytes(dir / "cl100k.tiktoken", "YQ== 0\nYg== 2\n");
