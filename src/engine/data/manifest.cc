@@ -150,7 +150,8 @@ std::optional<uint64_t> Manifest::check(const FileRecord& now) const {
 
 std::string Manifest::describe_write(const FileRecord& now) const {
   const FileRecord* record = find(now.path);
-  if (!record || record->modified_ns == now.modified_ns) return "";
+  const bool is_written = record && record->modified_ns != now.modified_ns;
+  if (!is_written || record->bytes != now.bytes) return "";
   return fmt::format("{} was written to after {} was made; its {} the same", now.path, path_,
                      record->samples && now.samples ? "samples are" : "size is");
 }

@@ -48,8 +48,8 @@ class Manifest {
   /// one that still applies: size, modification time and samples are the same. Throws IoError if
   /// size or samples differ.
   std::optional<uint64_t> check(const FileRecord& now) const;
-  /// Note on a file that was written to since its record was made, though its samples are the same;
-  /// empty for any other.
+  /// Note on a file that was written to since its record was made, though its size and samples are
+  /// the same; empty for any other.
   std::string describe_write(const FileRecord& now) const;
   /// Throws IoError if the record has another hash than `now`.
   void check_hash(const FileRecord& now) const;
