@@ -79,14 +79,15 @@ cmp out/final/tokenizer.json key/final/tokenizer.json
 # A layout is checked, placed and planned with the folder's shape, given or in the job.
 "$tandem" check-layout job.toml --init model --tp 2 --set "$paths" train.batch=4 >log 2>errors || fail 'check-layout --init'
 grep -q '^The layout computes what one rank does.$' log || fail 'check-layout --init'
-{ echo "train.init = \"$dir/model\""; cat job.toml; } >init.toml
-for job in 'job.toml --init model' init.toml; do
+{ cat job.toml; printf '[data]\npaths = ["%s"]\n' "$source/docs/glossary.md"; } >data.toml
+sed "s|^\[train\]|&\ninit = \"$dir/model\"|" data.toml >init.toml
+for job in 'data.toml --init model' init.toml; do
   # shellcheck disable=SC2086
   "$tandem" plan placements $job --tp 2 --json placed >log 2>errors || fail "plan placements $job"
   if ! grep -q 'layers\.1\.' placed || grep -q 'layers\.2\.' placed; then fail "plan placements $job: not 2 layers"; fi
 done
 printf 'gpu = "H100"\ngpus_per_host = 2\n[link]\nhost = 450\nnetwork = 50\n' >hardware.toml
-"$tandem" plan job.toml --init model --gpus 2 --hardware hardware.toml --out planned.toml >log 2>errors || fail 'plan --init'
+"$tandem" plan data.toml --init model --gpus 2 --hardware hardware.toml --out planned.toml >log 2>errors || fail 'plan --init'
 grep -q '^vocab = 320' planned.toml || fail 'plan --init: the planned job has another shape'
 
 # From what train left, and from a checkpoint.

@@ -119,6 +119,12 @@ ModelConfig verified_config(const std::string& directory, const Note& note) {
 
 std::string find_model(const std::string& path, const Note& note) {
   if (path_exists(path + "/config.json")) return path;
+  if (std::error_code error; std::filesystem::is_regular_file(path, error)) {
+    const std::string other = describe_other_weights(path);
+    throw IoError(fmt::format(
+        "{}: {}", path,
+        other.empty() ? "a file: expected the folder of a model, with its config.json" : other));
+  }
   std::string final = final_path(path);
   const std::vector<std::string> checkpoints = list_checkpoints(path);
   if (!checkpoints.empty() && is_newer(checkpoints.front(), final, note))
@@ -126,9 +132,6 @@ std::string find_model(const std::string& path, const Note& note) {
   if (path_exists(final + "/config.json")) return final;
   if (const std::string other = describe_other_weights(path); !other.empty()) {
     throw IoError(fmt::format("{}: {}", path, other));
-  }
-  if (std::error_code error; std::filesystem::is_regular_file(path, error)) {
-    throw IoError(path + ": a file: expected the folder of a model, with its config.json");
   }
   throw IoError(fmt::format(
       "{}: no config.json in it or in its final/, and no checkpoints/: expected a trained model",
