@@ -29,8 +29,8 @@ class Fields {
     std::string names, values;
     for (const auto& [name, value] : all_) {
       const char* comma = names.empty() ? "" : ",";
-      names += comma + std::string(name);
-      values += comma + value;
+      names.append(comma).append(name);
+      values.append(comma).append(value);
     }
     return (header ? names + "\n" : "") + values + "\n";
   }
