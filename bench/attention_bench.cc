@@ -2,7 +2,7 @@
 #include <benchmark/benchmark.h>
 
 #include "gemm/gemm.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "run_benchmarks.h"
 #include "tandem/random.h"
 

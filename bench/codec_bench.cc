@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/machine.h"
+#include "core/system/machine.h"
 #include "core/version.h"
 #include "tandem/codec.h"
 #include "tandem/random.h"

@@ -3,7 +3,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "core/machine.h"
+#include "core/system/machine.h"
 #include "core/version.h"
 #include "gemm/gemm.h"
 

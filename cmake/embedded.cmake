@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 set(shipped_tuner ${PROJECT_SOURCE_DIR}/src/tune/shipped_tuner.json)
 configure_file(${shipped_tuner} ${PROJECT_BINARY_DIR}/share/tandem/shipped_tuner.json COPYONLY)
-set_source_files_properties(${PROJECT_SOURCE_DIR}/src/core/data_file.cc PROPERTIES
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/core/system/process/data_file.cc PROPERTIES
   COMPILE_DEFINITIONS TANDEM_DATA_DIR="${CMAKE_INSTALL_FULL_DATADIR}/tandem")
 
 # embed(NAME HEADER constant=file...): creates a source file that defines HEADER's constants.

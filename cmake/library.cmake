@@ -28,6 +28,9 @@ tandem_internal_library(tandem_objects OBJECT ${tandem_sources})
 # A separate library: GCC rejects precompiled headers at another optimization level.
 tandem_internal_library(tandem_parsing_objects OBJECT ${parsing_sources})
 target_compile_options(tandem_parsing_objects PRIVATE $<$<CONFIG:Release>:-O1>)
+if(BOOST_BEAST)
+  target_include_directories(tandem_parsing_objects SYSTEM PRIVATE ${BOOST_BEAST})
+endif()
 set(objects $<TARGET_OBJECTS:tandem_objects> $<TARGET_OBJECTS:tandem_parsing_objects>)
 
 add_library(tandem ${objects})

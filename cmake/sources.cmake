@@ -7,13 +7,26 @@ endfunction()
 
 glob_sources(tandem_sources src/*.cc)
 list(FILTER tandem_sources EXCLUDE REGEX "^src/(cli|bench)/")
-list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$|^src/comm/(mpi|nccl|one_gpu|device)/|/cuda/")
+list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z_]+\\.cc$|^src/comm/(mpi|nccl|one_gpu|device)/|/cuda/")
 # Decisions of GPU ranks that need no CUDA: in every build, as their tests are.
 set(gpu_host_sources src/comm/device/adopted_nccl.cc src/comm/device/error_record.cc
   src/comm/device/gpu_environment.cc src/comm/device/gpu_coordinates.cc)
 list(APPEND tandem_sources ${gpu_host_sources})
 if(NOT TANDEM_TRAINING)
   list(FILTER tandem_sources EXCLUDE REGEX "^src/engine/")
+else()
+  # HTTP servers need Boost's headers: units of their own, without the precompiled ones.
+  glob_sources(http_sources src/engine/serve/http/*.cc)
+  list(FILTER http_sources EXCLUDE REGEX "/listen_address[.]cc$")
+  find_path(BOOST_BEAST boost/beast.hpp DOC "Boost.Beast (Debian: libboost1.81-dev)")
+  if(BOOST_BEAST)
+    set_source_files_properties(${http_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
+      SKIP_PRECOMPILE_HEADERS ON)
+  else()
+    message(STATUS "Without Boost.Beast (libboost1.81-dev): no live page, no serving")
+    list(REMOVE_ITEM tandem_sources ${http_sources})
+    list(APPEND tandem_sources src/engine/serve/no_http_servers.cc)
+  endif()
 endif()
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
@@ -35,14 +48,15 @@ list(FILTER bench_sources EXCLUDE REGEX "/no_cuda\\.cc$|/cuda/")
 if(TANDEM_TRAINING)
   list(FILTER bench_sources EXCLUDE REGEX "/no_prefill\\.cc$")
 else()
-  list(FILTER bench_sources EXCLUDE REGEX "/(bench_(prefill|train|pipeline|generate)|published_models)\\.cc$")
+  list(FILTER bench_sources EXCLUDE REGEX "^src/bench/engine/")
 endif()
 
-# JSON and TOML readers and writers, and the log: half the compile time, and not performance
-# critical.
+# JSON and TOML readers and writers, the log, launching and HTTP: half the compile time, and not
+# performance critical.
 set(parsing_sources ${tandem_sources})
-list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(safetensors|log)|tune/tuner\\.|\
-engine/(report|config)/|engine/model/config|engine/data/ledger_lines|engine/train/metrics|engine/checkpoint/checkpoint\\.)")
+list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(formats/safetensors|system/log)|tune/tuner\\.|\
+engine/(report|config|launch|serve/http)/|engine/model/config|engine/data/ledger/ledger_lines|\
+engine/train/records/metrics|engine/checkpoint/checkpoint\\.)")
 list(REMOVE_ITEM parsing_sources src/observe/recorder.cc)
 list(REMOVE_ITEM tandem_sources ${parsing_sources})
 
@@ -61,6 +75,9 @@ set_source_files_properties(${optimizer_sources} PROPERTIES
 # Sources with their own options cannot share precompiled headers.
 set_source_files_properties(${kernel_sources} ${codec_sources} ${optimizer_sources} PROPERTIES
   SKIP_PRECOMPILE_HEADERS ON)
+
+# CLI11's headers.
+set_source_files_properties(src/bench/bench_options.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 # Loading the precompiled headers dominates the cost of a small source. The sources of a folder form
 # a group, so that names must be unique only within a folder; sources with their own options are

@@ -14,7 +14,7 @@ TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", "
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
           ["overlap/contract"], ["overlap/gather", "overlap/collectives"], ["overlap/operators"], ["overlap/moe"],
           ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
-          ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check", "engine/serve"],
+          ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check", "engine/serve"], ["engine/launch"],
           ["bench"], ["cli"]]
 BELOW = {}
 for level in LEVELS:
@@ -57,7 +57,7 @@ SUBWORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 STRING = re.compile(r'"(?:\\.|[^"\\])*"')
 # Readers of files that earlier versions wrote, and names of tests, which are sentences.
-ALIASES = ("src/engine/config/config_keys.cc", "tests/train/train_config_test.cc", "src/tune/op_desc.cc",
+ALIASES = ("src/engine/config/config_keys.cc", "tests/engine/config/train_config_test.cc", "src/tune/op_desc.cc",
            "tests/seams/seams_test.cc")
 TEST_NAME = re.compile(r"\bT(?:YPED_T)?EST(?:_[FP])?\((\w+), \w+\)")
 # Copies on the default stream, which does not synchronize with any of our streams.

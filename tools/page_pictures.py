@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE + "/../tests/cli")
+sys.path.insert(0, HERE + "/../tests/engine/serve")
 sys.dont_write_bytecode = True
 from browser import Browser  # noqa: E402
 from live_server import Server  # noqa: E402

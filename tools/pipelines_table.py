@@ -4,7 +4,7 @@ import sys
 
 from bench_results import ROOT, load, markdown, only, span
 
-MAX_DIFFERENCE = 0.05  # of measured and simulated bubbles, as in src/bench/bench_pipeline.h
+MAX_DIFFERENCE = 0.05  # of measured and simulated bubbles, as in src/bench/engine/bench_pipeline.h
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 
 

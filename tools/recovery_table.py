@@ -18,7 +18,7 @@ def measure(program, machine):
     results = []
     for script, arguments in RUNS:
         with tempfile.NamedTemporaryFile() as file:
-            subprocess.run([sys.executable, ROOT / "tests/cli" / script, program, *arguments, f"json={file.name}"], check=True)
+            subprocess.run([sys.executable, ROOT / "tests/engine/launch" / script, program, *arguments, f"json={file.name}"], check=True)
             results.append({"script": script, "arguments": " ".join(arguments), "machine": machine,
                             "date": str(datetime.date.today()), **json.load(file)})
     (ROOT / RESULTS).write_text(json.dumps({"runs": results}, indent=1) + "\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes unicode_tables.cc, nfc_tables.cc, compatibility_*.cc and case_tables.cc of src/engine/tokenizer.
+"""Writes unicode_tables.cc, nfc_tables.cc, compatibility_*.cc and case_tables.cc of src/engine/tokenizer/unicode.
 
 Needs the packages unicodedata2 16.0.0 and tokenizers 0.23.3, from which the last three are taken. Hugging Face's tokenizers classifies characters by Unicode 16
 but normalizes by Unicode 9, so normalization ignores characters that were assigned later."""
@@ -11,7 +11,7 @@ from tokenizers import normalizers, pre_tokenizers
 VERSION = "16.0.0"
 CATEGORIES = ("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co Cn "
               "Space").split()
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "src/engine/tokenizer"
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "src/engine/tokenizer/unicode"
 # Characters with a combining class that Unicode 9 lacks.
 LATER_MARKS = """7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1df9 1dfa a82c 10d24-10d27
 10d69-10d6d 10eab-10eac 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 113ce-113d0 1145e 11839-1183a
@@ -55,7 +55,7 @@ def lines(items):
 
 def write(name, body):
     head = f"// Unicode {VERSION}, written by tools/unicode_tables.py.\n// clang-format off\n"
-    text = head + '#include "engine/tokenizer/unicode_tables.h"\n\nnamespace tandem::unicode {\n\n'
+    text = head + '#include "engine/tokenizer/unicode/unicode_tables.h"\n\nnamespace tandem::unicode {\n\n'
     (FOLDER / name).write_text(text + body + "\n}  // namespace tandem::unicode\n")
 
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "comm.h"
-#include "core/isa_level.h"
+#include "core/system/isa_level.h"
 #include "errors.h"
 #include "operand.h"
 #include "tandem/dtype.h"

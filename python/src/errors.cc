@@ -7,7 +7,7 @@
 #include <exception>
 #include <string>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 

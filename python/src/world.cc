@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "comm.h"
-#include "core/env.h"
-#include "core/machine.h"
+#include "core/system/env.h"
+#include "core/system/machine.h"
 #include "errors.h"
 #include "gemm/gemm.h"
 #include "integer.h"

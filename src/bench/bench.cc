@@ -13,7 +13,7 @@
 
 #include "bench/bench_case.h"
 #include "bench/bench_moe.h"
-#include "bench/bench_prefill.h"
+#include "bench/engine/bench_prefill.h"
 #include "bench/record_call.h"
 #include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"

@@ -21,7 +21,7 @@ class BenchCase {
   virtual void reference() = 0;
   /// Name of the implementation that the serial time is of.
   virtual std::string baseline() const = 0;
-  /// Whether the transport's library has this collective (comm/native.h), which is then the
+  /// Whether the transport's library has this collective (comm/world/native.h), which is then the
   /// baseline.
   virtual bool has_native() const { return false; }
   virtual double native() { return 0; }

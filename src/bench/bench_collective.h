@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "comm/native.h"
+#include "comm/world/native.h"
 
 namespace tandem {
 

@@ -8,10 +8,10 @@
 #include "bench/bench_case.h"
 #include "bench/bench_collective.h"
 #include "collectives/partial_sums.h"
-#include "collectives/routes.h"
+#include "collectives/rows/routes.h"
 #include "collectives/symmetric_workspace.h"
-#include "comm/native.h"
 #include "comm/workspace.h"
+#include "comm/world/native.h"
 #include "schedule/ring.h"
 #include "tandem/collectives.h"
 

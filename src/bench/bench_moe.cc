@@ -13,7 +13,7 @@
 #include "gemm/gemm.h"
 #include "kernels/swiglu.h"
 #include "overlap/contract/operator_row.h"
-#include "overlap/moe/layer.h"
+#include "overlap/moe/cpu/layer.h"
 #include "overlap/moe/load.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"

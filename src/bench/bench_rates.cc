@@ -2,7 +2,7 @@
 
 #include "bench/bench_collective.h"
 #include "bench/bench_moe.h"
-#include "bench/bench_prefill.h"
+#include "bench/engine/bench_prefill.h"
 #include "overlap/registry.h"
 
 namespace tandem {

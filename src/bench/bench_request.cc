@@ -5,8 +5,8 @@
 
 #include "bench/bench_collective.h"
 #include "bench/bench_moe.h"
-#include "bench/bench_prefill.h"
-#include "core/machine.h"
+#include "bench/engine/bench_prefill.h"
+#include "core/system/machine.h"
 #include "overlap/registry.h"
 #include "tandem/error.h"
 

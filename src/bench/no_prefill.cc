@@ -1,5 +1,5 @@
 // Stub for builds without the model.
-#include "bench/bench_prefill.h"
+#include "bench/engine/bench_prefill.h"
 
 namespace tandem {
 

@@ -9,15 +9,15 @@
 #include <string_view>
 
 #include "bench/bench_moe.h"
-#include "cli/bench_options.h"
-#include "cli/bench_output.h"
+#include "bench/bench_options.h"
+#include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
-#include "cli/output.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/machine.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/machine.h"
+#include "core/system/output.h"
 #include "gemm/gemm.h"
 #include "tandem/cuda.h"
 

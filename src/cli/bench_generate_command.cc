@@ -4,17 +4,17 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/bench_generate.h"
-#include "bench/published_models.h"
-#include "cli/bench_output.h"
+#include "bench/engine/bench_generate.h"
+#include "bench/engine/published_models.h"
+#include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
-#include "cli/output.h"
 #include "cli/text_model.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/machine.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/machine.h"
+#include "core/system/output.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 

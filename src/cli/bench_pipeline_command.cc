@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "bench/bench_pipeline.h"
-#include "cli/bench_output.h"
+#include "bench/engine/bench_pipeline.h"
+#include "bench/output/bench_output.h"
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"

@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/output.h"
 #include "cli/usage.h"
-#include "core/files.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/output.h"
 #include "engine/check/layout_check.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
-#include "engine/plan/memory.h"
+#include "engine/plan/cost/memory.h"
 #include "schedule/pipeline.h"
 #include "tandem/error.h"
 

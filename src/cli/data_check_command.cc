@@ -7,17 +7,17 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
-#include "engine/data/ledger_check.h"
-#include "engine/data/ledger_rehash.h"
+#include "engine/data/ledger/ledger_check.h"
+#include "engine/data/ledger/ledger_rehash.h"
 #include "engine/data/manifest.h"
 #include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
-#include "engine/data/shared_work.h"
+#include "engine/data/stream/shared_work.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
 

@@ -5,14 +5,14 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/config/data_format.h"
 #include "engine/data/manifest.h"
 #include "engine/data/open_data.h"
-#include "engine/data/shared_work.h"
-#include "engine/data/text_file.h"
+#include "engine/data/stream/shared_work.h"
+#include "engine/data/text/text_file.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 

@@ -6,11 +6,11 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/output.h"
 #include "comm/rendezvous/launch.h"
-#include "core/env.h"
-#include "core/machine.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/env.h"
+#include "core/system/machine.h"
+#include "core/system/printable.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "cli/device_choice.h"
+#include "comm/world/device_choice.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {

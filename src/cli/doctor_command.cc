@@ -5,8 +5,8 @@
 
 #include "cli/commands.h"
 #include "cli/doctor_world.h"
-#include "cli/output.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/printable.h"
 #include "engine/report/diagnosis.h"
 #include "tandem/error.h"
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "bench/diagnosis.h"
+#include "bench/machine/diagnosis.h"
 #include "cli/devices.h"
 
 namespace tandem::cli {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "cli/output.h"
-#include "core/json.h"
-#include "core/output.h"
-#include "engine/data/chat_lines.h"
+#include "core/system/console.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
 #include "engine/data/scored_windows.h"
+#include "engine/data/text/chat_lines.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

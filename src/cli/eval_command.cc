@@ -12,16 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "cli/codec_sweep.h"
 #include "cli/commands.h"
 #include "cli/evaluation.h"
-#include "cli/output.h"
 #include "cli/text_model.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/json.h"
+#include "core/system/log.h"
+#include "core/system/output.h"
 #include "engine/config/data_format.h"
-#include "engine/plan/codec_search.h"
+#include "engine/plan/codecs/codec_search.h"
+#include "engine/plan/codecs/codec_sweep.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 

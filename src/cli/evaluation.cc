@@ -4,18 +4,18 @@
 
 #include <utility>
 
-#include "cli/output.h"
 #include "cli/text_model.h"
-#include "core/files.h"
-#include "core/machine.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/machine.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/config/data_format.h"
+#include "engine/config/gpu_training.h"
 #include "engine/data/corpus.h"
 #include "engine/data/select_data.h"
 #include "engine/infer/int8_weights.h"
 #include "engine/model/pretrained.h"
-#include "engine/plan/memory.h"
-#include "engine/train/gpu_training.h"
+#include "engine/plan/cost/memory.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 

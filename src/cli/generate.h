@@ -9,7 +9,7 @@
 #include "cli/devices.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/engine.h"
-#include "engine/infer/sampling.h"
+#include "engine/infer/sampling/sampling.h"
 #include "tandem/codec.h"
 
 namespace tandem::cli {

@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "cli/generate.h"
-#include "cli/output.h"
 #include "cli/text_model.h"
 #include "comm/exec.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/device_choice.h"
-#include "comm/gpus.h"
-#include "core/env.h"
-#include "core/isa_level.h"
-#include "core/machine.h"
+#include "comm/world/device_choice.h"
+#include "comm/world/gpus.h"
+#include "core/system/env.h"
+#include "core/system/isa_level.h"
+#include "core/system/machine.h"
 #include "core/version.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "overlap/registry.h"

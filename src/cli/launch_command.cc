@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/executor.h"
-#include "cli/local_launch.h"
-#include "cli/output.h"
-#include "cli/probe.h"
-#include "cli/stop_signals.h"
-#include "core/json.h"
-#include "core/output.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
+#include "engine/launch/local_launch.h"
+#include "engine/launch/probe.h"
+#include "engine/launch/processes/executor.h"
+#include "engine/launch/stop_signals.h"
 #include "engine/report/diagnosis.h"
 #include "tandem/error.h"
 

@@ -16,10 +16,10 @@
 
 #include "cli/commands.h"
 #include "cli/help.h"
-#include "cli/output.h"
 #include "cli/usage.h"
-#include "core/env.h"
-#include "core/log.h"
+#include "core/system/console.h"
+#include "core/system/env.h"
+#include "core/system/log.h"
 #include "core/version.h"
 #include "tandem/error.h"
 

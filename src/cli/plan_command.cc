@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/schedule_picture.h"
-#include "core/json.h"
-#include "core/output.h"
-#include "core/printable.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
+#include "engine/plan/schedule_picture.h"
 #include "schedule/pipeline.h"
 #include "schedule/pipeline_check.h"
 #include "schedule/pipeline_simulation.h"

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/plan_search.h"
 #include "cli/usage.h"
-#include "core/json.h"
-#include "core/output.h"
-#include "core/printable.h"
-#include "engine/plan/prediction.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
+#include "engine/plan/fit/prediction.h"
+#include "engine/plan/plan_search.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/output.h"
 #include "cli/usage.h"
-#include "core/json.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/model/parameter_patterns.h"

@@ -6,14 +6,14 @@
 #include <system_error>
 
 #include "cli/commands.h"
-#include "cli/live_server.h"
-#include "cli/output.h"
-#include "cli/report_sections.h"
-#include "cli/run_goal.h"
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
+#include "engine/plan/goal.h"
 #include "engine/report/report.h"
 #include "engine/report/tensorboard.h"
+#include "engine/serve/http/live_server.h"
+#include "engine/train/report_sections.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "cli/output.h"
-#include "core/machine.h"
+#include "core/system/console.h"
+#include "core/system/machine.h"
 #include "engine/infer/rank_model.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tandem/communicator.h"

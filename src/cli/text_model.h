@@ -7,8 +7,8 @@
 
 #include "cli/devices.h"
 #include "engine/checkpoint/stored_model.h"
-#include "engine/infer/logit_rules.h"
-#include "engine/infer/sampling.h"
+#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/sampling.h"
 
 namespace tandem::cli {
 

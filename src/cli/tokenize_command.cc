@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/input.h"
-#include "cli/output.h"
-#include "core/clock.h"
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/console.h"
+#include "core/system/console_input.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
+#include "core/system/process/clock.h"
 #include "engine/tokenizer/open.h"
 #include "engine/tokenizer/text_decoder.h"
 #include "tandem/error.h"
@@ -182,8 +182,8 @@ void add_tokenize(CLI::App& app) {
                     "The time that encoding took, on one thread, to standard error");
   command->footer(
       "\nExamples:\n"
-      "  tandem tokenize tests/tokenizer/data/small_bytes.json --text 'Hello, world'\n"
-      "  tandem tokenize tests/tokenizer/data/small_bytes.json --text '41 42' --decode");
+      "  tandem tokenize tests/engine/tokenizer/data/small_bytes.json --text 'Hello, world'\n"
+      "  tandem tokenize tests/engine/tokenizer/data/small_bytes.json --text '41 42' --decode");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -8,13 +8,13 @@
 #include <system_error>
 
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "core/files.h"
-#include "core/output.h"
-#include "core/printable.h"
-#include "engine/report/layer.h"
-#include "engine/report/timeline_svg.h"
-#include "engine/report/trace_times.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
+#include "engine/report/trace/layer.h"
+#include "engine/report/trace/timeline_svg.h"
+#include "engine/report/trace/trace_times.h"
 #include "observe/trace_merge.h"
 #include "tandem/error.h"
 

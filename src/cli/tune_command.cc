@@ -10,14 +10,14 @@
 
 #include "cli/commands.h"
 #include "cli/evaluation.h"
-#include "cli/output.h"
-#include "core/command_line.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/machine.h"
-#include "core/output.h"
+#include "core/system/console.h"
+#include "core/system/json.h"
+#include "core/system/log.h"
+#include "core/system/machine.h"
+#include "core/system/output.h"
+#include "core/system/process/command_line.h"
 #include "core/version.h"
-#include "engine/plan/codec_search.h"
+#include "engine/plan/codecs/codec_search.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

@@ -7,8 +7,8 @@
 #include <cctype>
 #include <string_view>
 
-#include "core/nearest.h"
-#include "core/printable.h"
+#include "core/system/nearest.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

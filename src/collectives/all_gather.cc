@@ -6,8 +6,8 @@
 #include "collectives/chunks.h"
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
-#include "collectives/routes.h"
-#include "collectives/rows.h"
+#include "collectives/rows/routes.h"
+#include "collectives/rows/rows.h"
 
 namespace tandem {
 

@@ -10,7 +10,7 @@
 #include "collectives/direct.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
-#include "collectives/routes.h"
+#include "collectives/rows/routes.h"
 #include "core/operands.h"
 
 namespace tandem {

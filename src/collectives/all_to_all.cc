@@ -5,9 +5,9 @@
 
 #include "collectives/call.h"
 #include "collectives/chunks.h"
-#include "collectives/counts.h"
 #include "collectives/gpu.h"
-#include "collectives/rows.h"
+#include "collectives/rows/counts.h"
+#include "collectives/rows/rows.h"
 
 namespace tandem {
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "tandem/codec.h"
 #include "tandem/collectives.h"

@@ -20,7 +20,7 @@
 
 #include "comm/progress.h"
 #include "comm/workspace.h"
-#include "core/fork.h"
+#include "core/system/process/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

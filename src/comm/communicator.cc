@@ -6,11 +6,11 @@
 #include <optional>
 
 #include "comm/base.h"
-#include "comm/new_worlds.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/wait_check.h"
-#include "core/env.h"
-#include "core/printable.h"
+#include "comm/world/new_worlds.h"
+#include "core/system/env.h"
+#include "core/system/printable.h"
 
 namespace tandem {
 namespace {

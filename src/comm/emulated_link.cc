@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

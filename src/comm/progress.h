@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "comm/agreement.h"
-#include "core/fork.h"
+#include "core/system/process/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

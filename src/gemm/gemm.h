@@ -49,7 +49,7 @@ bool gemm_swiglu(const Exec& exec, const Tensor& a, const Tensor& weight, const 
 bool rows_keep_bits();
 
 /// Sets the number of threads that this thread's kernels use (ranks as threads share the machine):
-/// 1 if it has lost its thread team (core/fork.h).
+/// 1 if it has lost its thread team (core/system/process/fork.h).
 void set_kernel_threads(int threads);
 int kernel_threads();
 

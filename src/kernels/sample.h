@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-/// Options of one row; engine/infer/sampling.h describes them.
+/// Options of one row; engine/infer/sampling/sampling.h describes them.
 struct SampleOptions {
   double temperature = 1, top_p = 1;
   int64_t top_k = 0;

@@ -10,8 +10,8 @@
 #include <limits>
 #include <map>
 
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -10,8 +10,8 @@
 #include <map>
 #include <utility>
 
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/system/file_descriptor.h"
 #include "observe/clock_offset.h"
 #include "observe/recorder.h"
 

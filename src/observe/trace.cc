@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "core/output.h"
+#include "core/system/output.h"
 #include "observe/flow_matcher.h"
 #include "observe/trace_text.h"
 #include "tandem/error.h"

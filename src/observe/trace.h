@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "core/system/file_descriptor.h"
 #include "observe/recorder.h"
 
 namespace tandem {

@@ -10,8 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "core/file_descriptor.h"
-#include "core/printable.h"
+#include "core/system/file_descriptor.h"
+#include "core/system/printable.h"
 #include "observe/flow_matcher.h"
 #include "tandem/error.h"
 

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "comm/gpus.h"
-#include "core/isa_level.h"
-#include "core/machine.h"
+#include "comm/world/gpus.h"
+#include "core/system/isa_level.h"
+#include "core/system/machine.h"
 #include "core/version.h"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/clock.h"
+#include "core/system/process/clock.h"
 #include "tandem/random.h"
 
 namespace tandem {

@@ -13,12 +13,12 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "core/data_file.h"
-#include "core/env.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/machine.h"
+#include "core/system/env.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/log.h"
+#include "core/system/machine.h"
+#include "core/system/process/data_file.h"
 #include "gemm/gemm.h"
 #include "tune/machine_key.h"
 #include "tune/measure.h"

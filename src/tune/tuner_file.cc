@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/env.h"
-#include "core/file_descriptor.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/log.h"
+#include "core/system/env.h"
+#include "core/system/file_descriptor.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/log.h"
 #include "core/version.h"
 #include "tandem/error.h"
 #include "tune/op_desc.h"

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "bench/bench_case.h"
-#include "bench/bench_prefill.h"
 #include "bench/bench_rates.h"
+#include "bench/engine/bench_prefill.h"
 #include "gemm/gemm.h"
 #include "overlap/contract/cuda/algorithms.h"
 
@@ -25,7 +25,7 @@ BenchTimes taking(double us) {
 
 TEST(Bench, EveryOperatorMatchesItsReference) {
   for (const std::string& op : bench_ops()) {
-    if (is_moe(op)) continue;      // tests/moe/bench_moe_test.cc: needs experts
+    if (is_moe(op)) continue;      // tests/overlap/moe/bench_moe_test.cc: needs experts
     if (is_prefill(op)) continue;  // tested below: needs heads
     for (const int ranks : {1, 2, 3}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {

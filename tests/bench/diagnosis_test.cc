@@ -1,6 +1,6 @@
 // Diagnosis of ranks and links: faults that a communicator of this test, or the diagnosis itself,
 // makes are named, and nothing else is.
-#include "bench/diagnosis.h"
+#include "bench/machine/diagnosis.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Shared ownership of a world's ranks beyond a callback. A WorldState represents a process here.
-#include "comm/world_state.h"
+#include "comm/world/world_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -12,7 +12,7 @@
 
 #include "core/operands.h"
 #include "core/random_buffer.h"
-#include "core/thread_stacks.h"
+#include "core/system/process/thread_stacks.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"

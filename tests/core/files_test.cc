@@ -1,4 +1,4 @@
-#include "core/files.h"
+#include "core/system/files.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "core/json.h"
-#include "core/output.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
 #include "tandem/error.h"
-#include "tests/train/temp_dir.h"
+#include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/nearest.h"
+#include "core/system/nearest.h"
 
 #include <gtest/gtest.h>
 
@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "core/env.h"
-#include "core/files.h"
-#include "core/machine.h"
-#include "core/output.h"
-#include "core/printable.h"
+#include "core/system/env.h"
+#include "core/system/files.h"
+#include "core/system/machine.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 #include "tandem/tensor.h"
 

@@ -1,6 +1,6 @@
 // SHA-256 on the examples of FIPS 180-4 and at every length around a block's; HMAC on those of RFC
 // 4231.
-#include "core/sha256.h"
+#include "core/system/sha256.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

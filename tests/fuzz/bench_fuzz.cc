@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_options.h"
+#include "bench/bench_options.h"
 #include "cli/usage.h"
 #include "tandem/error.h"
 #include "tests/fuzz/require.h"

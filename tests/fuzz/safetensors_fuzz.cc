@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 #include "tandem/error.h"
 #include "tests/fuzz/require.h"
 

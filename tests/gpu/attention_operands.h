@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/random_buffer.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {

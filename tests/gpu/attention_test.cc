@@ -1,6 +1,6 @@
 // Attention on a GPU against the CPU's: every dtype x head size x number of heads x tails of tiles,
 // with strided rows and sliding windows; equal bits each time.
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include <fmt/format.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/env.h"
+#include "core/system/env.h"
 #include "kernels/cuda/cudnn/plugin_loader.h"
 #include "kernels/cuda/rope.h"
 #include "tests/gpu/attention_operands.h"

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "engine/infer/rank_model.h"
+#include "tests/engine/infer/engine_cases.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/infer/engine_cases.h"
 
 namespace tandem::test {
 namespace {

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../cli"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../engine/serve"))
 from serve_test import MODEL, TANDEM, Server, expect, generate, random_requests, test_texts_are_those_of_generate  # noqa: E402
 
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tests/comm/processes/cuda/process_rank.h"
 #include "tests/gpu/outcome.h"
-#include "tests/processes/cuda/process_rank.h"
 
 int main(int argc, char** argv) {
   // NCCL reads it at its first call, which adopt_test.cc makes as a caller.

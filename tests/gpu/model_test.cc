@@ -18,8 +18,8 @@
 #include "engine/model/expert_load.h"
 #include "engine/model/transformer.h"
 #include "tandem/collectives.h"
+#include "tests/engine/model/routed_steps.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/model/routed_steps.h"
 
 namespace tandem::test {
 namespace {

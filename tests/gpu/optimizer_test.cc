@@ -13,7 +13,7 @@
 
 #include "comm/exec.h"
 #include "engine/optim/lamb.h"
-#include "engine/parallel/sharded_optimizer.h"
+#include "engine/parallel/sharded/sharded_optimizer.h"
 #include "tandem/random.h"
 #include "tests/gpu/kernel_operands.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "gemm/gemm.h"
-#include "kernels/simple_attention.h"
+#include "kernels/attention/simple_attention.h"
 #include "tests/kernels/attention_reference.h"
 
 namespace tandem {

@@ -1,6 +1,6 @@
 // Attention over pages: batches of sequences whose rows come in chunks, in pages scattered over the
 // cache, against attention in double, and bit for bit against one sequence, a token at a time.
-#include "kernels/paged_attention.h"
+#include "kernels/attention/paged_attention.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/exec.h"
-#include "kernels/paged_attention.h"
+#include "kernels/attention/paged_attention.h"
 #include "tandem/random.h"
 
 namespace tandem::test {

@@ -50,7 +50,7 @@ file src/overlap/moe/good.cc <<'END'
 END
 file src/overlap/registry.cc <<'END'
 #include "overlap/ag_gemm/x.h"
-#include "overlap/moe/layer.h"
+#include "overlap/moe/cpu/layer.h"
 #include "overlap/new_operator/x.h"
 END
 file src/kernels/cuda/good.cu <<'END'
@@ -81,7 +81,7 @@ END
 file src/overlap/ag_gemm/up.cc <<'END'
 #include "overlap/contract/operator.h"
 #include "overlap/registry.h"
-#include "overlap/moe/layer.h"
+#include "overlap/moe/cpu/layer.h"
 END
 file src/overlap/contract/up.cc <<'END'
 #include "overlap/gather/x.h"
@@ -94,7 +94,7 @@ END
 file src/engine/data/up.cc <<'END'
 #include "engine/config/config.h"
 #include "engine/optim/adamw.h"
-#include "engine/parallel/buckets.h"
+#include "engine/parallel/sharded/buckets.h"
 END
 file src/engine/report/up.cc <<'END'
 #include "comm/base.h"
@@ -108,7 +108,7 @@ END
 file include/tandem/bad.h <<'END'
 #include <fmt/format.h>
 
-#include "core/env.h"
+#include "core/system/env.h"
 END
 file include/tandem/quantize.h <<'END'
 #pragma once
@@ -171,13 +171,13 @@ expect 'src/core/up.cc:2: layer core includes "tandem/communicator.h" of comm'
 expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap/contract'
 expect 'src/observe/up.cc:1: layer observe includes "engine/model/config.h" of engine/model'
 expect 'src/overlap/ag_gemm/up.cc:2: layer overlap/operators includes "overlap/registry.h" of overlap/registry'
-expect 'src/overlap/ag_gemm/up.cc:3: layer overlap/operators includes "overlap/moe/layer.h" of overlap/moe'
+expect 'src/overlap/ag_gemm/up.cc:3: layer overlap/operators includes "overlap/moe/cpu/layer.h" of overlap/moe'
 expect 'src/overlap/contract/up.cc:1: layer overlap/contract includes "overlap/gather/x.h" of overlap/gather'
 expect 'src/overlap/contract/up.cc:2: layer overlap/contract includes "overlap/new_operator/x.h" of overlap/operators'
 expect 'src/overlap/gather/up.cc:1: layer overlap/gather includes "overlap/gemm_rs/x.h" of overlap/operators'
 expect 'src/overlap/gather/up.cc:2: layer overlap/gather includes "overlap/collectives/x.h" of overlap/collectives'
 expect 'src/engine/data/up.cc:2: layer engine/data includes "engine/optim/adamw.h" of engine/optim'
-expect 'src/engine/data/up.cc:3: layer engine/data includes "engine/parallel/buckets.h" of engine/parallel'
+expect 'src/engine/data/up.cc:3: layer engine/data includes "engine/parallel/sharded/buckets.h" of engine/parallel'
 if grep -q 'data/up.cc:1:' <<<"$found"; then
   echo "an include of a lower layer is found" >&2
   failures=$((failures + 1))
@@ -187,7 +187,7 @@ expect 'src/overlap/loose.cc:1: loose file'
 expect 'src/misc/lost.cc:1: src/misc is not a layer'
 expect 'include/tandem/bad.h:1: header without #pragma once'
 expect 'include/tandem/bad.h:1: public header includes <fmt/format.h>'
-expect 'include/tandem/bad.h:3: public header includes "core/env.h"'
+expect 'include/tandem/bad.h:3: public header includes "core/system/env.h"'
 expect 'include/tandem/quantize.h:3: public header of codec includes "tandem/overlap.h" of overlap/contract'
 expect 'src/core/body.cc:2: unfinished'
 expect 'src/core/body.cc:3: code in a comment'

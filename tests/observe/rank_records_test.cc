@@ -13,14 +13,14 @@
 #include <filesystem>
 #include <functional>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "engine/report/diagnosis.h"
-#include "engine/report/rank_map.h"
-#include "engine/report/rank_rows.h"
-#include "engine/report/slow_watch.h"
+#include "engine/report/ranks/rank_map.h"
+#include "engine/report/ranks/rank_rows.h"
+#include "engine/report/ranks/slow_watch.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
-#include "tests/train/temp_dir.h"
+#include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
 namespace {

@@ -12,12 +12,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
+#include "tests/engine/train/temp_dir.h"
 #include "tests/observe/generated_spans.h"
 #include "tests/observe/trace_form.h"
-#include "tests/train/temp_dir.h"
 
 namespace tandem {
 namespace {

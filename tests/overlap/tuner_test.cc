@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "core/env.h"
-#include "core/files.h"
-#include "core/machine.h"
+#include "core/system/env.h"
+#include "core/system/files.h"
+#include "core/system/machine.h"
 #include "core/version.h"
 #include "gemm/gemm.h"
 #include "tandem/overlap.h"

@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 #include "engine/model/layout.h"
 #include "engine/model/pretrained.h"
+#include "tests/engine/model/harness.h"
+#include "tests/engine/train/temp_dir.h"
 #include "tests/flat.h"
-#include "tests/model/harness.h"
-#include "tests/train/temp_dir.h"
 
 namespace tandem::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "bench/bench.h"
 #include "comm/exec.h"
-#include "core/data_file.h"
+#include "core/system/process/data_file.h"
 #include "gemm/gemm.h"
 #include "overlap/ag_gemm/operator.h"
 #include "overlap/registry.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/routes.h"
+#include "collectives/rows/routes.h"
 #include "comm/workspace.h"
 #include "tandem/collectives.h"
 #include "tandem/random.h"

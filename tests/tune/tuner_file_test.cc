@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
-#include "core/files.h"
+#include "core/system/file_descriptor.h"
+#include "core/system/files.h"
 #include "core/version.h"
 #include "tandem/error.h"
 

@@ -9,7 +9,7 @@
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/tile_recorder.h"
 #include "bench/cuda/verify.h"
-#include "comm/gpus.h"
+#include "comm/world/gpus.h"
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_gemm/cuda/encoded_ag.h"

@@ -8,7 +8,7 @@
 #include "bench/cuda/clock.h"
 #include "bench/record_call.h"
 #include "core/cuda/common_stream.h"
-#include "core/log.h"
+#include "core/system/log.h"
 
 namespace tandem::gpu {
 namespace {

@@ -12,7 +12,7 @@
 #include "collectives/cuda/encoded_collectives.h"
 #include "collectives/cuda/encoded_pairs.h"
 #include "collectives/gpu.h"
-#include "collectives/rows.h"
+#include "collectives/rows/rows.h"
 
 namespace tandem::gpu {
 namespace {

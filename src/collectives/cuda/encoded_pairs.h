@@ -1,7 +1,7 @@
 // All-to-all over a wire format: each pair's rows are separate messages, in chunks through FIFOs
 // (comm/device/pair_fifos.cuh), encoded while being stored into the receiver's memory and decoded
-// from there. Same values as the CPU (collectives/encoded_all_to_all.cc). Ranks only need to agree
-// on the counts of each pair: slots fit the largest format's chunks.
+// from there. Same values as the CPU (collectives/encoded/encoded_all_to_all.cc). Ranks only need
+// to agree on the counts of each pair: slots fit the largest format's chunks.
 #pragma once
 
 #include <array>

@@ -8,7 +8,7 @@
 #include "collectives/cuda/uncompressed_pairs.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
-#include "collectives/rows.h"
+#include "collectives/rows/rows.h"
 
 namespace tandem::gpu {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/rows.h"
+#include "collectives/rows/rows.h"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 

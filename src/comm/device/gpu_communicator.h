@@ -36,7 +36,7 @@
 #include "comm/agreement.h"
 #include "comm/device/device_signal.h"
 #include "comm/device/link_pacer.h"
-#include "comm/world_state.h"
+#include "comm/world/world_state.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
 #include "core/cuda/stream_watch.h"
@@ -98,7 +98,7 @@ class GpuCommunicator : public Communicator, private StreamChecks {
                     const WaitSite& site) final;
   void abort(const std::string& reason) final;
   std::unique_ptr<Communicator> split(int color, int key) final;
-  /// CPU ranks of the same order (comm/host_ranks.h). Collective.
+  /// CPU ranks of the same order (comm/world/host_ranks.h). Collective.
   std::unique_ptr<Communicator> split_on_host();
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
                                                std::string_view what) final;

@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "comm/mpi/mpi_transport.h"
-#include "comm/processes/shared_memory.h"
+#include "comm/processes/shared/shared_memory.h"
 #include "comm/rendezvous/launch.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "core/version.h"
 #include "tandem/error.h"
 

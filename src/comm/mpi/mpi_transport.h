@@ -6,7 +6,7 @@
 #include <deque>
 #include <span>
 
-#include "comm/processes/event_fd.h"
+#include "comm/processes/tcp/event_fd.h"
 #include "comm/processes/transport.h"
 
 namespace tandem::mpi {

@@ -1,4 +1,4 @@
-#include "comm/native.h"
+#include "comm/world/native.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 // Stub of the mpi transport for a build without MPI.
-#include "comm/native.h"
-#include "comm/new_worlds.h"
+#include "comm/world/native.h"
+#include "comm/world/new_worlds.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

@@ -15,12 +15,12 @@
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"
-#include "comm/new_worlds.h"
 #include "comm/processes/connect_ranks.h"
-#include "comm/world_state.h"
+#include "comm/world/new_worlds.h"
+#include "comm/world/world_state.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/driver.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "observe/recorder.h"
 
 namespace tandem {

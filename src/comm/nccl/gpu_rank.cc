@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/device/gpu_communicator.h"
-#include "comm/host_ranks.h"
+#include "comm/world/host_ranks.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 

@@ -1,4 +1,4 @@
-#include "comm/gpus.h"
+#include "comm/world/gpus.h"
 
 #include <cublasLt.h>
 

@@ -5,11 +5,11 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
-#include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/threads/make_ranks.h"
-#include "comm/world_state.h"
+#include "comm/world/new_worlds.h"
+#include "comm/world/world_state.h"
 #include "core/cuda/current_device.h"
 
 namespace tandem {

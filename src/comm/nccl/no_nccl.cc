@@ -1,7 +1,7 @@
 // Stub of the nccl transport for a build without CUDA.
-#include "comm/gpus.h"
-#include "comm/host_ranks.h"
-#include "comm/new_worlds.h"
+#include "comm/world/gpus.h"
+#include "comm/world/host_ranks.h"
+#include "comm/world/new_worlds.h"
 #include "tandem/cuda.h"
 
 namespace tandem {

@@ -4,9 +4,9 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
-#include "comm/new_worlds.h"
 #include "comm/one_gpu/one_gpu_communicator.h"
 #include "comm/rendezvous/launch.h"
+#include "comm/world/new_worlds.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 

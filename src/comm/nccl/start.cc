@@ -14,8 +14,8 @@
 #include "comm/one_gpu/pair_exchange.h"
 #include "comm/rendezvous/launch.h"
 #include "core/cuda/driver.h"
-#include "core/env.h"
-#include "core/log.h"
+#include "core/system/env.h"
+#include "core/system/log.h"
 #include "tandem/cuda.h"
 
 namespace tandem {

@@ -11,7 +11,7 @@
 #include "core/cuda/graph.h"
 #include "core/cuda/modules.h"
 #include "core/cuda/stack.h"
-#include "core/thread_stacks.h"
+#include "core/system/process/thread_stacks.h"
 
 namespace tandem::gpu {
 namespace {

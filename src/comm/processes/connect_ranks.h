@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "comm/rendezvous/contact.h"
-#include "comm/same_build.h"
+#include "comm/world/same_build.h"
 #include "tandem/communicator.h"
 
 namespace tandem::processes {

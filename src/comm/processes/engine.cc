@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "core/env.h"
+#include "core/system/env.h"
 #include "observe/progress_words.h"
 #include "tandem/error.h"
 

@@ -30,13 +30,13 @@
 #include <vector>
 
 #include "comm/processes/bootstrap.h"
-#include "comm/processes/event_fd.h"
-#include "comm/processes/futex_waiter.h"
-#include "comm/processes/peer_address.h"
-#include "comm/processes/shared_memory.h"
+#include "comm/processes/shared/futex_waiter.h"
+#include "comm/processes/shared/shared_memory.h"
+#include "comm/processes/tcp/event_fd.h"
+#include "comm/processes/tcp/peer_address.h"
 #include "comm/processes/transport.h"
 #include "comm/rendezvous/store_client.h"
-#include "core/fork.h"
+#include "core/system/process/fork.h"
 
 namespace tandem::processes {
 

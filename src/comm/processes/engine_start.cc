@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "comm/processes/engine.h"
-#include "comm/processes/socket_transport.h"
+#include "comm/processes/tcp/socket_transport.h"
 #include "comm/rendezvous/secret.h"
-#include "comm/same_build.h"
-#include "core/env.h"
-#include "core/log.h"
+#include "comm/world/same_build.h"
+#include "core/system/env.h"
+#include "core/system/log.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {

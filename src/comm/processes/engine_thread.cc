@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "comm/processes/engine.h"
-#include "core/env.h"
-#include "core/log.h"
+#include "core/system/env.h"
+#include "core/system/log.h"
 
 namespace tandem::processes {
 namespace {

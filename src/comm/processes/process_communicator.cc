@@ -8,7 +8,7 @@
 #include <exception>
 
 #include "comm/agreement.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "observe/progress_words.h"
 
 namespace tandem::processes {

@@ -9,7 +9,7 @@
 
 #include "comm/base.h"
 #include "comm/processes/engine.h"
-#include "comm/processes/process_buffer.h"
+#include "comm/processes/shared/process_buffer.h"
 
 namespace tandem::processes {
 

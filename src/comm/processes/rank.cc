@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "comm/processes/process_communicator.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "observe/recorder.h"
 
 namespace tandem::processes {

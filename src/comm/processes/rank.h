@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include "comm/new_worlds.h"
 #include "comm/processes/engine.h"
+#include "comm/world/new_worlds.h"
 
 namespace tandem::processes {
 

@@ -6,7 +6,7 @@
 
 #include "comm/rendezvous/connect.h"
 #include "comm/rendezvous/endpoint.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {

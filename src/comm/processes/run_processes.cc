@@ -1,9 +1,9 @@
 // Ranks that are processes started by torchrun or srun, not by MPI.
-#include "comm/new_worlds.h"
 #include "comm/processes/rank.h"
 #include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/rendezvous/launch.h"
-#include "core/env.h"
+#include "comm/world/new_worlds.h"
+#include "core/system/env.h"
 
 namespace tandem {
 namespace {

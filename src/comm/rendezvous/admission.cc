@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "comm/rendezvous/endpoint.h"
-#include "core/file_limit.h"
-#include "core/log.h"
+#include "core/system/log.h"
+#include "core/system/process/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {

@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "comm/rendezvous/secret.h"
-#include "core/file_limit.h"
+#include "core/system/process/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {

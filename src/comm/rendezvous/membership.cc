@@ -15,8 +15,8 @@
 #include <memory>
 #include <thread>
 
-#include "core/env.h"
-#include "core/file_limit.h"
+#include "core/system/env.h"
+#include "core/system/process/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/sha256.h"
+#include "core/system/sha256.h"
 
 namespace tandem::control {
 

@@ -10,8 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/env.h"
-#include "core/file_descriptor.h"
+#include "core/system/env.h"
+#include "core/system/file_descriptor.h"
 #include "tandem/error.h"
 
 namespace tandem::control {

@@ -8,7 +8,7 @@
 #include <array>
 #include <cerrno>
 
-#include "core/file_limit.h"
+#include "core/system/process/file_limit.h"
 #include "tandem/error.h"
 
 namespace tandem::control {

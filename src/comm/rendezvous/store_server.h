@@ -13,7 +13,7 @@
 #include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/connection.h"
 #include "comm/rendezvous/store_state.h"
-#include "core/fork.h"
+#include "core/system/process/fork.h"
 
 namespace tandem::control {
 

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "comm/threads/futex_waiter.h"
-#include "core/fork.h"
+#include "core/system/process/fork.h"
 #include "tandem/communicator.h"
 
 namespace tandem::threads {

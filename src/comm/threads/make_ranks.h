@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "comm/new_worlds.h"
+#include "comm/world/new_worlds.h"
 
 namespace tandem::threads {
 

@@ -5,11 +5,11 @@
 #include <numeric>
 #include <vector>
 
-#include "comm/new_worlds.h"
 #include "comm/threads/threads_communicator.h"
 #include "comm/workspace.h"
-#include "core/env.h"
-#include "core/machine.h"
+#include "comm/world/new_worlds.h"
+#include "core/system/env.h"
+#include "core/system/machine.h"
 
 namespace tandem {
 namespace threads {

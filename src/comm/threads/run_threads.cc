@@ -3,7 +3,7 @@
 #include "comm/threads/each_rank.h"
 #include "comm/threads/new_group.h"
 #include "comm/threads/threads_communicator.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "observe/recorder.h"
 
 namespace tandem {

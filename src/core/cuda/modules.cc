@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/cuda/driver.h"
-#include "core/log.h"
+#include "core/system/log.h"
 
 namespace tandem::gpu {
 namespace {

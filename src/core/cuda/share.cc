@@ -11,7 +11,7 @@
 #include "core/cuda/common_stream.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/graph.h"
-#include "core/log.h"
+#include "core/system/log.h"
 
 namespace tandem::gpu {
 namespace {

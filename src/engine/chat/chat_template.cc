@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/printable.h"
-#include "engine/chat/jinja_run.h"
+#include "core/system/printable.h"
+#include "engine/chat/jinja/jinja_run.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/chat/jinja_syntax.h"
+#include "engine/chat/jinja/syntax/jinja_syntax.h"
 #include "engine/model/side_files.h"
 #include "tandem/error.h"
 

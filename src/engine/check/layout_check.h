@@ -8,7 +8,7 @@
 
 #include "engine/check/layout_steps.h"
 #include "engine/config/config.h"
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
 
 namespace tandem {
 

@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "core/host_copy.h"
-#include "core/machine.h"
+#include "core/system/machine.h"
 #include "engine/data/sampler.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/dims.h"
 #include "engine/train/model_ranks.h"
+#include "engine/train/records/step_record.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
-#include "engine/train/step_record.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/printable.h"
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/log.h"
+#include "core/system/printable.h"
 #include "engine/checkpoint/state_json.h"
 #include "tandem/error.h"
 

@@ -20,12 +20,12 @@
 #include <string>
 #include <vector>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 #include "engine/model/config.h"
 
 namespace tandem {
 
-/// State of run control (engine/train/step_guard.h, engine/checkpoint/run_end.h).
+/// State of run control (engine/train/checks/step_guard.h, engine/checkpoint/run/run_end.h).
 struct ControlState {
   int64_t tokens = 0;  ///< predicted in the samples consumed; -1: not recorded (older checkpoints)
   int64_t warmup_tokens = 0;  ///< tokens at the end of the learning rate's warm-up

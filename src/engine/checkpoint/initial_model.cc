@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/files.h"
-#include "engine/checkpoint/same_run.h"
+#include "core/system/files.h"
+#include "engine/checkpoint/run/same_run.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"

@@ -6,14 +6,14 @@
 #include <span>
 #include <vector>
 
-#include "core/files.h"
+#include "core/formats/safetensors.h"
 #include "core/host_copy.h"
-#include "core/safetensors.h"
+#include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/parallel/parameter_slices.h"
+#include "engine/parallel/sharded/parameter_slices.h"
 
 namespace tandem {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "engine/checkpoint/trained_ranks.h"
+#include "engine/checkpoint/run/trained_ranks.h"
 
 namespace tandem {
 

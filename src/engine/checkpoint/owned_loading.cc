@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "comm/host_ranks.h"
+#include "comm/world/host_ranks.h"
 #include "core/host_copy.h"
 #include "engine/parallel/collective_check.h"
 #include "tandem/collectives.h"

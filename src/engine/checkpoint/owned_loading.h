@@ -1,8 +1,8 @@
 // Restoring of the state that ranks own, as snapshots have it, to all ranks that hold or use it.
 #pragma once
 
-#include "engine/checkpoint/snapshot.h"
-#include "engine/checkpoint/trained_ranks.h"
+#include "engine/checkpoint/run/trained_ranks.h"
+#include "engine/checkpoint/snapshot/snapshot.h"
 
 namespace tandem {
 

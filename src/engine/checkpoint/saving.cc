@@ -12,14 +12,14 @@
 #include <optional>
 #include <utility>
 
-#include "core/files.h"
-#include "core/log.h"
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
+#include "core/system/files.h"
+#include "core/system/log.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/checkpoint/shared_tensors.h"
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/parallel/parameter_slices.h"
+#include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 

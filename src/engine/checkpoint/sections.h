@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "engine/parallel/sharded_state.h"
+#include "engine/parallel/sharded/sharded_state.h"
 
 namespace tandem {
 

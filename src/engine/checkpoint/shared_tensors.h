@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "core/files.h"
-#include "core/json.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
 #include "tandem/error.h"
 
 namespace tandem {

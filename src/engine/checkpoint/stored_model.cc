@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
 #include "engine/model/config_effect.h"

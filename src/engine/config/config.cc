@@ -9,9 +9,9 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
-#include "core/files.h"
-#include "core/nearest.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/nearest.h"
+#include "core/system/printable.h"
 #include "engine/config/config_paths.h"
 #include "engine/model/codec_policy.h"
 #include "tandem/error.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "engine/config/batch_rampup.h"
 #include "engine/config/config.h"
 #include "engine/config/config_paths.h"

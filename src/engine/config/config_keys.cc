@@ -1,11 +1,11 @@
 #include <algorithm>
 
-#include "engine/config/check_keys.h"
-#include "engine/config/checkpoint_keys.h"
 #include "engine/config/config.h"
 #include "engine/config/config_slot.h"
-#include "engine/config/data_keys.h"
-#include "engine/config/rope_keys.h"
+#include "engine/config/keys/check_keys.h"
+#include "engine/config/keys/checkpoint_keys.h"
+#include "engine/config/keys/data_keys.h"
+#include "engine/config/keys/rope_keys.h"
 
 namespace tandem {
 namespace {

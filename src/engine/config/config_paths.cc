@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

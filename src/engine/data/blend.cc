@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "core/files.h"
+#include "core/system/files.h"
 
 namespace tandem {
 

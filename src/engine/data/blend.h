@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
 
 namespace tandem {
 

@@ -12,9 +12,9 @@
 #include <optional>
 #include <utility>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "engine/data/data_file.h"
-#include "engine/data/text_hashing.h"
+#include "engine/data/text/text_hashing.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 

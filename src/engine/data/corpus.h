@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "engine/data/open_contents.h"
-#include "engine/data/shared_work.h"
-#include "engine/data/text_file.h"
-#include "engine/data/token_source.h"
+#include "engine/data/stream/shared_work.h"
+#include "engine/data/text/text_file.h"
+#include "engine/data/tokens/token_source.h"
 #include "engine/model/config.h"
 #include "tandem/communicator.h"
 

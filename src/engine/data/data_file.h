@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "core/file_descriptor.h"
-#include "engine/data/unpacked.h"
+#include "core/system/file_descriptor.h"
+#include "engine/data/text/unpacked.h"
 
 namespace tandem {
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/files.h"
-#include "core/printable.h"
-#include "engine/data/chat_messages.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
+#include "engine/data/text/chat_messages.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/data/unpacked.h"
+#include "engine/data/text/unpacked.h"
 
 namespace tandem {
 

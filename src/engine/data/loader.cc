@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "engine/data/ledger_lines.h"
+#include "engine/data/ledger/ledger_lines.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/data/host_text.h"
 #include "engine/data/sampler.h"
+#include "engine/data/text/host_text.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -36,7 +36,9 @@ class TextBlock {
   std::span<const int32_t> document_starts() const { return document_starts_; }
   /// Sampler::cursors of the first sample; empty if another process has read it.
   const std::vector<StreamCursor>& cursors() const { return cursors_; }
-  uint64_t hash() const { return hash_; }  ///< sum of sample_hash (engine/data/ledger_lines.h)
+  uint64_t hash() const {
+    return hash_;
+  }  ///< sum of sample_hash (engine/data/ledger/ledger_lines.h)
 
  private:
   friend class Loader;

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

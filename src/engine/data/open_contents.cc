@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/processes/shared_memory.h"
-#include "core/file_limit.h"
-#include "core/files.h"
-#include "engine/data/shared_work.h"
-#include "engine/data/text_hashing.h"
+#include "comm/processes/shared/shared_memory.h"
+#include "core/system/files.h"
+#include "core/system/process/file_limit.h"
+#include "engine/data/stream/shared_work.h"
+#include "engine/data/text/text_hashing.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -10,19 +10,19 @@
 #include <utility>
 #include <vector>
 
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/config/config_paths.h"
 #include "engine/data/blend.h"
-#include "engine/data/chat_lines.h"
 #include "engine/data/corpus.h"
-#include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
 #include "engine/data/select_data.h"
-#include "engine/data/shard_stream.h"
-#include "engine/data/shared_work.h"
-#include "engine/data/token_files.h"
-#include "engine/data/tokenized_text.h"
+#include "engine/data/stream/shard_stream.h"
+#include "engine/data/stream/shared_work.h"
+#include "engine/data/text/chat_lines.h"
+#include "engine/data/text/json_lines.h"
+#include "engine/data/tokens/token_files.h"
+#include "engine/data/tokens/tokenized_text.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 

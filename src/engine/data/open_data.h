@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

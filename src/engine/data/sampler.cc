@@ -6,8 +6,8 @@
 #include <bit>
 #include <utility>
 
-#include "engine/data/documents.h"
-#include "engine/data/shard_stream.h"
+#include "engine/data/stream/shard_stream.h"
+#include "engine/data/text/documents.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 

@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "engine/data/blend_order.h"
-#include "engine/data/packing.h"
-#include "engine/data/stream_cursor.h"
-#include "engine/data/token_source.h"
+#include "engine/data/stream/stream_cursor.h"
+#include "engine/data/text/packing.h"
+#include "engine/data/tokens/token_source.h"
 
 namespace tandem {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/data/documents.h"
+#include "engine/data/text/documents.h"
 
 namespace tandem {
 

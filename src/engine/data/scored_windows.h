@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/data/packing.h"
-#include "engine/data/token_source.h"
+#include "engine/data/text/packing.h"
+#include "engine/data/tokens/token_source.h"
 
 namespace tandem {
 

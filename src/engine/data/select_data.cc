@@ -10,7 +10,7 @@
 #include "engine/config/data_format.h"
 #include "engine/data/corpus.h"
 #include "engine/data/data_kind.h"
-#include "engine/data/token_files.h"
+#include "engine/data/tokens/token_files.h"
 #include "tandem/error.h"
 
 namespace tandem {

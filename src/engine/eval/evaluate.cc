@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "core/files.h"
-#include "engine/data/json_lines.h"
-#include "engine/data/shared_work.h"
-#include "engine/data/token_files.h"
+#include "core/system/files.h"
+#include "engine/data/stream/shared_work.h"
+#include "engine/data/text/json_lines.h"
+#include "engine/data/tokens/token_files.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/data/documents.h"
-#include "engine/data/text_windows.h"
+#include "engine/data/text/documents.h"
+#include "engine/data/text/text_windows.h"
 #include "tandem/error.h"
 
 namespace tandem {

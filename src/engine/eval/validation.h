@@ -17,7 +17,7 @@
 
 #include "engine/config/config.h"
 #include "engine/data/scored_windows.h"
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/transformer.h"
 #include "engine/parallel/dims.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/stop_text.h"
+#include "engine/infer/sampling/stop_text.h"
 #include "engine/tokenizer/text_decoder.h"
 
 namespace tandem {

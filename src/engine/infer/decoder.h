@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/infer/cache/kv_cache.h"
 #include "engine/infer/int8_weights.h"
-#include "engine/infer/kv_cache.h"
 #include "engine/model/layer.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "engine/infer/batch_decoder.h"
+#include "engine/infer/cache/page_pool.h"
 #include "engine/infer/continuation.h"
-#include "engine/infer/logit_rules.h"
-#include "engine/infer/page_pool.h"
 #include "engine/infer/rank_model.h"
-#include "engine/infer/sampling.h"
+#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/sampling.h"
 
 namespace tandem {
 

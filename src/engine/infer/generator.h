@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/logit_rules.h"
 #include "engine/infer/prefill.h"
-#include "engine/infer/sampling.h"
+#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/sampling.h"
 #include "engine/model/config.h"
 #include "engine/model/transformer.h"
 #include "tandem/communicator.h"

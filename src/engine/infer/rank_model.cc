@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "comm/exec.h"
-#include "core/machine.h"
+#include "core/system/machine.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -10,7 +10,7 @@
 #include "engine/model/gradient_memory.h"
 #include "engine/model/layer.h"
 #include "engine/model/microbatch.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
 #include "tandem/overlap.h"

@@ -20,7 +20,7 @@ struct CodecPolicy {
   /// uncompressed.
   Wire embeddings{};
   /// Data-parallel training: gradients sent to the reduction, and updated weights sent back
-  /// (engine/parallel/gradient_sync.h).
+  /// (engine/parallel/sharded/gradient_sync.h).
   Wire gradients{}, weights{};
   /// Pipeline parallelism: the residual stream between stages in the forward pass, and its gradient
   /// in the backward pass (engine/parallel/stage_links.h).

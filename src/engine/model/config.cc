@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

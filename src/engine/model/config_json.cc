@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
-#include "core/nearest.h"
-#include "core/printable.h"
+#include "core/system/json.h"
+#include "core/system/nearest.h"
+#include "core/system/printable.h"
 #include "engine/model/config.h"
 #include "engine/model/config_effect.h"
 #include "engine/model/config_family.h"

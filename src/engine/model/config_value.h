@@ -9,7 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -35,7 +35,7 @@ struct FlatWindow {
 };
 
 /// Sharding of a tensor over the ranks of each kind, and this rank's shard. Data-parallel ranks
-/// hold the same weights; they shard the flat array instead (engine/parallel/buckets.h).
+/// hold the same weights; they shard the flat array instead (engine/parallel/sharded/buckets.h).
 struct Sharding {
   int tp_dim = -1;               ///< dimension sharded over TP ranks; -1: replicated
   int64_t begin = 0, count = 0;  ///< this rank's range of tp_dim; all elements if tp_dim is -1

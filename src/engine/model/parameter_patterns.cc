@@ -8,7 +8,7 @@
 #include <charconv>
 #include <vector>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

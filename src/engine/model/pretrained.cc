@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/files.h"
 #include "core/host_copy.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/model/layout.h"
 #include "tandem/error.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 #include "engine/model/config.h"
 #include "engine/model/transformer.h"
 #include "engine/model/weight_files.h"

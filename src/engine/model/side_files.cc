@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
 #include "engine/model/config_value.h"
 
 namespace tandem {

@@ -38,7 +38,7 @@ struct TransformerOptions {
   int64_t seq = 128;         ///< tokens per sequence
   DType dtype = DType::f32;  ///< GEMM operands and activations
   /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
-  /// the optimizer state hold them (engine/parallel/sharded_optimizer.h).
+  /// the optimizer state hold them (engine/parallel/sharded/sharded_optimizer.h).
   bool f32_weights = true;
   OverlapOptions overlap = {};
   /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard

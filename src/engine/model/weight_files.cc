@@ -8,9 +8,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {

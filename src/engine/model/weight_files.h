@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/safetensors.h"
+#include "core/formats/safetensors.h"
 
 namespace tandem {
 

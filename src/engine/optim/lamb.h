@@ -1,6 +1,6 @@
 // LAMB (You et al., arXiv 1904.00962, algorithm 2): each tensor's AdamW direction, with its decay,
 // is scaled by the trust ratio |w| / |direction| of the whole tensor. The norms of shards are
-// summed between the two phases of a step (engine/parallel/trust_ratios.h).
+// summed between the two phases of a step (engine/parallel/sharded/trust_ratios.h).
 #pragma once
 
 #include "engine/optim/adamw.h"

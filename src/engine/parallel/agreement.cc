@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "tandem/error.h"
 
 namespace tandem {

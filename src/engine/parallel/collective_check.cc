@@ -9,7 +9,7 @@
 #include <future>
 #include <new>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -6,7 +6,7 @@
 
 #include "comm/group.h"
 #include "engine/config/replicas.h"
-#include "engine/parallel/buckets.h"
+#include "engine/parallel/sharded/buckets.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/parallel/buckets.h"
+#include "engine/parallel/sharded/buckets.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 

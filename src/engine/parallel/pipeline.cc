@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/exec.h"
+#include "core/system/process/clock.h"
 #include "engine/parallel/dims.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"

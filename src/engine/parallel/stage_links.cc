@@ -9,7 +9,7 @@
 #include "codec/enqueue.h"
 #include "comm/exec.h"
 #include "comm/flow_spans.h"
-#include "core/clock.h"
+#include "core/system/process/clock.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/json.h"
-#include "core/protobuf.h"
+#include "core/formats/protobuf.h"
+#include "core/system/json.h"
 #include "engine/parallel/dims.h"
 #include "schedule/pipeline.h"
 

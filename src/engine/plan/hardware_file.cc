@@ -5,8 +5,8 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem::plan {

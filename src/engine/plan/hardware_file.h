@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/plan/gpu_spec.h"
+#include "engine/plan/cost/gpu_spec.h"
 
 namespace tandem::plan {
 

@@ -1,7 +1,7 @@
 // Shapes of published models, for rows that name a model without its dimensions.
 #pragma once
 
-#include "engine/plan/run_rows.h"
+#include "engine/plan/fit/run_rows.h"
 
 namespace tandem::plan {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "engine/plan/codec_search.h"
+#include "engine/plan/codecs/codec_search.h"
 
 namespace tandem::plan {
 namespace {

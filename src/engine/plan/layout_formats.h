@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "engine/model/codec_policy.h"
-#include "engine/plan/gpu_spec.h"
-#include "engine/plan/rank_state.h"
-#include "engine/plan/step_work.h"
+#include "engine/plan/cost/gpu_spec.h"
+#include "engine/plan/cost/rank_state.h"
+#include "engine/plan/cost/step_work.h"
 
 namespace tandem::plan {
 
@@ -54,8 +54,8 @@ LayoutExchanges exchanges_of(const RunRow& row, const GpuSpec& gpu, const StepWo
 StepWork work_in_formats(const RunRow& row, const GpuSpec& gpu, StepWork work,
                          const LayoutExchanges& exchanges, const LayoutFormats& formats);
 
-/// Bytes of weights, gradients and optimizer state of a rank, as engine/plan/memory.h counts them
-/// in bf16, and with ZeRO-2 the gradients that have not left yet.
+/// Bytes of weights, gradients and optimizer state of a rank, as engine/plan/cost/memory.h counts
+/// them in bf16, and with ZeRO-2 the gradients that have not left yet.
 double state_bytes(const RunRow& row, const LayoutFormats& formats);
 
 }  // namespace tandem::plan

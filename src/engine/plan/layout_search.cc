@@ -8,7 +8,7 @@
 #include <iterator>
 #include <tuple>
 
-#include "engine/plan/rank_state.h"
+#include "engine/plan/cost/rank_state.h"
 #include "tandem/error.h"
 
 namespace tandem::plan {

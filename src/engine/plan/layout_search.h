@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
-#include "engine/plan/calibration.h"
+#include "engine/plan/fit/calibration.h"
 #include "engine/plan/layout_formats.h"
 
 namespace tandem::plan {

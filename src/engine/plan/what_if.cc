@@ -8,7 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "core/json.h"
+#include "core/system/json.h"
 #include "engine/plan/what_if_assets.h"
 #include "engine/report/page_assets.h"
 #include "engine/report/page_text.h"

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <set>
 
-#include "core/printable.h"
-#include "engine/report/drift.h"
+#include "core/system/printable.h"
 #include "engine/report/links.h"
-#include "engine/report/rank_rows.h"
-#include "engine/report/stragglers.h"
+#include "engine/report/ranks/drift.h"
+#include "engine/report/ranks/rank_rows.h"
+#include "engine/report/ranks/stragglers.h"
 #include "observe/rank_records.h"
 #include "tandem/error.h"
 

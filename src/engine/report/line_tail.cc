@@ -2,8 +2,8 @@
 
 #include <sys/stat.h>
 
-#include "core/file_descriptor.h"
-#include "core/files.h"
+#include "core/system/file_descriptor.h"
+#include "core/system/files.h"
 
 namespace tandem::report {
 namespace {

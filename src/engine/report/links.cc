@@ -6,7 +6,7 @@
 #include <compare>
 #include <utility>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "observe/span_stream.h"
 #include "observe/trace.h"
 #include "observe/trace_merge.h"

@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "engine/report/rank_map.h"
-#include "engine/report/rank_state.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "engine/report/ranks/rank_map.h"
+#include "engine/report/ranks/rank_state.h"
 #include "tandem/error.h"
 
 namespace tandem::report {

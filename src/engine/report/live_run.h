@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/report/line_tail.h"
-#include "engine/report/live_ranks.h"
+#include "engine/report/ranks/live_ranks.h"
 #include "engine/report/run_goal.h"
 #include "engine/report/sent_bytes.h"
 

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "core/clock.h"
-#include "core/printable.h"
+#include "core/system/printable.h"
+#include "core/system/process/clock.h"
 
 namespace tandem {
 namespace {

@@ -1,7 +1,7 @@
 #include "engine/report/report.h"
 
-#include "core/files.h"
-#include "core/json.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
 #include "engine/report/page_text.h"
 #include "engine/report/report_data.h"
 

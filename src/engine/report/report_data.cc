@@ -8,15 +8,15 @@
 #include <optional>
 #include <vector>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/machine.h"
-#include "core/processor_time.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/machine.h"
+#include "core/system/process/processor_time.h"
 #include "core/version.h"
-#include "engine/report/load_map.h"
-#include "engine/report/rank_map.h"
-#include "engine/report/rank_state.h"
-#include "engine/report/step_pairs.h"
+#include "engine/report/ranks/load_map.h"
+#include "engine/report/ranks/rank_map.h"
+#include "engine/report/ranks/rank_state.h"
+#include "engine/report/trace/step_pairs.h"
 #include "tandem/error.h"
 
 namespace tandem::report {

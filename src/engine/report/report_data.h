@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 /// [...]}. `read_goal`: reads config.toml, if both are there. Throws IoError.
 Json collect(const std::filesystem::path& dir, const GoalReader& read_goal);
 
-/// One layer of the forward pass (engine/report/layer.h).
+/// One layer of the forward pass (engine/report/trace/layer.h).
 /// {"span_us", "ranks": [{"rank", "slices": [{kind, name, begin, end, tile, peer, row}]}],
 ///  "arrows": [{from, transfer, to, wait}]}
 Json layer_timeline(std::span<const RankEvents> ranks);

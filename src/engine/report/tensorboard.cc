@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/protobuf.h"
+#include "core/formats/protobuf.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
 #include "tandem/error.h"
 
 namespace tandem::report {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "engine/serve/request_fields.h"
 
 namespace tandem {

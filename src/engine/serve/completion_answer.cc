@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 
 namespace tandem {
 namespace {

@@ -9,8 +9,8 @@
 #include <random>
 #include <utility>
 
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "engine/serve/chat_request.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/request_fields.h"

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tandem/error.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/serve/completion_request.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/logit_rules.h"
+#include "engine/infer/sampling/logit_rules.h"
 
 namespace tandem {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/json.h"
+#include "core/system/json.h"
 
 namespace tandem {
 namespace {

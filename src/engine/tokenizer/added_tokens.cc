@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unicode/unicode.h"
 
 namespace tandem {
 

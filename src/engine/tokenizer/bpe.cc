@@ -10,7 +10,7 @@
 #include <queue>
 #include <utility>
 
-#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

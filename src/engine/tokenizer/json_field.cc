@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/json.h"
-#include "core/printable.h"
-#include "engine/tokenizer/byte_characters.h"
-#include "engine/tokenizer/unicode.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
+#include "engine/tokenizer/unicode/byte_characters.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

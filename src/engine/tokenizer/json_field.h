@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/tokenizer/normalization.h"
 #include "engine/tokenizer/pattern.h"
+#include "engine/tokenizer/unicode/normalization.h"
 
 namespace tandem {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "core/printable.h"
+#include "core/system/printable.h"
 #include "engine/tokenizer/pattern_parser.h"
-#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

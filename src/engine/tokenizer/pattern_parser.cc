@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "core/printable.h"
-#include "engine/tokenizer/unicode.h"
+#include "core/system/printable.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

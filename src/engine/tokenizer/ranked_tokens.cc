@@ -4,8 +4,8 @@
 
 #include <string_view>
 
-#include "core/printable.h"
-#include "engine/tokenizer/unicode.h"
+#include "core/system/printable.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

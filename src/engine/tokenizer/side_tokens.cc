@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/files.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 

@@ -1,6 +1,6 @@
 #include "engine/tokenizer/text_decoder.h"
 
-#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unicode/unicode.h"
 
 namespace tandem {
 namespace {

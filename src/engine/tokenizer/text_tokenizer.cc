@@ -6,9 +6,9 @@
 #include <set>
 #include <utility>
 
-#include "core/printable.h"
-#include "engine/tokenizer/byte_characters.h"
-#include "engine/tokenizer/unicode.h"
+#include "core/system/printable.h"
+#include "engine/tokenizer/unicode/byte_characters.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -16,9 +16,9 @@
 
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/bpe.h"
-#include "engine/tokenizer/normalization.h"
 #include "engine/tokenizer/pattern.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unicode/normalization.h"
 #include "engine/tokenizer/unigram.h"
 
 namespace tandem {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "engine/tokenizer/unicode.h"
+#include "engine/tokenizer/unicode/unicode.h"
 #include "tandem/error.h"
 
 namespace tandem {

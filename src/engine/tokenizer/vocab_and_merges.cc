@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/files.h"
-#include "core/json.h"
-#include "core/printable.h"
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/printable.h"
 #include "engine/tokenizer/json_field.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"

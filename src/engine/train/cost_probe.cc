@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/clock.h"
 #include "core/random_buffer.h"
+#include "core/system/process/clock.h"
 #include "engine/optim/adamw.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/train/model_ranks.h"

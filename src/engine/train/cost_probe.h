@@ -3,7 +3,7 @@
 
 #include "engine/config/config.h"
 #include "engine/parallel/dims.h"
-#include "engine/plan/measured_cost.h"
+#include "engine/plan/cost/measured_cost.h"
 
 namespace tandem {
 

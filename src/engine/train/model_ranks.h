@@ -9,8 +9,8 @@
 #include "engine/config/config.h"
 #include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
-#include "engine/parallel/sharded_optimizer.h"
-#include "engine/train/step_record.h"
+#include "engine/parallel/sharded/sharded_optimizer.h"
+#include "engine/train/records/step_record.h"
 
 namespace tandem {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "core/files.h"
+#include "core/system/files.h"
 #include "engine/checkpoint/loading.h"
 #include "engine/parallel/collective_check.h"
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "engine/checkpoint/snapshot_memory.h"
+#include "engine/checkpoint/snapshot/snapshot_memory.h"
 #include "engine/config/config.h"
-#include "engine/train/run_files.h"
+#include "engine/train/records/run_files.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

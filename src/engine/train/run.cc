@@ -4,11 +4,11 @@
 
 #include <utility>
 
-#include "core/clock.h"
+#include "core/system/process/clock.h"
 #include "engine/checkpoint/loading.h"
-#include "engine/checkpoint/made_by.h"
-#include "engine/checkpoint/run_end.h"
-#include "engine/plan/memory.h"
+#include "engine/checkpoint/run/made_by.h"
+#include "engine/checkpoint/run/run_end.h"
+#include "engine/plan/cost/memory.h"
 #include "engine/train/run_start.h"
 #include "observe/recorder.h"
 

@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/run_checkpoints.h"
+#include "engine/checkpoint/run/run_checkpoints.h"
 #include "engine/checkpoint/saving.h"
-#include "engine/checkpoint/snapshot_memory.h"
+#include "engine/checkpoint/snapshot/snapshot_memory.h"
 #include "engine/data/sampler.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/plan/utilization.h"
+#include "engine/plan/cost/utilization.h"
 #include "engine/report/progress.h"
 #include "engine/train/model_ranks.h"
-#include "engine/train/phase_log.h"
+#include "engine/train/records/phase_log.h"
+#include "engine/train/records/run_files.h"
 #include "engine/train/resume_point.h"
-#include "engine/train/run_files.h"
 #include "engine/train/step_executor.h"
 #include "engine/train/trainer.h"
 

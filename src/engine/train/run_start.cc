@@ -5,19 +5,19 @@
 #include <string_view>
 #include <variant>
 
-#include "core/files.h"
-#include "core/machine.h"
-#include "engine/checkpoint/same_run.h"
+#include "core/system/files.h"
+#include "core/system/machine.h"
+#include "engine/checkpoint/run/same_run.h"
 #include "engine/checkpoint/stored_model.h"
-#include "engine/data/shard_stream.h"
+#include "engine/config/gpu_training.h"
+#include "engine/data/stream/shard_stream.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/agreement.h"
-#include "engine/parallel/buckets.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/pipeline.h"
-#include "engine/plan/auto_dtype.h"
+#include "engine/parallel/sharded/buckets.h"
+#include "engine/plan/codecs/auto_dtype.h"
 #include "engine/report/progress.h"
-#include "engine/train/gpu_training.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 

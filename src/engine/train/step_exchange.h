@@ -4,11 +4,11 @@
 #include <optional>
 #include <vector>
 
-#include "engine/checkpoint/run_checkpoints.h"
+#include "engine/checkpoint/run/run_checkpoints.h"
 #include "engine/parallel/pipeline.h"
-#include "engine/parallel/sharded_optimizer.h"
-#include "engine/train/finding.h"
-#include "engine/train/step_record.h"
+#include "engine/parallel/sharded/sharded_optimizer.h"
+#include "engine/train/checks/finding.h"
+#include "engine/train/records/step_record.h"
 #include "tandem/communicator.h"
 
 namespace tandem {

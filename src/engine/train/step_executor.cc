@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/flow_spans.h"
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
 #include "engine/model/codec_policy.h"
 #include "observe/file_activity.h"
 #include "observe/recorder.h"

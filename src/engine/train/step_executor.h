@@ -16,7 +16,7 @@
 #include "engine/data/sampler.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
-#include "engine/parallel/sharded_optimizer.h"
+#include "engine/parallel/sharded/sharded_optimizer.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_exchange.h"
 

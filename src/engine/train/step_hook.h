@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <functional>
 
+#include "engine/train/checks/step_guard.h"
+#include "engine/train/records/step_record.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
-#include "engine/train/step_guard.h"
-#include "engine/train/step_record.h"
 
 namespace tandem {
 

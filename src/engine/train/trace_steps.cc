@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "comm/rank_clocks.h"
-#include "core/files.h"
-#include "core/log.h"
+#include "core/system/files.h"
+#include "core/system/log.h"
 #include "engine/config/run_control.h"
 #include "observe/trace.h"
 #include "tandem/error.h"

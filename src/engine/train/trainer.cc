@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/clock.h"
-#include "engine/checkpoint/run_end.h"
+#include "core/system/process/clock.h"
+#include "engine/checkpoint/run/run_end.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/train/hooks/hooks.h"
 #include "engine/train/run.h"

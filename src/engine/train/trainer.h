@@ -14,8 +14,8 @@
 #include <string>
 
 #include "engine/config/config.h"
-#include "engine/config/fault_plan.h"
-#include "engine/data/token_source.h"
+#include "engine/data/tokens/token_source.h"
+#include "engine/train/checks/fault_plan.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 

@@ -11,8 +11,8 @@
 #include <unordered_map>
 
 #include "core/cpu/float_mode.h"
-#include "core/fork.h"
-#include "core/log.h"
+#include "core/system/log.h"
+#include "core/system/process/fork.h"
 #include "gemm/cpu/bf16_gemm.h"
 #include "gemm/cpu/dense.h"
 #include "gemm/cpu/onednn.h"

@@ -1,9 +1,9 @@
-// Attention on the calling thread's CPU threads; semantics in kernels/attention.h.
+// Attention on the calling thread's CPU threads; semantics in kernels/attention/attention.h.
 #pragma once
 
 #include <memory>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 namespace tandem::cpu {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/paged_attention.h"
+#include "kernels/attention/paged_attention.h"
 #include "kernels/router.h"
 
 namespace tandem::cpu {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/attention.h"
-#include "kernels/paged_attention.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/paged_attention.h"
 #include "tandem/tensor.h"
 
 struct CUstream_st;  // CUDA's: cudaStream_t points to it

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/routes.h"
+#include "collectives/rows/routes.h"
 #include "comm/workspace.h"
 #include "core/random_buffer.h"
 #include "overlap/collectives/gpu.h"

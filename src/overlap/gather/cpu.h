@@ -1,7 +1,7 @@
 // The gather that AG+GEMM and its weight gradient overlap with their GEMMs.
 #pragma once
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"
 #include "tune/op_desc.h"

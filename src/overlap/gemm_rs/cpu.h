@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"
 #include "tandem/overlap.h"

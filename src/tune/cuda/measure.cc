@@ -8,7 +8,7 @@
 
 #include "collectives/cuda/uncompressed_nccl.h"
 #include "comm/device/signal_kernels.h"
-#include "core/log.h"
+#include "core/system/log.h"
 #include "tandem/random.h"
 #include "tune/cuda/flush.h"
 #include "tune/measure.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "tests/gemm/cuda/rotated_gemm.h"
-#include "tests/moe/cuda/values.h"
+#include "tests/overlap/moe/cuda/values.h"
 
 namespace tandem::test {
 namespace {

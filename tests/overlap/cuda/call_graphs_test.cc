@@ -13,7 +13,7 @@
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
 #include "core/cuda/graph.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "overlap/ag_gemm/operator.h"
 #include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_ar/operator.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/device/signal_kernels.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"

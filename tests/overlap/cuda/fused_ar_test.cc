@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/device/signal_kernels.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
 #include "tests/comm/cuda/digests.h"

@@ -10,7 +10,7 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
 #include "tests/comm/cuda/host_copies.h"

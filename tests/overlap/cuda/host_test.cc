@@ -12,8 +12,8 @@
 #include <string>
 
 #include "comm/device/signal_kernels.h"
+#include "tests/comm/processes/cuda/process_rank.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/processes/cuda/process_rank.h"
 
 namespace tandem::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"

@@ -12,7 +12,7 @@
 #include "bench/cuda/verify.h"
 #include "codec/cuda/quantize.h"
 #include "collectives/cuda/shard_exchange.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "kernels/cuda/add_norm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_gemm/cuda/encoded_ag.h"
@@ -24,9 +24,9 @@
 #include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
-#include "tests/moe/cuda/gradient_problem.h"
-#include "tests/moe/cuda/shapes.h"
 #include "tests/overlap/cuda/scaled_operands.h"
+#include "tests/overlap/moe/cuda/gradient_problem.h"
+#include "tests/overlap/moe/cuda/shapes.h"
 
 namespace tandem::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gather/cuda/multi_node.h"
 #include "overlap/registry.h"

@@ -1,7 +1,7 @@
 
 "use strict";
 // Step time, memory and wire formats of a job's layouts for other links, memory and accuracy: the
-// formulas of engine/plan/step_cost.cc, layout_formats.cc and layout_search.cc, on kernels' seconds
+// formulas of engine/plan/cost/step_cost.cc, layout_formats.cc and layout_search.cc, on kernels' seconds
 // and bytes that the planner computed.
 const planner = (data) => {
   const { factors, formats, dp_formats: dpFormats } = data;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "engine/parallel/collective_check.h"
+#include "engine/train/checks/state_checks.h"
 #include "engine/train/hooks/hooks.h"
-#include "engine/train/state_checks.h"
 #include "tandem/error.h"
 
 namespace tandem::hooks {

@@ -1,4 +1,4 @@
-#include "engine/train/fault_injector.h"
+#include "engine/train/checks/fault_injector.h"
 #include "engine/train/hooks/hooks.h"
 
 namespace tandem::hooks {

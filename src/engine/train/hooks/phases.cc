@@ -1,7 +1,7 @@
 #include <optional>
 
+#include "engine/train/checks/self_check.h"
 #include "engine/train/hooks/hooks.h"
-#include "engine/train/self_check.h"
 
 namespace tandem::hooks {
 namespace {

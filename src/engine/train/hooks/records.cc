@@ -1,7 +1,7 @@
 #include <optional>
 
 #include "engine/train/hooks/hooks.h"
-#include "engine/train/progress_sink.h"
+#include "engine/train/records/progress_sink.h"
 
 namespace tandem::hooks {
 namespace {

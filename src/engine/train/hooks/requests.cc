@@ -1,4 +1,4 @@
-#include "core/clock.h"
+#include "core/system/process/clock.h"
 #include "engine/train/hooks/hooks.h"
 
 namespace tandem::hooks {

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "engine/checkpoint/run_end.h"
+#include "engine/checkpoint/run/run_end.h"
 #include "engine/train/hooks/hooks.h"
 #include "observe/progress_words.h"
 

@@ -7,11 +7,11 @@
 #include <map>
 
 #include "core/cuda/share.h"
-#include "core/env.h"
+#include "core/system/env.h"
+#include "kernels/attention/simple_attention.h"
 #include "kernels/cuda/cudnn/groups.h"
 #include "kernels/cuda/cudnn/plugin_loader.h"
 #include "kernels/cuda/rope.h"
-#include "kernels/simple_attention.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {

@@ -1,10 +1,10 @@
-// Attention of cuDNN behind kernels/attention.h. q and k are rotated in place.
+// Attention of cuDNN behind kernels/attention/attention.h. q and k are rotated in place.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "kernels/cuda/kernels.h"
 
 namespace tandem::gpu {
@@ -26,7 +26,7 @@ constexpr int64_t kAttentionWorkspace = int64_t(8) << 30;
 
 /// Loads device code, which waits for all kernels of the device, and allocates the workspace.
 /// Nullptr where the simple kernels are to run, with a note of the reason in the log
-/// (kernels/simple_attention.h), or for nothing to compute. Throws DeviceError.
+/// (kernels/attention/simple_attention.h), or for nothing to compute. Throws DeviceError.
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec& exec, const AttentionShape& shape,
                                                      const RopeTable& rope,
                                                      const AttentionRows& rows,

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 namespace tandem::gpu {
 

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "core/data_file.h"
+#include "core/system/process/data_file.h"
 
 namespace tandem::gpu {
 namespace {

@@ -15,7 +15,7 @@
 #include "collectives/cuda/encoded_check.h"
 #include "collectives/gpu.h"
 #include "core/cuda/fill.h"
-#include "core/env.h"
+#include "core/system/env.h"
 #include "overlap/collectives/gpu.h"
 #include "tune/cuda/measure.h"
 

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "comm/gpus.h"
+#include "comm/world/gpus.h"
 #include "core/cuda/fill.h"
-#include "core/env.h"
 #include "core/operands.h"
+#include "core/system/env.h"
 #include "overlap/contract/check.h"
 #include "tune/cuda/gemm_choices.h"
 #include "tune/tuner.h"

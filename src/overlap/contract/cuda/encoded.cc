@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "codec/cuda/encode.h"
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "kernels/cuda/add_norm.h"
 #include "tune/cuda/gemm_choices.h"
 

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "overlap/moe/rows.h"
 

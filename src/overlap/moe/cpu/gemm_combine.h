@@ -13,7 +13,7 @@
 #include <functional>
 #include <vector>
 
-#include "collectives/row_messages.h"
+#include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "overlap/moe/rows.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/gpus.h"
+#include "comm/world/gpus.h"
 #include "core/cuda/check.h"
 #include "core/cuda/fill.h"
 #include "core/cuda/upload.h"

@@ -1,7 +1,7 @@
 // Dispatch and combine of a Mixture-of-Experts layer on GPUs in a wire format with groups; replaces
 // exchange.h's uncompressed transfers. Rows and sums are messages with the codes and scales that
-// CPU ranks send (collectives/row_messages.h); the bytes between a message's sections are never
-// written.
+// CPU ranks send (collectives/rows/row_messages.h); the bytes between a message's sections are
+// never written.
 //   encode rows    each once, whatever its number of destinations. All ranks use decoded rows, so
 //                  rows that stay local are decoded, too
 //   send messages  exchange.h

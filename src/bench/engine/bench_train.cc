@@ -1,0 +1,328 @@
+#include "bench/engine/bench_train.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "bench/engine/published_models.h"
+#include "comm/exec.h"
+#include "core/host_copy.h"
+#include "engine/config/gpu_training.h"
+#include "engine/model/stage.h"
+#include "engine/parallel/dims.h"
+#include "engine/plan/cost/memory.h"
+#include "engine/plan/cost/utilization.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "tune/measure.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// `layers` of the model between embedding and head, which are not part of a step.
+ModelConfig layers_of(const TrainBench& q) {
+  ModelConfig config = published_config("bench train", q.model, q.layers);
+  config.vocab = 8 * q.tp;
+  config.max_seq = q.seq;
+  config.sliding_window = q.window;
+  config.tie_word_embeddings = false;
+  config.aux_loss_coeff = 0;
+  return config;
+}
+
+/// Layers as on a tensor-parallel rank, for one rank.
+ModelConfig shard_of_layers(ModelConfig config, int tp) {
+  config.heads /= tp;
+  config.kv_heads /= tp;
+  config.ffn /= tp;
+  return config;
+}
+
+TransformerOptions make_options(const TrainConfig& config, const ParallelGroups* groups,
+                                Strategy strategy) {
+  TransformerOptions options;
+  options.batch = config.train.batch / config.parallel.dp;
+  options.seq = config.train.seq;
+  options.dtype = parse_dtype(config.train.dtype);
+  options.overlap.strategy = strategy;
+  options.deterministic = config.train.deterministic;
+  options.recompute = {parse_recompute(config.train.recompute)};
+  if (!groups || !groups->experts()) return options;
+  options.experts = groups->experts();
+  options.step = groups->world_axes();
+  return options;
+}
+
+/// A step on this rank, with the same input and gradient of the output each time.
+class LayerStep {
+ public:
+  /// `stream`: of the random input.
+  LayerStep(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
+            uint64_t stream)
+      : stream_(stream),
+        exec_(make_exec(tp)),
+        stage_(tp, config, options, {.embedding = false, .head = false}),
+        microbatch_(stage_.make_microbatch()),
+        gradient_(stage_.residual_gradient().bytes(), exec_.device) {
+    stage_.initialize(1);
+    const Shard rows = shard_of(options.batch * options.seq, tp.size(), tp.rank());
+    const Tensor input = stage_.input(microbatch_);
+    fill(input, rows.begin, 1);
+    fill(gradient_.view(DType::f32, {input.dim(0), input.dim(1)}), rows.begin, 2);
+  }
+
+  void enqueue() {
+    stage_.begin_step();
+    const Tensor dx = stage_.residual_gradient();
+    copy(exec_, gradient_.view(DType::f32, {dx.dim(0), dx.dim(1)}), dx);
+    stage_.enqueue_forward({}, {}, microbatch_);
+    stage_.backward(microbatch_, 1);
+  }
+  void run() {
+    enqueue();
+    wait(exec_);
+  }
+
+  /// Hash of the output and all gradients.
+  uint64_t digest() {
+    uint64_t digest = 0;
+    for (const Tensor& each :
+         {stage_.output(microbatch_), stage_.residual_gradient(), stage_.gradients()}) {
+      const HostCopy copied(exec_, each);
+      digest = XXH3_64bits_withSeed(copied.values().data(), copied.values().size_bytes(), digest);
+    }
+    return digest;
+  }
+  size_t activation_bytes() const { return microbatch_.bytes() + stage_.shared_activation_bytes(); }
+  const Stage& stage() const { return stage_; }
+  const Exec& exec() const { return exec_; }
+
+ private:
+  /// Uniform in [-1, 1): the same for a row of the whole on any rank.
+  void fill(const Tensor& rows, int64_t first, uint64_t seed) const {
+    std::vector<float> values(size_t(rows.elements()));
+    const auto begin = uint64_t(first * rows.dim(1));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = uniform(seed, stream_, begin + i) * 2 - 1;
+    }
+    copy(exec_, Tensor::of(std::span(values), {rows.dim(0), rows.dim(1)}), rows);
+  }
+
+  uint64_t stream_;
+  Exec exec_;
+  Stage stage_;
+  Microbatch microbatch_;
+  Memory gradient_;
+};
+
+/// Gradients of all parameters on one CPU rank.
+struct WholeGradients {
+  std::vector<Parameter> parameters;
+  std::vector<float> values;
+};
+
+WholeGradients gradients_on_cpu(const ModelConfig& config, TransformerOptions options,
+                                DType dtype) {
+  options.dtype = dtype;
+  options.experts = nullptr;
+  options.step = {};
+  WholeGradients whole;
+  run_threads({.ranks = 1}, [&](Communicator& one) {
+    LayerStep step(one, config, options, 0);
+    step.run();
+    const HostCopy copied(step.exec(), step.stage().gradients());
+    whole.values.assign(copied.values().begin(), copied.values().end());
+    whole.parameters = step.stage().parameter_list();
+  });
+  return whole;
+}
+
+/// |found / times - exact| and |exact| over the elements of `shard`, a rank's of `found`.
+std::pair<double, double> difference(std::span<const float> found, const Parameter& shard,
+                                     std::span<const float> exact, const Parameter& whole,
+                                     double times) {
+  double error = 0, size = 0;
+  const LocalShard from = local_shard(shard), all = local_shard(whole);
+  for (int64_t i = 0; i < from.rows; ++i) {
+    for (int64_t j = 0; j < from.columns; ++j) {
+      const int64_t at = from.first + i * from.whole_columns + j;
+      const int64_t row = at / all.columns, column = at % all.columns;
+      const double value = exact[size_t(whole.offset + row * all.row_stride + column)];
+      const double got = found[size_t(shard.offset + i * from.row_stride + j)];
+      error += (got / times - value) * (got / times - value);
+      size += value * value;
+    }
+  }
+  return {std::sqrt(error), std::sqrt(size)};
+}
+
+/// Compares one layer on a few tokens with CPU ranks, with a window shorter than these. All EP
+/// ranks have the same tokens, so that an expert's gradient is as many times that of one rank.
+void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
+                     TrainBenchResult& result) {
+  TrainConfig one = config;
+  one.model.layers = 1;
+  one.train.batch = one.parallel.dp;
+  one.train.seq = std::min<int64_t>(64, config.train.seq);
+  one.model.sliding_window = std::min(config.model.sliding_window, one.train.seq / 3);
+  const TransformerOptions options = make_options(one, &groups, Strategy::automatic);
+  const WholeGradients exact = gradients_on_cpu(one.model, options, DType::f32);
+  const WholeGradients rounded =
+      options.dtype == DType::f32 ? exact : gradients_on_cpu(one.model, options, options.dtype);
+  LayerStep step(groups.tp(), one.model, options, 0);
+  step.run();
+  const HostCopy copied(step.exec(), step.stage().gradients());
+  const std::vector<Parameter>& shards = step.stage().parameter_list();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].sharding.absent) continue;
+    const double times = shards[i].sharding.over_ep() ? double(one.parallel.ep) : 1;
+    const auto [error, size] =
+        difference(copied.values(), shards[i], exact.values, exact.parameters[i], times);
+    if (size == 0 && error == 0) continue;  // without a gradient, or on another rank
+    const double of_cpu =
+        difference(rounded.values, exact.parameters[i], exact.values, exact.parameters[i], 1)
+            .first /
+        size;
+    const double bound = 1.5 * of_cpu + 2e-5 + (one.model.experts > 0 ? 0.1 : 0);
+    const double ratio = std::isfinite(error) ? error / size / bound : HUGE_VAL;
+    if (ratio <= result.of_bound) continue;
+    result.of_bound = ratio;
+    result.worst = shards[i].name;
+  }
+}
+
+/// Largest over the ranks, with its rank's name.
+void agree(Communicator& world, TrainBenchResult& result) {
+  struct Local {
+    double of_bound;
+    int64_t memory;
+    bool equal;
+    char worst[128];
+  };
+  Local local{result.of_bound, result.memory_bytes, result.bitwise_equal_runs, {}};
+  result.worst.copy(local.worst, sizeof local.worst - 1);
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), "bench")) {
+    Local other;
+    std::memcpy(&other, blob.data(), sizeof other);
+    result.memory_bytes = std::max(result.memory_bytes, other.memory);
+    result.bitwise_equal_runs = result.bitwise_equal_runs && other.equal;
+    if (other.of_bound <= result.of_bound) continue;
+    result.of_bound = other.of_bound;
+    result.worst = other.worst;
+  }
+}
+
+constexpr double kIdleGap = 1.5;  // of a step: the power limit lowers the clock of a busy GPU
+
+/// A step from the moment all ranks have arrived, on GPUs after an idle gap.
+TimedRun timed_step(Communicator& world, LayerStep& step) {
+  return
+      [run = timed(world, [&step] { step.run(); }), on_gpu = world.on_gpu(), last = 0.0]() mutable {
+        if (on_gpu) std::this_thread::sleep_for(std::chrono::duration<double>(kIdleGap * last));
+        return last = run();
+      };
+}
+
+std::vector<double> sustained(Communicator& world, LayerStep& step, int repeats) {
+  const TimedRun all = timed(world, [&] {
+    for (int i = 0; i < repeats; ++i) step.enqueue();
+    wait(step.exec());
+  });
+  const std::vector<TimedRun> variants{all};
+  std::vector<double> seconds =
+      measure(world, variants, {.min_rounds = 2, .max_rounds = 2, .seconds = 0})[0];
+  for (double& each : seconds) each /= repeats;
+  return seconds;
+}
+
+}  // namespace
+
+TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_share_gpu) {
+  TrainConfig config;
+  config.model = layers_of(q);
+  config.train.steps = 1;
+  config.train.batch = q.batch * q.ep;
+  config.train.seq = q.seq;
+  config.train.dtype = q.dtype;
+  config.train.deterministic = q.deterministic;
+  config.train.recompute = q.recompute;
+  config.parallel.tp = q.tp;
+  config.parallel.dp = config.parallel.ep = q.ep;
+  config.data.paths = {"-"};  // none is read
+  if (q.ep > 1 && config.model.experts == 0) {
+    throw InvalidArgument(fmt::format("bench train: --ep {}: {} has no experts", q.ep, q.model));
+  }
+  config.model.check_training(q.tp, q.ep);
+  if (on_gpus) check_gpu_training(config, ranks_share_gpu);
+  check_memory(config, on_gpus);
+  return config;
+}
+
+TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
+  const TrainConfig config = train_bench_config(q, world.on_gpu(), world.transport() == "one_gpu");
+  const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
+  TrainBenchResult result;
+  result.deterministic = q.deterministic;
+  check_gradients(groups, config, result);
+
+  const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own
+  std::optional<uint64_t> saved;
+  if (q.recompute != "none") {
+    TransformerOptions options = make_options(config, &groups, Strategy::automatic);
+    options.recompute = {};
+    LayerStep step(groups.tp(), config.model, options, tokens);
+    step.run();
+    saved = step.digest();
+  }
+  LayerStep step(groups.tp(), config.model, make_options(config, &groups, Strategy::automatic),
+                 tokens);
+  step.run();
+  const uint64_t digest = step.digest();
+  step.run();
+  result.bitwise_equal_runs = step.digest() == digest && saved.value_or(digest) == digest;
+  result.memory_bytes = memory_in_use(step.exec());
+  result.activation_bytes = step.activation_bytes();
+
+  std::vector<TimedRun> variants{timed_step(world, step)};
+  const bool compares = q.tp > 1 && config.model.experts == 0;
+  std::unique_ptr<Communicator> one;
+  std::unique_ptr<LayerStep> serial, alone;
+  if (compares) {
+    serial = std::make_unique<LayerStep>(groups.tp(), config.model,
+                                         make_options(config, &groups, Strategy::serial), tokens);
+    one = world.split(world.rank(), 0);
+    alone = std::make_unique<LayerStep>(*one, shard_of_layers(config.model, q.tp),
+                                        make_options(config, nullptr, Strategy::automatic), tokens);
+    variants.push_back(timed_step(world, *serial));
+    variants.push_back(timed_step(world, *alone));
+  }
+  const auto seconds = measure(
+      world, variants, {.min_rounds = q.repeats, .max_rounds = q.repeats, .seconds = HUGE_VAL});
+  result.step = times_of(seconds[0]);
+  if (compares) {
+    result.serial = times_of(seconds[1]);
+    result.alone = times_of(seconds[2]);
+  }
+  result.sustained = times_of(sustained(world, step, q.repeats));
+
+  ModelConfig without_layers = config.model;
+  without_layers.layers = 0;
+  result.flops = (config.model.flops_per_token(q.seq) - without_layers.flops_per_token(q.seq)) *
+                 double(config.train.batch * q.seq);
+  result.peak_flops = measure_utilization(world, config).peak_flops;
+  agree(world, result);
+  return result;
+}
+
+}  // namespace tandem

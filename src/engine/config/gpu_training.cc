@@ -1,0 +1,96 @@
+#include "engine/config/gpu_training.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "engine/config/replicas.h"
+#include "engine/model/codec_policy.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+void check_gpu_passes(const ModelConfig& model, int64_t tp) {
+  const std::pair<const char*, bool> refused[] = {{"qkv_bias", model.qkv_bias},
+                                                  {"qk_norm", model.qk_norm},
+                                                  {"shared_expert_gate", model.shared_expert_gate}};
+  for (const auto& [key, is_set] : refused) {
+    if (is_set) throw ConfigError(fmt::format("model.{} = true: expected false on GPUs", key));
+  }
+  // Rows of every GEMM operand are multiples of 16 bytes.
+  const int64_t unit = 8 * tp;
+  const auto check = [&](const char* key, int64_t value, int64_t expected) {
+    if (value % expected == 0) return;
+    throw ConfigError(
+        fmt::format("{} = {}: expected a multiple of {} on GPUs", key, value, expected));
+  };
+  check("model.vocab", model.vocab, unit);
+  check("model.hidden", model.hidden, 8);
+  check("model.head_dim", model.head_dim, 8);
+  if (model.experts == 0 || model.moe_layer_freq > 1) check("model.ffn", model.ffn, unit);
+  if (model.experts > 0) {
+    check("model.experts", model.experts, 4);
+    check(model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", model.ffn_per_expert(), unit);
+    check("model.shared_ffn", model.shared_ffn, unit);
+    if (model.experts > 1024) {
+      throw ConfigError(
+          fmt::format("model.experts = {}: expected at most 1024 on GPUs", model.experts));
+    }
+  }
+  if (model.head_dim > 128) {
+    throw ConfigError(
+        fmt::format("model.head_dim = {}: expected at most 128 on GPUs", model.head_dim));
+  }
+}
+
+void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
+  const auto& model = config.model;
+  const auto& parallel = config.parallel;
+  if (model.experts > 0 && config.train.dtype == "f32") {
+    throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
+  }
+  // Tensor-parallel groups wait for each other in kernels, and one GPU serializes the launches of
+  // groups that do not know each other's.
+  if (ranks_share_gpu && parallel.tp > 1 && parallel.dp * parallel.pp > 1) {
+    throw ConfigError(fmt::format(
+        "parallel.tp = {} with parallel.dp = {} and parallel.pp = {}: expected tp, or both others, "
+        "to be 1 where ranks share a GPU",
+        parallel.tp, parallel.dp, parallel.pp));
+  }
+  // A step with another number of microbatches allocates memory while other ranks may wait.
+  if (ranks_share_gpu && config.train.batch_start > 0 && parallel.pp > 1) {
+    throw ConfigError(
+        fmt::format("train.batch_start = {} with parallel.pp = {}: expected 0, or one stage, where "
+                    "ranks share a GPU",
+                    config.train.batch_start, parallel.pp));
+  }
+  if (const int64_t shards = state_shards(config);
+      parallel.dp_shard > 0 && shards > 1 && shards < parallel.dp) {
+    throw ConfigError(fmt::format("parallel.dp_shard = {}: expected 0 or 1 on GPUs", shards));
+  }
+  if (config.check.action != "off") {
+    throw ConfigError(fmt::format("check.action = {}: expected off on GPUs", config.check.action));
+  }
+  if (parallel.dp_host > 0 && parallel.dp_host < parallel.dp) {
+    throw ConfigError(fmt::format("parallel.dp_host = {}: expected 0 on GPUs", parallel.dp_host));
+  }
+  const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
+  for (const auto& [site, wire] :
+       {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {
+    if (wire.is_none() || parallel.dp == 1) continue;
+    throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
+                                  site, wire.describe(), site));
+  }
+  if (codec.stages.is_exact() && !codec.stages.is_none()) {
+    throw ConfigError(fmt::format(
+        "parallel.codec: stages = {}: expected a format of one size on GPUs, such as int8",
+        codec.stages.describe()));
+  }
+  if (parallel.chunks != 0) {
+    throw ConfigError(fmt::format(
+        "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));
+  }
+  check_gpu_passes(model, parallel.tp);
+}
+
+}  // namespace tandem

@@ -1,0 +1,102 @@
+#include "engine/infer/cache/kv_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+#include "kernels/attention/simple_attention.h"
+
+namespace tandem {
+namespace {
+
+/// Bound of the tokens of a run's sequences of which there are few, so that runs are alike (see
+/// Replay): at most an eighth above `tokens`, or 256.
+int64_t round_up_longest(int64_t tokens, int64_t max_tokens) {
+  const int64_t unit = std::max<int64_t>(256, int64_t(std::bit_ceil(uint64_t(tokens))) / 16);
+  return std::min(max_tokens, (tokens + unit - 1) / unit * unit);
+}
+
+}  // namespace
+
+KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
+                 const RopeTable& rope, DType dtype, const Size& size)
+    : exec_(exec),
+      size_(size),
+      inputs_(DType::i32, 1, 2 * size.rows + size.sequences * pages_of(size.max_tokens),
+              exec.device),
+      upload_(exec, inputs_->bytes()),
+      host_inputs_(size_t(inputs_->elements())) {
+  const bool has_chunks = dtype == DType::bf16 && config.head_dim <= kMaxChunkHead;
+  if (exec.on_gpu() && !has_chunks) {
+    note_simple_attention(
+        fmt::format("prompts in {} with head_dim {}: expected bf16 and at most {}", name_of(dtype),
+                    config.head_dim, kMaxChunkHead));
+  }
+  const PagedShape shape{layout.heads, layout.kv_heads, config.head_dim,
+                         size.rows,    size.max_tokens, has_chunks ? size.singles : 0};
+  const auto attention_with = [&](int64_t window) {
+    const auto found = std::ranges::find(attentions_, window, [](auto& a) { return a.first; });
+    if (found != attentions_.end()) return found->second.get();
+    attentions_.emplace_back(window, std::make_unique<PagedAttention>(exec, shape, rope, window));
+    return attentions_.back().second.get();
+  };
+  for (const BranchLayout& b : layout.branches) {
+    Layer layer{};
+    if (b.attention) {
+      const std::initializer_list<int64_t> dims{size.pages, kPageTokens, layout.kv_heads,
+                                                config.head_dim};
+      const auto bytes = size_t(size.pages * kPageTokens * layout.kv) * size_of(dtype);
+      layer.memory = Memory(2 * bytes, exec.device);
+      layer.keys = layer.memory.view(dtype, dims);
+      layer.values = layer.memory.view(dtype, dims, bytes);
+      layer.attention = attention_with(b.window);
+    }
+    layers_.push_back(std::move(layer));
+  }
+}
+
+void KvCache::set_rows(std::span<const int32_t> sequences, std::span<const int32_t> positions,
+                       std::span<const int32_t> pages, std::vector<PagedChunk> chunks) {
+  const auto rows = int64_t(sequences.size()), line = pages_of(size_.max_tokens);
+  const auto count = int64_t(pages.size()), first_page = 2 * size_.rows;
+  std::ranges::copy(sequences, host_inputs_.begin());
+  std::ranges::copy(positions, host_inputs_.begin() + size_.rows);
+  std::ranges::copy(pages, host_inputs_.begin() + first_page);
+  const Tensor all(inputs_->data(), DType::i32, {inputs_->elements()}, exec_.device);
+  const int64_t used = first_page + count;
+  upload_.run(exec_, Tensor::of(std::span(host_inputs_).first(size_t(used)), {used}),
+              all.narrow(0, 0, used));
+  const Tensor of_pages = all.narrow(0, first_page, count);
+  rows_ = {all.narrow(0, 0, rows), all.narrow(0, size_.rows, rows),
+           Tensor(of_pages.data(), DType::i32, {count / line, line}, exec_.device),
+           round_up_longest(std::ranges::max(positions) + 1, size_.max_tokens), std::move(chunks)};
+}
+
+void KvCache::set_rows(int64_t position, int64_t count) {
+  std::vector<int32_t> positions(static_cast<size_t>(count)),
+      pages(size_t(pages_of(size_.max_tokens)));
+  std::iota(positions.begin(), positions.end(), int32_t(position));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<PagedChunk> chunks;
+  if (count > 1) chunks.push_back({0, count});
+  set_rows(std::vector<int32_t>(positions.size(), 0), positions, pages, std::move(chunks));
+}
+
+void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k,
+                     const Tensor& v, const Tensor& out) {
+  const Layer& layer = layers_[branch];
+  const int64_t count = out.dim(0);
+  PagedRows rows{rows_.sequences.narrow(0, first, count), rows_.positions.narrow(0, first, count),
+                 rows_.pages, rows_.longest};
+  for (const PagedChunk& chunk : rows_.chunks) {
+    const int64_t begin = std::max(chunk.first, first) - first;
+    const int64_t end = std::min(chunk.first + chunk.rows - first, count);
+    if (begin < end) rows.chunks.push_back({begin, end - begin});
+  }
+  layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out);
+}
+
+}  // namespace tandem

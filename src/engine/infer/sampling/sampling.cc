@@ -1,0 +1,42 @@
+#include "engine/infer/sampling/sampling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem {
+
+void check(const SamplingOptions& options) {
+  if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
+    throw InvalidArgument(fmt::format("temperature {}: expected 0 or more", options.temperature));
+  }
+  if (options.top_k < 0) {
+    throw InvalidArgument(fmt::format("top-k {}: expected 0 (all) or more", options.top_k));
+  }
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    throw InvalidArgument(fmt::format("top-p {}: expected above 0 and at most 1", options.top_p));
+  }
+}
+
+SampleOptions sample_options(const SamplingOptions& options, uint64_t index) {
+  return {.temperature = options.temperature,
+          .top_p = options.top_p,
+          .top_k = options.top_k,
+          .uniform = double(uniform(options.seed, stream_of("sample"), index))};
+}
+
+int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index) {
+  const Sampled sampled = sample_row(logits, sample_options(options, index));
+  if (sampled.token >= 0) return sampled.token;
+  const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
+  throw InvalidArgument(fmt::format(
+      "logit of token {} is {}: expected finite numbers (the model's values leave the range of "
+      "its dtype)",
+      bad - logits.begin(), *bad));
+}
+
+}  // namespace tandem

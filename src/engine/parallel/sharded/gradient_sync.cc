@@ -1,0 +1,291 @@
+#include "engine/parallel/sharded/gradient_sync.h"
+
+#include <algorithm>
+
+#include "comm/exec.h"
+#include "kernels/elementwise.h"
+#include "observe/recorder.h"
+
+namespace tandem {
+
+GradientSync::GradientSync(const Exec& backward, Communicator& dp, const GradientMemory& gradients,
+                           int64_t begin, const Buckets& buckets, std::span<const Parameter> list,
+                           const Options& options, std::function<void(int bucket)> reduced)
+    : backward_(backward),
+      exec_(make_exec(dp)),
+      dp_(dp),
+      overlap_(options.overlap),
+      is_window_(options.is_window),
+      encodes_(!options.wire.is_none()),
+      finished_(backward),
+      copied_(exec_),
+      gradients_(gradients),
+      begin_(begin),
+      buckets_(buckets),
+      messages_(options.wire, buckets, parameter_runs(list)),
+      reduced_(std::move(reduced)),
+      ring_(dp, "dp_reduce_scatter", buckets, messages_.max_bytes(),
+            encodes_ || is_window_ ? dp.size() : 0, !options.overlap) {
+  for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
+  if (is_window_) {
+    copies_ = Memory(size_t(ring_.window() * buckets.shard_room()) * sizeof(float), exec_.device);
+    sums_ = Memory(size_t(buckets.slot_elements()) * sizeof(float), exec_.device);
+  }
+  if (dp.size() == 1 || !encodes_) return;
+  refuse_on_gpu(exec_, "gradients", options.wire);
+  decoded_.resize(size_t(buckets_.shard_room() * dp.size()));
+  if (!options.error_feedback || options.wire.is_exact()) return;
+  residual_.resize(size_t(buckets.elements()));
+  next_residual_.resize(residual_.size());
+}
+
+size_t GradientSync::bytes() const {
+  return ring_.bytes() + copies_.bytes() +
+         (residual_.size() + next_residual_.size() + decoded_.size()) * sizeof(float);
+}
+
+void GradientSync::ready(FlatRange range) {
+  const bool is_local = dp_.size() == 1 && !is_window_;
+  if ((is_local && !exec_.on_gpu()) || range.count == 0) return;
+  for (int b = buckets_.at(range.end() - 1); b <= buckets_.at(range.begin); ++b) {
+    const FlatRange bucket = buckets_.bucket(b);
+    unreported_[size_t(b)] -=
+        std::min(bucket.end(), range.end()) - std::max(bucket.begin, range.begin);
+  }
+  while (final_ < buckets_.count() && unreported_[size_t(final_)] == 0) ++final_;
+  progress();
+}
+
+void GradientSync::progress() {
+  if (dp_.size() == 1 && !is_window_ && !exec_.on_gpu()) return;
+  if (exec_.on_gpu()) {
+    if (overlap_ && !is_first_) enqueue();
+    return;
+  }
+  while (true) {
+    if (sent_ < std::min(final_, summed_ + ring_.window()) && ring_.has_room(sent_)) {
+      send(sent_++);
+    } else if (summed_ < sent_ && ring_.has_arrived(summed_)) {
+      finish_bucket();
+    } else {
+      return;
+    }
+  }
+}
+
+/// Enqueues the buckets that are final: each is summed after the next one has been sent.
+void GradientSync::enqueue() {
+  if (sent_ == final_) return;
+  finished_.record(backward_);
+  finished_.await(exec_);
+  for (; sent_ < final_; ++sent_) {
+    ring_.wait_for_room(sent_);
+    send(sent_);
+    if (summed_ < sent_) finish_bucket();
+  }
+}
+
+/// Window: memory of this rank's shard of a bucket in flight.
+Tensor GradientSync::copied(int bucket) const {
+  const int64_t slot = bucket % ring_.window();
+  return copies_.view(DType::f32, {buckets_.shard(bucket, dp_.rank()).count},
+                      size_t(slot * buckets_.shard_room()) * sizeof(float));
+}
+
+/// Window: copies a bucket's shards to where they are sent or encoded from.
+void GradientSync::copy_bucket(int bucket) {
+  for (int owner = 0; owner < dp_.size(); ++owner) {
+    const FlatRange shard = buckets_.shard(bucket, owner);
+    if (shard.count == 0) continue;
+    const bool is_local = owner == dp_.rank();
+    float* const encoded = decoded_.data() + buckets_.shard_room() * owner;
+    const Tensor to =
+        is_local   ? copied(bucket)
+        : encodes_ ? Tensor(encoded, DType::f32, {shard.count})
+                   : Tensor(ring_.staged(owner, bucket), DType::f32, {shard.count}, exec_.device);
+    gradients_.for_each(
+        {begin_ + shard.begin, shard.count}, [&](FlatRange range, const Tensor& values) {
+          copy(exec_, values, to.narrow(0, range.begin - begin_ - shard.begin, range.count));
+        });
+  }
+  copied_.record(exec_);
+}
+
+/// Window: whether the rank runs a logical replica in this pass.
+bool GradientSync::has_replica(int rank) const {
+  const int rounds = (buckets_.replicas() + dp_.size() - 1) / dp_.size();
+  return passes_ % rounds * dp_.size() + rank < buckets_.replicas();
+}
+
+void GradientSync::send(int bucket) {
+  const ScopedSpan span(SpanKind::compute, "send_gradients", bucket);
+  if (is_window_ && !has_replica(dp_.rank())) {
+    for (int hop = 1; hop < dp_.size(); ++hop) {
+      ring_.send(ring_.destination(hop), bucket, nullptr, 0);
+    }
+    return;
+  }
+  if (is_window_) copy_bucket(bucket);
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const int owner = ring_.destination(hop);
+    const FlatRange shard = buckets_.shard(bucket, owner);
+    const void* message = is_window_ ? ring_.staged(owner, bucket) : local(shard).data();
+    size_t bytes = size_t(shard.count) * sizeof(float);
+    if (encodes_) {
+      std::byte* staged = ring_.staged(owner, bucket);
+      float* residual = residual_.empty() ? nullptr : next_residual_.data() + shard.begin;
+      if (residual && passes_ == 0) {
+        std::copy_n(residual_.data() + shard.begin, shard.count, residual);
+      }
+      const float* from =
+          is_window_ ? decoded_.data() + buckets_.shard_room() * owner : local(shard).as<float>();
+      bytes = messages_.encode(bucket, owner, from, residual, staged);
+      message = staged;
+    }
+    ring_.send(owner, bucket, message, bytes);
+    sent_bytes_.bytes += bytes;
+    sent_bytes_.uncompressed += size_t(shard.count) * sizeof(float);
+  }
+}
+
+/// Waits for all messages of the next bucket.
+void GradientSync::wait_for_arrivals() {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    ring_.wait_for_arrival(ring_.source(hop), summed_);
+  }
+}
+
+/// Gradients from `rank` for this rank's shard.
+Tensor GradientSync::rank_gradients(int rank, int bucket) {
+  const FlatRange shard = buckets_.shard(bucket, dp_.rank());
+  if (rank == dp_.rank()) return is_window_ ? copied(bucket) : local(shard);
+  std::byte* message = ring_.received(rank, bucket);
+  if (!encodes_) return Tensor(message, DType::f32, {shard.count}, exec_.device);
+  float* decoded = decoded_.data() + buckets_.shard_room() * rank;
+  messages_.decode(bucket, dp_.rank(), message, decoded);
+  return Tensor(decoded, DType::f32, {shard.count});
+}
+
+Tensor GradientSync::reduced(FlatRange range) const {
+  if (!is_window_) return local(range);
+  const int bucket = buckets_.at(range.begin);
+  const int64_t slot =
+      buckets_.slot_begin(bucket) + range.begin - buckets_.shard(bucket, dp_.rank()).begin;
+  return sums_.view(DType::f32, {range.count}, size_t(slot) * sizeof(float));
+}
+
+/// With a window, adds to the sum of the passes before.
+void GradientSync::sum_shard(int bucket) {
+  const FlatRange shard = buckets_.shard(bucket, dp_.rank());
+  if (shard.count == 0) return;
+  const Tensor to = reduced(shard);
+  std::vector<Tensor> terms;
+  if (is_window_ && passes_ > 0) terms.push_back(to);
+  for (int rank = 0; rank < dp_.size(); ++rank) {
+    if (is_window_ && !has_replica(rank)) break;
+    terms.push_back(rank_gradients(rank, bucket));
+  }
+  sum(exec_, terms, to);
+}
+
+/// Sums the next bucket, whose messages have arrived; on a GPU when they have.
+void GradientSync::finish_bucket() {
+  if (exec_.on_gpu()) wait_for_arrivals();
+  const int bucket = summed_++;
+  const ScopedSpan span(SpanKind::compute, "dp_sum", bucket);
+  if (dp_.size() > 1 || is_window_) {
+    sum_shard(bucket);
+    for (int hop = 1; hop < dp_.size(); ++hop) ring_.acknowledge(ring_.source(hop), bucket);
+  }
+  if (!is_window_) reduced_(bucket);
+}
+
+/// Sends all buckets before `target`, and sums those that ranks then wait for.
+void GradientSync::send_until(int target) {
+  while (sent_ < target) {
+    while (sent_ < std::min(target, summed_ + ring_.window())) {
+      ring_.wait_for_room(sent_);
+      send(sent_++);
+    }
+    if (sent_ == target) return;
+    if (!exec_.on_gpu()) wait_for_arrivals();
+    finish_bucket();
+  }
+}
+
+void GradientSync::make_room(int64_t sent_from) {
+  if (final_ == buckets_.count()) finish_pass();
+  const int target = sent_from >= buckets_.elements() ? 0 : buckets_.at(sent_from) + 1;
+  if (exec_.on_gpu()) {
+    // The first passes load kernels, which a stream that waits for ranks on this GPU would delay.
+    ring_.set_host_waits(is_first_ || !overlap_);
+    finished_.record(backward_);
+    finished_.await(exec_);
+  }
+  send_until(target);
+  copied_.await(backward_);
+}
+
+void GradientSync::skip_pass() {
+  if (exec_.on_gpu()) ring_.set_host_waits(is_first_ || !overlap_);
+  if (final_ == buckets_.count()) finish_pass();
+  final_ = buckets_.count();
+  progress();
+}
+
+/// Sends and sums all buckets of a pass.
+void GradientSync::finish_pass() {
+  final_ = buckets_.count();
+  if (exec_.on_gpu()) {
+    finished_.record(backward_);
+    finished_.await(exec_);
+  }
+  send_until(buckets_.count());
+  while (summed_ < buckets_.count()) {
+    if (!exec_.on_gpu()) wait_for_arrivals();
+    finish_bucket();
+  }
+  copied_.await(backward_);
+  ++passes_;
+  end_pass();
+}
+
+void GradientSync::end_pass() {
+  ring_.next_step();
+  final_ = sent_ = summed_ = 0;
+  for (int b = 0; b < buckets_.count(); ++b) unreported_[size_t(b)] = buckets_.bucket(b).count;
+}
+
+/// After the first passes: ranks that share a GPU cannot load kernels while one waits for another.
+void GradientSync::finish_loading() {
+  if (!exec_.on_gpu() || !overlap_ || dp_.size() == 1) return;
+  tandem::wait(backward_);
+  dp_.barrier("first gradients");
+}
+
+void GradientSync::finish() {
+  if (is_window_) {
+    finish_pass();
+    passes_ = 0;
+    if (std::exchange(is_first_, false)) finish_loading();
+    for (int bucket = 0; bucket < buckets_.count(); ++bucket) reduced_(bucket);
+    return;
+  }
+  final_ = buckets_.count();
+  if (exec_.on_gpu()) {
+    if (std::exchange(is_first_, false)) finish_loading();
+    enqueue();
+  } else if (dp_.size() > 1) {
+    progress();
+  }
+  while (summed_ < buckets_.count()) {
+    if (dp_.size() > 1) {
+      send_until(std::min(buckets_.count(), summed_ + ring_.window()));
+    }
+    if (!exec_.on_gpu()) wait_for_arrivals();
+    finish_bucket();
+  }
+  end_pass();
+}
+
+}  // namespace tandem

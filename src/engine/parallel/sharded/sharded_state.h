@@ -1,0 +1,69 @@
+// Optimizer state of one rank: both moments of its shards of the weights and, if ranks do not hold
+// these in f32 or send weight differences, the owners' f32 master weights (ZeRO, arXiv 1910.02054).
+// Ranks may hold the same state; one of them then owns each shard.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/exec.h"
+#include "engine/model/weights.h"
+#include "engine/parallel/sharded/buckets.h"
+
+namespace tandem {
+
+/// The owners' weights, both moments, and master weights if those of all ranks are sums of decoded
+/// differences.
+enum class Moment : uint8_t { weights, first, second, master };
+
+/// Contiguous elements of a rank's flat array.
+struct StateSlice {
+  int64_t begin = 0;
+  Tensor values;  ///< f32 [elements] on the rank's device; writable
+};
+
+class ShardedState {
+ public:
+  /// `weights`: [elements] on exec's device; must outlive this object. The rank holds the state of
+  /// `rank` of `buckets`, of which it owns `owned`. `runs`: of all ranks.
+  ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets, int rank,
+               Shard owned, std::span<const ParameterRun> runs, bool sends_differences);
+
+  /// Whether the weights of all ranks are sums of decoded differences.
+  bool sends_differences() const { return sends_differences_; }
+  /// Copies weights, f32 [elements], to the masters.
+  void adopt_weights(const Tensor& values);
+
+  /// Elements of uniform properties in one bucket of this rank.
+  struct Run {
+    ParameterRun run;  ///< in the flat array
+    int shard = 0;     ///< in the shard of one logical replica
+    Tensor updated;    ///< weights that the optimizer updates
+    Tensor first, second;
+  };
+  std::span<const Run> runs(int bucket) const;
+  bool owns(const Run& run) const {
+    return run.shard >= owned_.begin && run.shard < owned_.begin + owned_.count;
+  }
+  /// Master weights of this rank's shard of a bucket, if ranks send differences.
+  Tensor masters(int bucket) const;
+
+  /// State owned by this rank, without padding: all ranks together cover each element once
+  /// (`master` only if sends_differences()). `all`: all state that it holds.
+  std::vector<StateSlice> slices(Moment moment, bool all = false) const;
+  size_t bytes() const { return first_.bytes() + second_.bytes() + master_.bytes(); }
+
+ private:
+  Exec exec_;
+  WeightViews weights_;
+  Buckets buckets_;
+  int rank_;
+  Shard owned_;
+  bool sends_differences_;
+  Memory first_, second_, master_;  // by slot
+  std::vector<Run> runs_;           // by bucket
+  std::vector<size_t> begins_;      // of each bucket's runs
+};
+
+}  // namespace tandem

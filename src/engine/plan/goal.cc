@@ -1,0 +1,22 @@
+#include "engine/plan/goal.h"
+
+#include "engine/config/config.h"
+#include "engine/parallel/dims.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+report::RunGoal read_run_goal(const std::string& text) {
+  const TrainConfig config = parse_config(text, "config.toml");
+  const EmulatedLink link =
+      config.parallel.link.empty() ? EmulatedLink{} : EmulatedLink::parse(config.parallel.link);
+  return {.steps = config.train.steps,
+          .tokens = config.train.tokens,
+          .seconds = config.train.seconds,
+          .layout = ParallelDims(config).describe(),
+          .ep = int(config.parallel.ep),
+          .link_bytes_per_s = link.bytes_per_s,
+          .link_latency_s = link.latency_s};
+}
+
+}  // namespace tandem

@@ -1,0 +1,229 @@
+#include "engine/plan/plan_search.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "core/system/files.h"
+#include "core/system/json.h"
+#include "core/system/output.h"
+#include "core/system/printable.h"
+#include "engine/checkpoint/initial_model.h"
+#include "engine/config/config.h"
+#include "engine/config/gpu_training.h"
+#include "engine/plan/chakra.h"
+#include "engine/plan/cost/rank_state.h"
+#include "engine/plan/hardware_file.h"
+#include "engine/plan/layout_search.h"
+#include "engine/plan/what_if.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using plan::Layout;
+
+constexpr size_t kShown = 8, kFrontShown = 24, kMaxTried = 1000;
+
+plan::FactorsOf prior_factors() {
+  return [](const plan::RunRow&) {
+    plan::Factors factors;
+    for (size_t term = 0; term < plan::kTerms; ++term)
+      factors[term] = plan::term_priors()[term].mean;
+    return factors;
+  };
+}
+
+/// Factors of the fit to a file's runs of this kind of GPU.
+plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
+                               const plan::GpuSpec& gpu) {
+  plan::RunRow row;
+  row.id = "job";
+  row.gpu = gpu.name;
+  row.precision = "bf16";
+  row.experts = double(base.model.experts);
+  const plan::RunRow* predicted = &row;
+  std::vector<plan::RunRow> rows = plan::read_rows(path);
+  std::erase_if(rows, [](const plan::RunRow& run) { return !plan::find_gpu(run.gpu); });
+  const plan::Factors factors =
+      plan::Calibration(rows, {&predicted, 1}).fit_of(row).factors(row, gpu);
+  return [factors](const plan::RunRow&) { return factors; };
+}
+
+/// Throws ConfigError if the engine cannot run the layout.
+TrainConfig check_layout(const TrainConfig& base, const Layout& layout, bool on_gpus) {
+  TrainConfig config = plan::config_in_layout(base, layout);
+  if (on_gpus) check_gpu_training(config, false);
+  return config;
+}
+
+/// First layout that the engine can run, moved to the front; nothing if there is none.
+std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::LayoutSearch& search,
+                                           bool on_gpus, std::string& reason) {
+  for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
+    try {
+      TrainConfig config = check_layout(base, search.fitting[i], on_gpus);
+      search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
+      return config;
+    } catch (const ConfigError& error) {
+      if (reason.empty()) reason = error.what();
+    }
+  }
+  return std::nullopt;
+}
+
+std::string layout_text(const Layout& layout) {
+  const plan::RunRow& row = layout.row;
+  return fmt::format("{:g} | {:g} | {} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}", row.tp,
+                     row.pp, name_of(plan::pipeline_shape_of(row).kind), row.vpp, row.ep, row.dp,
+                     layout.formats.zero, row.mbs, row.grad_accum, row.recompute,
+                     layout.formats.codec.describe());
+}
+
+std::string table(const std::vector<Layout>& layouts, const Layout& best) {
+  std::string text =
+      "| tp | pp | schedule | stages per rank | ep | dp | zero | microbatch | microbatches | "
+      "recompute | wire "
+      "formats | error, % | step, s | memory, GiB | slower by |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- "
+      "|\n";
+  for (const Layout& layout : layouts) {
+    text += fmt::format("| {} | {:.2g} | {:.4g} | {:.1f} | {} |\n", layout_text(layout),
+                        100 * layout.error, layout.time.total, layout.memory_gib,
+                        plan::reasons_to_lose(layout, best));
+  }
+  return text;
+}
+
+Json to_json(const Layout& layout, const Layout& best) {
+  const plan::RunRow& row = layout.row;
+  Json terms;
+  for (const auto& [name, seconds] : plan::terms_of(layout.time)) terms[name] = seconds;
+  return {{"tp", row.tp},
+          {"pp", row.pp},
+          {"schedule", name_of(plan::pipeline_shape_of(row).kind)},
+          {"virtual_stages", row.vpp},
+          {"ep", row.ep},
+          {"dp", row.dp},
+          {"zero", layout.formats.zero},
+          {"microbatch", row.mbs},
+          {"microbatches", row.grad_accum},
+          {"recompute", row.recompute},
+          {"codec", layout.formats.codec.describe()},
+          {"error", layout.error},
+          {"predicted_s", layout.time.total},
+          {"predicted_memory_gib", layout.memory_gib},
+          {"terms_s", terms},
+          {"slower_by", plan::reasons_to_lose(layout, best)}};
+}
+
+Json to_json(const std::vector<Layout>& layouts, const Layout& best) {
+  Json json = Json::array();
+  for (const Layout& layout : layouts) json.push_back(to_json(layout, best));
+  return json;
+}
+
+std::vector<Layout> first(const std::vector<Layout>& layouts, size_t count) {
+  return {layouts.begin(), layouts.begin() + std::ptrdiff_t(std::min(layouts.size(), count))};
+}
+
+double parse_accuracy_option(const std::string& text) {
+  try {
+    return plan::parse_accuracy(text);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--accuracy {}: {}", printable(text), error.what()));
+  }
+}
+
+void write_page(const PlanSearchOptions& options, const TrainConfig& base, const plan::GpuSpec& gpu,
+                const plan::FactorsOf& factors, double max_error) {
+  const auto can_run = [&](const Layout& layout) {
+    try {
+      check_layout(base, layout, !options.dp_formats);
+      return true;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  };
+  const plan::WhatIfParams params{
+      .name = single_line(std::filesystem::path(options.config).filename().string()),
+      .gpus = options.gpus,
+      .gpu = gpu,
+      .factors = factors({}),
+      .limits = {.max_error = max_error, .dp_formats = options.dp_formats}};
+  write_output(options.page, plan::what_if_page(base, params, can_run));
+}
+
+/// Returns the number of traces.
+size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& params) {
+  const std::vector<int> ranks = plan::chakra_ranks(params.layout.row);
+  make_directories(options.chakra);
+  for (const int rank : ranks) {
+    write_output(fmt::format("{}/tandem.{}.et", options.chakra, rank),
+                 plan::chakra_trace(params, rank));
+  }
+  write_output(options.chakra + "/groups.json", plan::chakra_groups(params.layout.row, ranks));
+  return ranks.size();
+}
+
+}  // namespace
+
+void plan_layout(const PlanSearchOptions& options) {
+  const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
+  const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
+  const plan::FactorsOf factors =
+      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu);
+  const double max_error = parse_accuracy_option(options.accuracy);
+  plan::LayoutSearch search = plan::search_layouts(
+      base, options.gpus, gpu, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
+  if (search.fitting.empty()) {
+    const Layout& smallest = search.smallest;
+    throw InvalidArgument(fmt::format(
+        "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
+        "expected at most 92 % of {:.1f}",
+        printable(options.config), options.gpus, smallest.memory_gib, smallest.row.tp,
+        smallest.row.pp, gpu.memory_bytes / plan::kGiB));
+  }
+  std::string reason;
+  const auto config = runnable_config(base, search, !options.dp_formats, reason);
+  if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
+  const Layout& best = search.fitting.front();
+  const auto fastest = first(search.fitting, kShown), front = plan::pareto_front(search.fitting);
+  if (!options.out.empty()) write_output(options.out, to_toml(*config));
+  if (!options.page.empty()) write_page(options, base, gpu, factors, max_error);
+  size_t traces = 0;
+  if (!options.chakra.empty()) {
+    traces =
+        write_traces(options, {best, gpu, factors(best.row), plan::formatted_sums(base.model)});
+  }
+  if (!options.json.empty()) {
+    const Json json{{"considered", search.considered},
+                    {"fitting", search.num_fitting},
+                    {"best", to_json(best, best)},
+                    {"fastest", to_json(fastest, best)},
+                    {"pareto", to_json(front, best)}};
+    const std::string text = dump_json(json, 1) + "\n";
+    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+  }
+  if (options.json == "-") return;
+  fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time, memory or error:\n\n{}",
+             search.considered, search.num_fitting, table(fastest, best),
+             table(first(front, kFrontShown), best));
+  if (front.size() > kFrontShown) {
+    fmt::print("{} more: --json\n", front.size() - kFrontShown);
+  }
+  if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
+  if (!options.chakra.empty()) {
+    fmt::print("\nWrote traces of {} of {:g} ranks to {}\n", traces, options.gpus,
+               single_line(options.chakra));
+  }
+  for (const std::string& path : {options.out, options.page}) {
+    if (!path.empty()) fmt::print("\nWrote {}\n", single_line(path));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,168 @@
+#include "engine/serve/http/completion_http.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <iterator>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "core/system/printable.h"
+#include "engine/serve/http/http_listen.h"
+
+namespace tandem {
+namespace {
+
+namespace net = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using net::ip::tcp;
+
+constexpr std::chrono::seconds kDropTime{2};
+
+struct Route {
+  std::string_view path;
+  Page page;
+  http::verb verb;  ///< get: also head
+};
+constexpr std::string_view kModelPath = "/v1/models/";
+constexpr Route kRoutes[] = {{"/", Page::index, http::verb::get},
+                             {"/health", Page::health, http::verb::get},
+                             {"/v1/models", Page::models, http::verb::get},
+                             {kModelPath, Page::model, http::verb::get},
+                             {"/metrics", Page::metrics, http::verb::get},
+                             {"/tokenize", Page::tokenize, http::verb::post},
+                             {"/v1/completions", Page::completions, http::verb::post},
+                             {"/v1/chat/completions", Page::chats, http::verb::post}};
+
+/// Compares in a time that does not depend on where they differ.
+bool same_secret(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned(uint8_t(a[i] ^ b[i]));
+  return difference == 0;
+}
+
+/// Token of an Authorization header's value, "" if it has none; schemes have any case.
+std::string_view bearer_token(std::string_view value) {
+  constexpr std::string_view kScheme = "bearer ";
+  if (!beast::iequals(value.substr(0, kScheme.size()), kScheme)) return {};
+  value.remove_prefix(kScheme.size());
+  return value.substr(std::min(value.find_first_not_of(' '), value.size()));
+}
+
+std::string_view path_of(const HttpRequest& request) {
+  const std::string_view target(request.target().data(), request.target().size());
+  return target.substr(0, target.find('?'));
+}
+
+/// Refuses a client by the header. Throws ApiError.
+void check_client(const HttpRequest& request, const CompletionServerOptions& options,
+                  bool is_local) {
+  const std::string_view path = path_of(request);
+  if (const auto refusal = find_host_refusal(request, is_local, options.address.host)) {
+    throw ApiError(refusal->status, refusal->text);
+  }
+  // A page of another site may send a request without asking, though not read the answer.
+  const auto origin = request[http::field::origin];
+  std::string_view site(origin.data(), origin.size());
+  if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
+  if (is_local && !origin.empty() && !is_local_host(site, options.address.host)) {
+    throw ApiError(403, "a page of another site");
+  }
+  if (options.key.empty() || path == "/" || path == "/health") return;
+  const auto header = request[http::field::authorization];
+  if (!same_secret(bearer_token({header.data(), header.size()}), options.key)) {
+    throw ApiError(401, "Authorization: expected the server's key as a bearer token", "",
+                   "invalid_api_key");
+  }
+}
+
+}  // namespace
+
+std::string model_of(const HttpRequest& request) {
+  const std::string_view escaped = path_of(request).substr(kModelPath.size());
+  std::string name;
+  for (size_t i = 0; i < escaped.size(); ++i) {
+    uint8_t byte = 0;
+    const char* const digits = escaped.data() + i + 1;
+    const bool is_escape = escaped[i] == '%' && i + 2 < escaped.size() &&
+                           std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    name += is_escape ? char(byte) : escaped[i];
+    if (is_escape) i += 2;
+  }
+  return name;
+}
+
+Page find_page(const HttpRequest& request) {
+  std::string_view path = path_of(request);
+  if (path.size() > kModelPath.size() && path.starts_with(kModelPath)) path = kModelPath;
+  const auto* const route = std::ranges::find(kRoutes, path, &Route::path);
+  if (route == std::end(kRoutes)) {
+    throw ApiError(404, fmt::format("{}: no such path", printable(path)));
+  }
+  const bool reads = route->verb == http::verb::get;
+  if (request.method() == route->verb || (reads && request.method() == http::verb::head)) {
+    return route->page;
+  }
+  throw ApiError(405, fmt::format("expected {}", reads ? "GET" : "POST"));
+}
+
+std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,
+                                     const CompletionServerOptions& options, bool is_local) {
+  if (error == http::error::body_limit || error == http::error::header_limit) {
+    return ApiError(error == http::error::body_limit ? 413 : 431,
+                    fmt::format("request: expected at most {} bytes of header and {} of body",
+                                kMaxHeaderBytes, kMaxBodyBytes));
+  }
+  if (error == http::error::end_of_stream || error == http::error::partial_message) return {};
+  if (error.category() == make_error_code(http::error::bad_version).category()) {
+    return ApiError(400, fmt::format("request: {}", error.message()));
+  }
+  if (error) return {};
+  // Beast passes over codings that it does not know, and would read the body as a request.
+  if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
+    return ApiError(501, "Transfer-Encoding: expected chunked");
+  }
+  try {
+    check_client(request, options, is_local);
+  } catch (const ApiError& refused) {
+    return refused;
+  }
+  return {};
+}
+
+net::awaitable<void> drop_input(beast::tcp_stream& stream) {
+  boost::system::error_code error;
+  stream.socket().shutdown(tcp::socket::shutdown_send, error);
+  std::vector<char> ignored(1 << 16);
+  size_t dropped = 0;
+  stream.expires_after(kDropTime);
+  while (!error && dropped < 4 * kMaxBodyBytes) {
+    size_t size = 0;
+    std::tie(error, size) =
+        co_await stream.async_read_some(net::buffer(ignored), net::as_tuple(net::use_awaitable));
+    dropped += size;
+  }
+}
+
+ClientState state_of(tcp::socket& socket) {
+  pollfd events{socket.native_handle(), POLLRDHUP, 0};
+  if (::poll(&events, 1, 0) <= 0) return ClientState::open;
+  const bool is_gone = (events.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
+  return is_gone ? ClientState::gone : ClientState::half_closed;
+}
+
+void set_fields(http::response_header<>& header, const char* type) {
+  set_answer_fields(header, type);
+  if (header.result() == http::status::too_many_requests ||
+      header.result() == http::status::service_unavailable) {
+    header.set(http::field::retry_after, "1");
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,37 @@
+#include "engine/train/records/progress_sink.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/model/codec_policy.h"
+#include "engine/train/records/metrics_log.h"
+
+namespace tandem {
+
+void ProgressSink::add(const StepRecord& step) {
+  if (++num_steps_ == 2) {  // the first step sends no weights
+    for (const std::string& line : describe_sent(CodecPolicy::parse(config_.parallel.codec),
+                                                 config_.parallel.error_feedback, step)) {
+      progress_.note(line);
+    }
+  }
+  progress_.update({.step = step.step,
+                    .steps = estimate_steps(step),
+                    .loss = step.loss,
+                    .tokens_per_s = step.tokens_per_s,
+                    .elapsed_s = state_.elapsed_s,
+                    .seconds = config_.train.seconds,
+                    .lr = step.lr,
+                    .grad_norm = step.grad_norm,
+                    .mfu = step.mfu});
+}
+
+/// Steps of the run; 0 if it ends by time.
+int64_t ProgressSink::estimate_steps(const StepRecord& step) const {
+  if (config_.train.seconds > 0) return 0;
+  if (config_.train.tokens == 0) return config_.train.steps;
+  const auto left = double(config_.train.tokens - state_.control.tokens);
+  return step.step + std::max<int64_t>(0, std::llround(left / double(step.tokens)));
+}
+
+}  // namespace tandem

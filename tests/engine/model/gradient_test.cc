@@ -1,0 +1,229 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tandem/error.h"
+#include "tests/engine/model/harness.h"
+#include "tests/flat.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::test;
+
+class Gradient : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+/// Gives biases, which are 0 at first, and norms of heads, which are 1, other values.
+void set_vectors(Transformer& model) {
+  for (const Parameter& p : model.parameter_list()) {
+    const bool is_bias = p.name.ends_with(".bias"), is_norm = p.name.find("_norm.w") != p.name.npos;
+    if (!is_bias && !is_norm) continue;
+    for (int64_t i = 0; i < local_range(p).count; ++i) {
+      const float value = normal(3, stream_of(p.name.c_str()), uint64_t(i));
+      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : 1 + value / 4;
+    }
+  }
+}
+
+/// Central differences along a few elements of every tensor, the loss summed in double.
+void compare_with_central_differences(const ModelConfig& config) {
+  run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    Transformer model(comm, config, {.batch = 2, .seq = 11});
+    model.initialize(5);
+    for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
+    set_vectors(model);
+    const Batch batch = make_batch(config, 22);
+    model.forward(batch.tokens, batch.targets);
+    model.backward(1);
+    const auto gradients = floats(model.gradients());
+    const auto parameters = floats(model.parameters());
+    for (const Parameter& p : model.parameter_list()) {
+      double worst = 0, size = 0;
+      const auto [rows, columns, row_stride, first, whole_columns] = local_shard(p);
+      for (int sample = 0; sample < 12; ++sample) {
+        const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
+        const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
+        const size_t at = size_t(p.offset + row * row_stride + column);
+        const float saved = parameters[at], step = 4e-3f;
+        parameters[at] = saved + step;
+        const double above = model.forward(batch.tokens, batch.targets);
+        parameters[at] = saved - step;
+        const double below = model.forward(batch.tokens, batch.targets);
+        parameters[at] = saved;
+        const double numeric = (above - below) / (2.0 * double(step));
+        worst = std::max(worst, std::fabs(numeric - double(gradients[at])));
+        size = std::max(size, std::fabs(numeric));
+      }
+      EXPECT_GT(size, 1e-4) << p.name;
+      EXPECT_LE(worst, 5e-3 * size + 2e-3) << p.name;
+    }
+  });
+}
+
+TEST_P(Gradient, AgreesWithCentralDifferences) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  compare_with_central_differences(small_model(GetParam()));
+}
+
+/// Biases of q, k and v, norms of their heads, or both.
+struct QkvVariant {
+  const char* name;
+  bool has_bias, has_norms, parallel_block;
+};
+class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
+ protected:
+  ModelConfig model() const {
+    ModelConfig config = small_model(kVariants[GetParam().parallel_block ? 3 : 1]);
+    config.qkv_bias = GetParam().has_bias;
+    config.qk_norm = GetParam().has_norms;
+    return config;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Variants, QkvGradient,
+                         ::testing::Values(QkvVariant{"bias", true, false, false},
+                                           QkvVariant{"norms", false, true, false},
+                                           QkvVariant{"bias_and_norms", true, true, true}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(QkvGradient, AgreesWithCentralDifferences) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  compare_with_central_differences(model());
+}
+
+TEST_P(QkvGradient, IsTheSameOnSeveralRanks) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  ModelConfig config = model();
+  config.kv_heads = 4;
+  const TransformerOptions options{.batch = 2, .seq = 8};
+  const Step one = run_on_threads(1, config, options);
+  const std::string name = config.qk_norm ? "q_norm.weight" : "k_proj.bias";
+  EXPECT_EQ(one.gradients.at("model.layers.1.self_attn." + name).size(),
+            size_t(config.qk_norm ? config.head_dim : config.kv_heads * config.head_dim));
+  for (const int ranks : {2, 4}) {
+    const Step several = run_on_threads(ranks, config, options);
+    for (const auto& [tensor, values] : one.gradients) {
+      EXPECT_LE(difference({{tensor, several.gradients.at(tensor)}}, {{tensor, values}}), 2e-5)
+          << tensor << " on " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model(kVariants[1]);
+  run_threads({}, [&](Communicator& comm) {
+    Transformer model(comm, config, {.batch = 1, .seq = 9});
+    model.initialize(5);
+    const Batch batch = make_batch(config, 9);
+    model.forward(batch.tokens, batch.targets);
+    const std::span<float> gradients = floats(model.gradients());
+    std::vector<float> at_report(gradients.size());  // when they were reported final
+    auto reported = int64_t(gradients.size());
+    int reports = 0;
+    model.backward(0.5f, [&](FlatRange range) {
+      EXPECT_EQ(range.end(), reported);
+      reported = range.begin;
+      ++reports;
+      std::copy_n(gradients.begin() + range.begin, range.count, at_report.begin() + range.begin);
+    });
+    EXPECT_EQ(reports, config.layers * (config.parallel_block ? 1 : 2) + 2);
+    EXPECT_EQ(reported, 0);
+    EXPECT_TRUE(std::ranges::equal(at_report, gradients));
+
+    model.backward(0.5f);
+    for (size_t i = 0; i < at_report.size(); ++i) {
+      EXPECT_NEAR(gradients[i], 2 * at_report[i], 1e-6 + 1e-5 * std::fabs(at_report[i]));
+    }
+  });
+}
+
+TEST(Transformer, LayersReadTheirWindow) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const auto loss = [](int64_t window, int64_t full_attention_freq) {
+    ModelConfig config = small_model();
+    config.sliding_window = window;
+    config.full_attention_freq = full_attention_freq;
+    double result = 0;
+    run_threads({}, [&](Communicator& comm) {
+      Transformer model(comm, config, {.batch = 2, .seq = 11});
+      model.initialize(5);
+      for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
+      const Batch batch = make_batch(config, 22);
+      result = model.forward(batch.tokens, batch.targets);
+    });
+    return result;
+  };
+  EXPECT_EQ(loss(11, 0), loss(0, 0));
+  EXPECT_NE(loss(10, 0), loss(0, 0));
+  EXPECT_NE(loss(3, 2), loss(3, 0));
+  EXPECT_NE(loss(3, 2), loss(0, 0));
+}
+
+TEST(Transformer, ForwardAwaitsEveryRangeOnceBeforeItsUse) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  for (ModelConfig config : {small_model(kVariants[0]), small_model(kVariants[1])}) {
+    for (const int64_t experts : {0, 4}) {
+      config.experts = experts;
+      run_threads({}, [&](Communicator& comm) {
+        Transformer model(comm, config, {.batch = 1, .seq = 9, .dtype = DType::bf16});
+        model.initialize(5);
+        const Batch batch = make_batch(config, 9);
+        const double expected = model.forward(batch.tokens, batch.targets);
+        const std::span<float> weights = floats(model.parameters());
+        const std::vector<float> values(weights.begin(), weights.end());
+        std::ranges::fill(weights, NAN);
+        model.parameters_changed();
+        std::vector<int> awaited(weights.size());
+        model.await_parameters([&](FlatRange range) {
+          EXPECT_TRUE(range.end() <= model.experts_begin() || range.begin >= model.experts_begin());
+          for (int64_t i = range.begin; i < range.end(); ++i) {
+            weights[size_t(i)] = values[size_t(i)];
+            ++awaited[size_t(i)];
+          }
+          model.parameters_changed(range);
+        });
+        EXPECT_EQ(model.forward(batch.tokens, batch.targets), expected);
+        EXPECT_EQ(std::ranges::count(awaited, 1), int64_t(awaited.size()));
+        EXPECT_EQ(model.forward(batch.tokens, batch.targets), expected);
+      });
+    }
+  }
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Transformer, RefusesBadInputByName) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model();
+  run_threads({}, [&](Communicator& comm) {
+    Transformer model(comm, config, {.batch = 1, .seq = 4});
+    const std::vector<int32_t> good{0, 36, 2, 3}, high{0, 1, 37, 3}, short_one{1}, low{-2, 0, 0, 0};
+    EXPECT_EQ(error_of([&] { model.forward(high, good); }),
+              "tokens: 37 at position 2: expected -1 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(low, good); }),
+              "tokens: -2 at position 0: expected -1 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(good, high); }),
+              "targets: 37 at position 2: expected -1 to 36 (vocab 37)");
+    EXPECT_EQ(error_of([&] { model.forward(short_one, good); }),
+              "tokens: 1 values: expected batch x seq = 4");
+    EXPECT_EQ(error_of([&] { model.backward(1); }), "backward: expected a forward pass before");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.batch = 1, .seq = 17}); }),
+              "seq 17: expected between 1 and max_seq = 16");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.dtype = DType::f16}); }).substr(0, 3),
+              "seq");
+    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.seq = 4, .dtype = DType::f16}); }),
+              "model dtype f16: expected f32 or bf16");
+  });
+}
+
+}  // namespace
+}  // namespace tandem

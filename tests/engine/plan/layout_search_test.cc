@@ -1,0 +1,186 @@
+// The search keeps to the job and the memory, ranks by predicted time, and returns jobs that the
+// engine takes.
+#include "engine/plan/layout_search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "engine/plan/cost/activations.h"
+#include "engine/plan/cost/rank_state.h"
+#include "schedule/pipeline_simulation.h"
+#include "tandem/error.h"
+
+namespace tandem::plan {
+namespace {
+
+TrainConfig make_config() {
+  TrainConfig config;
+  config.model.hidden = 8192;
+  config.model.layers = 80;
+  config.model.heads = 64;
+  config.model.kv_heads = 8;
+  config.model.head_dim = 128;
+  config.model.ffn = 28672;
+  config.model.max_seq = 4096;
+  config.train.seq = 4096;
+  config.train.batch = 512;
+  return config;
+}
+
+Factors priors(const RunRow&) {
+  Factors factors;
+  for (size_t term = 0; term < kTerms; ++term) factors[term] = term_priors()[term].mean;
+  return factors;
+}
+
+TEST(LayoutSearch, LayoutsDivideTheJobAndFit) {
+  const GpuSpec gpu = *find_gpu("H100");
+  const LayoutSearch search = search_layouts(make_config(), 64, gpu, priors);
+  ASSERT_GT(search.fitting.size(), 20u);
+  EXPECT_LT(search.fitting.size(), search.considered);
+  double last = 0;
+  for (const Layout& layout : search.fitting) {
+    const RunRow& row = layout.row;
+    EXPECT_EQ(row.tp * row.pp * row.dp, 64);
+    EXPECT_EQ(row.dp * row.mbs * row.grad_accum, 512);
+    EXPECT_LE(layout.memory_gib * kGiB, .92 * gpu.memory_bytes);
+    EXPECT_GE(layout.time.total, last);
+    last = layout.time.total;
+  }
+}
+
+TEST(LayoutSearch, ParetoFrontIsNotBeatenAndCoversAll) {
+  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  const auto front = pareto_front(search.fitting);
+  for (const Layout& layout : search.fitting) {
+    bool matched = false;
+    for (const Layout& best : front) {
+      matched |= best.time.total <= layout.time.total && best.memory_gib <= layout.memory_gib;
+      EXPECT_FALSE(layout.time.total < best.time.total && layout.memory_gib < best.memory_gib);
+    }
+    EXPECT_TRUE(matched);
+  }
+}
+
+TEST(LayoutSearch, JobInALayoutIsAJobFile) {
+  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  const TrainConfig config = config_in_layout(make_config(), search.fitting.front());
+  EXPECT_EQ(config.parallel.tp * config.parallel.pp * config.parallel.dp, 64);
+  EXPECT_EQ(config.train.batch, 512);
+}
+
+TEST(LayoutSearch, JobsThatRecomputeAreJobFiles) {
+  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  int tried = 0;
+  for (const Layout& layout : search.fitting) {
+    if (layout.row.recompute != "full") continue;
+    EXPECT_EQ(config_in_layout(make_config(), layout).train.recompute, "full");
+    ++tried;
+  }
+  EXPECT_GT(tried, 5);
+}
+
+TEST(LayoutSearch, ConsidersThousandsOfLayoutsOfTwelveThousandGpus) {
+  TrainConfig config = make_config();
+  config.train.batch = 6144;
+  const LayoutLimits limits{.max_error = .1, .dp_formats = true};
+  const auto considered =
+      search_layouts(config, 12288, *find_gpu("H100"), priors, limits).considered;
+  EXPECT_GT(considered, 5000u);
+  EXPECT_LT(considered, 100000u);  // else a search takes minutes
+}
+
+TEST(LayoutSearch, BubbleOfSplitSchedulesIsTheSimulated) {
+  using schedule::PipelineKind;
+  for (const PipelineKind kind :
+       {PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipe_v}) {
+    for (const int ranks : {2, 3, 5, 8}) {
+      for (const int microbatches : {2 * ranks, 2 * ranks + 1, 5 * ranks}) {
+        for (const double recompute : {0.0, 1.0}) {
+          const schedule::PipelineShape shape{kind, ranks, microbatches, min_chunks(kind)};
+          const auto times = simulate(shape, pipeline_actions(shape), {.recompute = recompute});
+          const double work = shape.chunks * (3 + recompute) * microbatches;
+          const double expected = times.makespan / work - 1;
+          const double idle = split_schedule(kind, ranks, recompute).idle;
+          EXPECT_NEAR(idle / ((3 + recompute) * microbatches), expected, 1e-12)
+              << name_of(kind) << " " << ranks << " " << microbatches << " " << recompute;
+          int saved = 0;
+          for (int rank = 0; rank < ranks; ++rank)
+            saved = std::max(saved, peak_activations(shape, rank));
+          EXPECT_EQ(split_schedule(kind, ranks, 0).saved * shape.chunks, saved) << name_of(kind);
+        }
+      }
+    }
+  }
+}
+
+/// Expects every fitting layout to have about the activations that the engine counts, at most
+/// `max_ratio` times.
+void expect_activations_of_engine(bool is_tied, double max_ratio) {
+  TrainConfig config = make_config();
+  config.train.batch = 64;
+  config.model.tie_word_embeddings = is_tied;
+  std::map<schedule::PipelineKind, int> found;
+  for (const Layout& layout : search_layouts(config, 64, *find_gpu("H100"), priors).fitting) {
+    const RunRow& row = layout.row;
+    const schedule::PipelineKind kind = pipeline_shape_of(row).kind;
+    ++found[kind];
+    if (splits_backward(kind)) {
+      EXPECT_GE(row.microbatches(), 2 * row.pp);
+      EXPECT_NE(layout.formats.zero, 2);
+    }
+    const TrainConfig planned = config_in_layout(config, layout);
+    double of_engine = 0;
+    for (int rank = 0; rank < int(row.pp); ++rank)
+      of_engine = std::max(of_engine, rank_activation_bytes(planned, rank, true));
+    const double ratio = (working_bytes(row) - kGiB) / of_engine;
+    EXPECT_GT(ratio, .8) << planned.parallel.schedule << " pp " << row.pp << " " << row.recompute;
+    EXPECT_LT(ratio, max_ratio) << planned.parallel.schedule << " pp " << row.pp << " "
+                                << row.recompute;
+  }
+  EXPECT_EQ(found.size(), 5u);
+}
+
+TEST(LayoutSearch, EveryScheduleHasAboutTheEnginesActivations) {
+  expect_activations_of_engine(false, 1.3);
+}
+
+TEST(LayoutSearch, TiedEmbeddingsHaveAboutTheEnginesActivations) {
+  expect_activations_of_engine(true, 1.4);  // zb-v: 1.36
+}
+
+TEST(LayoutSearch, TiedEmbeddingsOfManyMicrobatchesSaveAsManyAsOfFour) {
+  using schedule::PipelineKind;
+  for (const PipelineKind kind : schedule::pipeline_kinds()) {
+    if (kind == PipelineKind::gpipe) continue;  // saves all of them, and is not searched
+    for (const int ranks : {2, 3, 4, 8}) {
+      schedule::PipelineShape shape{kind, ranks, 4 * ranks, schedule::min_chunks(kind)};
+      const int last = shape.stages() - 1, saved = saved_microbatches(shape, last, true);
+      EXPECT_GE(saved, saved_microbatches(shape, last, false)) << name_of(kind);
+      for (const int times : {5, 8}) {
+        shape.microbatches = times * ranks;
+        EXPECT_EQ(saved_microbatches(shape, last, true), saved) << name_of(kind) << " " << ranks;
+      }
+    }
+  }
+}
+
+TEST(LayoutSearch, SaysIfNothingDividesTheJob) {
+  TrainConfig config = make_config();
+  config.train.batch = 7;
+  config.model.layers = 79;
+  EXPECT_THROW(search_layouts(config, 1024, *find_gpu("H100"), priors), InvalidArgument);
+}
+
+TEST(LayoutSearch, SlowerLinksFavourLessTensorParallelism) {
+  GpuSpec slow = *find_gpu("H100");
+  slow.nvlink_rate /= 10;
+  const double fast_tp =
+      search_layouts(make_config(), 64, *find_gpu("H100"), priors).fitting.front().row.tp;
+  EXPECT_LE(search_layouts(make_config(), 64, slow, priors).fitting.front().row.tp, fast_tp);
+}
+
+}  // namespace
+}  // namespace tandem::plan
