@@ -25,7 +25,6 @@ constexpr double kPatience = 3;
 constexpr double kReported_s = 1;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
-constexpr double kAsked_s = 5;  // limit of the exchange that looks for a late rank
 
 }  // namespace
 
@@ -326,10 +325,10 @@ void GpuCommunicator::check_so_far(const char* what, double waited_s) const {
 }
 
 // NCCL's kernels do not report which rank they wait for. All ranks in such a wait reach its limit
-// and this exchange at about the same time; a rank that does not is the late one.
+// and this exchange within a deadline of each other; a rank that does not is the late one.
 GpuCommunicator::LateRank GpuCommunicator::find_late_rank() const {
   try {
-    control_.set_deadline(std::min(deadline_s_, kAsked_s));
+    control_.set_deadline(deadline_s_);
     control_.exchange({}, "a wait that timed out");
   } catch (const Timeout& error) {
     return {error.peer, ""};

@@ -25,9 +25,9 @@ struct Connected {
 };
 
 /// Collective. `what` names the call in errors. If a rank has a refusal, every rank throws
-/// InvalidArgument: its own refusal, or the first of the others with its rank. If a node has more
-/// than `max_ranks_of_node` ranks, every rank throws Unsupported; if they run different programs,
-/// Mismatch. Throws as new_member.
+/// InvalidArgument: the local refusal, or else the first remote one with its rank. If a node has
+/// more than `max_ranks_of_node` ranks, every rank throws Unsupported; if they run different
+/// programs, Mismatch. Throws as new_member.
 Connected connect_ranks(std::string_view what, const Newcomer& local, const control::Gather& gather,
                         int max_ranks_of_node, double deadline_s);
 

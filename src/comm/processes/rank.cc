@@ -38,7 +38,7 @@ struct OpenRun {
   Engine& engine;
   const uint64_t run;
   explicit OpenRun(Engine& engine_) : engine(engine_), run(engine_.begin_run()) {}
-  ~OpenRun() { engine.end_run(engine.run_aborted()); }
+  ~OpenRun() { engine.end_run(engine.run_aborted() || engine.run_timed_out()); }
 };
 
 }  // namespace

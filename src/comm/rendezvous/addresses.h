@@ -20,7 +20,7 @@ bool is_loopback(const Interface& interface);
 /// processes of this host. Link-local addresses are omitted, as they are meaningless without the
 /// name of an interface.
 std::vector<Interface> local_interfaces();
-/// Their numeric addresses.
+/// Numeric addresses of these interfaces.
 std::vector<std::string> local_addresses();
 
 }  // namespace tandem::control

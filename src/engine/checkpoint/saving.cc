@@ -158,7 +158,8 @@ nlohmann::ordered_json special_tokens(const std::string& out) {
   }
   const auto generation = read_side_files(out).generation;
   for (const char* key : kTokenIds) {
-    if (generation.is_object() && generation.contains(key)) ids[key] = generation[key];
+    if (!generation.is_object() || !generation.contains(key)) continue;
+    if (!generation[key].is_null()) ids[key] = generation[key];
   }
   return ids;
 }

@@ -34,6 +34,7 @@ constexpr const char* kQwen2Words =
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 constexpr TokenizerClass kClasses[] = {
+    {"GPTNeoXTokenizer", nullptr, true, "gpt_neox"},
     {"GPT2Tokenizer", nullptr, false, "gpt"},
     {"GPT2Tokenizer", nullptr, false, "opt"},
     {"GPT2Tokenizer", nullptr, false, "starcoder2"},

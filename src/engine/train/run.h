@@ -31,8 +31,10 @@ struct RunEnding {
   bool failed = false;  ///< a rank has an error
   std::string error;    ///< this rank's, of text or OUT
   std::string diverged;
+  bool corrupt = false;  ///< a check found data that changed
 
-  bool is_set() const { return stops || failed || !diverged.empty(); }
+  bool is_set() const { return stops || failed || !diverged.empty() || corrupt; }
+  bool drops_step() const { return failed || corrupt; }
 };
 
 class Run {
@@ -40,6 +42,9 @@ class Run {
   /// Opens OUT, finds where the run begins, and sets weights, optimizer and state. Collective.
   Run(Communicator& world, const TrainRequest& request, const TokenSource& source);
 
+  /// Once nothing else can be refused: compares OUT's room with that of the checkpoints and opens
+  /// its logs. Collective.
+  void open_logs();
   /// Shown on rank 0.
   void note(const std::string& text);
   void note_lines(const std::vector<std::string>& lines);
@@ -75,6 +80,7 @@ class Run {
   std::optional<RunFiles> files;         ///< rank 0
   std::string init_from;                 ///< folder of the model whose weights the run starts from
   std::optional<SnapshotMemory> memory;
+  bool from_memory = false;  ///< the run resumes from it
   std::optional<ModelRanks> ranks;
   std::optional<TrainedRanks> trained;
   std::optional<StepExecutor> executor;

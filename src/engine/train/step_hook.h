@@ -1,5 +1,5 @@
 // Hooks of a training step: what a run does around its passes and updates, a file each in hooks/.
-// make_hooks() lists them; each moment is theirs in the order of that list, on every rank.
+// make_hooks() lists them; each moment calls them in the order of that list, on every rank.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class StepHook {
   virtual void before_passes(Step&) {}
   /// Adds to this rank's sums.
   virtual void after_passes(Step&) {}
-  /// May end the run (Run::ending), which drops the step.
+  /// May end the run and drop the step (RunEnding::drops_step).
   virtual void after_sums(Step&) {}
   /// The step's samples are consumed, also if the verdict is to skip it.
   virtual void after_verdict(Step&) {}
@@ -44,7 +44,9 @@ class StepHook {
   /// After the step's time.
   virtual void after_step(Step&) {}
   /// Instead of the one above, for a step that was dropped at any moment.
-  virtual void after_dropped_step() {}
+  virtual void after_dropped_step(Step&) {}
+  /// Before the last step is saved. May throw instead, on every rank.
+  virtual void before_end() {}
   /// After the last step is saved, or could not be.
   virtual void at_end() {}
 };

@@ -26,13 +26,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Hooks = std::vector<hooks::Hook>;
 
-/// In the order in which each moment of a step is theirs: faults flip gradients before these are
-/// checked, and files after a checkpoint.
+/// In the order in which each moment of a step calls them: a run waits for its turn before its
+/// trace begins; faults flip gradients before these are checked, and files after a checkpoint.
 Hooks make_hooks(Run& run) {
   Hooks all;
-  for (const auto make : {hooks::make_trace, hooks::make_validation, hooks::make_records,
-                          hooks::make_checkpoints, hooks::make_faults, hooks::make_checks,
-                          hooks::make_requests, hooks::make_notes, hooks::make_phases}) {
+  for (const auto make : {hooks::make_requests, hooks::make_trace, hooks::make_validation,
+                          hooks::make_records, hooks::make_checkpoints, hooks::make_faults,
+                          hooks::make_checks, hooks::make_notes, hooks::make_phases}) {
     if (auto hook = make(run)) all.push_back(std::move(hook));
   }
   return all;
@@ -44,6 +44,7 @@ class Trainer {
       : run_(world, request, source), hooks_(make_hooks(run_)) {}
 
   TrainEnd train() {
+    run_.open_logs();
     run_.start = Clock::now();
     save_initial_model();
     run_.ending.stops = run_.request.only_saves;
@@ -51,11 +52,7 @@ class Trainer {
       const WorkScope scope("step", run_.executor->batch(run_.state.next_sample));
       Step step{.number = run_.state.step + 1};
       call(&StepHook::before_step, step);
-      if (make(step)) {
-        call(&StepHook::after_step, step);
-      } else {
-        for (const auto& hook : hooks_) hook->after_dropped_step();
-      }
+      call(make(step) ? &StepHook::after_step : &StepHook::after_dropped_step, step);
     }
     return end();
   }
@@ -81,7 +78,7 @@ class Trainer {
     call(&StepHook::after_passes, step);
     exchange(step);
     call(&StepHook::after_sums, step);
-    if (run_.ending.failed || !judge(step)) return false;
+    if (run_.ending.drops_step() || !judge(step)) return false;
     call(&StepHook::before_update, step);
     TrainState& state = run_.state;
     run_.executor->update(
@@ -164,6 +161,7 @@ class Trainer {
 
   TrainEnd end() {
     run_.on_output("the folder of the run", [&] { run_.files->require_output(); });
+    for (const auto& hook : hooks_) hook->before_end();
     const bool saves = !run_.request.only_saves || run_.memory->restored() >= 0;
     const std::string unsaved = saves ? run_.save_now() : "";
     const FileActivity ends("end");

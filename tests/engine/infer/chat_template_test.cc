@@ -129,7 +129,8 @@ TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
       "{% set s = 'a\n' * 4000000 %}{{ s|indent(1000) }}",
       "{% set s = 'ab' * 4000000 %}{{ range(100000)|map('replace', '0', s)|list|length }}",
       "{% set s = 'ab' * 400000 %}{% for i in range(90000) %}{{ s[-1] }}{% endfor %}",
-      "{{ range(90000)|map('list')|list }}"};
+      "{{ range(90000)|map('list')|list }}",
+      "{{ '%*d' % (-999999999999999999 * 9 - 223372036854775817, 1) }}"};
   for (const std::string& source : templates) {
     std::string error;
     EXPECT_FALSE(render(source, chat, {}, error)) << source.substr(0, 60);
@@ -145,6 +146,10 @@ TEST(ChatTemplate, TimeOfLargeChatsIsBounded) {
   EXPECT_EQ(render("{{ messages[0].content.split()|length }} {{ messages[0].content|trim|length }}",
                    Json::array({message}), {}, error),
             "1000000 1999999")
+      << error;
+  message["content"] = std::string(1'000'000, ' ') + "a";
+  EXPECT_EQ(render("{{ (messages[0].content|title)|length }}", Json::array({message}), {}, error),
+            "1000001")
       << error;
   std::string text = R"({"role": "user", "content": "x")";
   for (int i = 0; i < 300'000; ++i) text += ", \"" + std::to_string(i) + "\": 0";

@@ -242,6 +242,15 @@ TEST(VocabAndMerges, ClassIsThatOfTheModelOrRefused) {
   std::vector<int32_t> tokens;
   open_tokenizer(dir.path())->encode("12", false, tokens);
   EXPECT_EQ(tokens.size(), 2);
+  const auto encode = [&] {
+    tokens.clear();
+    open_tokenizer(dir.path())->encode("e\u0301", false, tokens);
+    return tokens;
+  };
+  write_bytes(dir / "config.json", R"({"model_type": "gpt_neox"})");
+  const std::vector<int32_t> composed = encode();
+  write_bytes(dir / "config.json", R"({"model_type": "gpt2"})");
+  EXPECT_NE(encode(), composed);
   write_bytes(dir / "config.json", R"({"model_type": "roberta"})");
   const auto refusal = [&] {
     try {

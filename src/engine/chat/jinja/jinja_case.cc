@@ -207,6 +207,7 @@ std::string title(const std::string& text) {
 std::string title_words(const std::string& text) {
   std::string result;
   std::string word;
+  bool is_divider = false;  // the word
   const auto end_word = [&] {
     const size_t first = word.empty() ? 0 : unicode::decode(word).bytes;
     result += upper(word.substr(0, first)) + lower(word.substr(first));
@@ -215,10 +216,8 @@ std::string title_words(const std::string& text) {
   for (const std::string& each : characters(text)) {
     const bool divides =
         leading_space(each) > 0 || std::string_view("-({[<").find(each) != std::string_view::npos;
-    const bool divided =
-        !word.empty() && (leading_space(word) > 0 ||
-                          std::string_view("-({[<").find(word[0]) != std::string_view::npos);
-    if (!word.empty() && divides != divided) end_word();
+    if (!word.empty() && divides != is_divider) end_word();
+    is_divider = divides;
     word += each;
   }
   end_word();

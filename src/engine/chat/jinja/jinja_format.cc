@@ -263,7 +263,7 @@ class PercentFormatter {
   int64_t take_width(int64_t absent, int64_t max) {
     if (!reader_.accept('*')) return reader_.number(absent, max);
     const int64_t width = take_value().integer("*");
-    if (std::abs(width) > max) fail(fmt::format("*: {}: expected at most {}", width, max));
+    if (width > max || width < -max) fail(fmt::format("*: {}: expected at most {}", width, max));
     return width;
   }
 

@@ -23,15 +23,18 @@ class Checks : public StepHook {
   }
 
   void after_sums(Step& step) override {
-    const std::vector<CheckFinding> findings = checks_.find(step.sums.checks, step.number);
-    for (const CheckFinding& finding : findings) run_.note("warning: " + describe(finding));
-    if (!findings.empty() && checks_.stops()) end(findings);
+    findings_ = checks_.find(step.sums.checks, step.number);
+    for (const CheckFinding& finding : findings_) run_.note("warning: " + describe(finding));
+    run_.ending.corrupt = !findings_.empty() && checks_.stops();
+  }
+
+  void before_end() override {
+    if (run_.ending.corrupt) end();
   }
 
  private:
   /// Saves nothing, and sets the state of the last step aside.
-  [[noreturn]] void end(const std::vector<CheckFinding>& findings) {
-    run_.on_output("the folder of the run", [&] { run_.files->require_output(); });
+  [[noreturn]] void end() {
     std::string saved;
     try {
       saved = run_.checkpoints->set_aside(run_.state.step);
@@ -39,9 +42,9 @@ class Checks : public StepHook {
       if (!checks_.replaces()) throw;
     }
     run_.note_warnings();
-    const std::string finding = describe(findings.front());
+    const std::string finding = describe(findings_.front());
     if (checks_.replaces() && run_.request.leave_corrupt) {
-      const std::vector<int> suspects = suspected_ranks(findings);
+      const std::vector<int> suspects = suspected_ranks(findings_);
       run_.note(fmt::format("warning: to be replaced: {}; the state after step {} is not used",
                             name_ranks(suspects), run_.state.step));
       if (!std::ranges::binary_search(suspects, run_.world.rank())) {
@@ -55,6 +58,7 @@ class Checks : public StepHook {
 
   Run& run_;
   StateChecks checks_;
+  std::vector<CheckFinding> findings_;  // of the last step
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ class Trace : public StepHook {
 
   void before_step(Step&) override { steps_.before_step(run_.state.step); }
   void after_step(Step&) override { steps_.after_step(run_.state.step); }
-  void after_dropped_step() override { steps_.drop_step(); }
+  void after_dropped_step(Step&) override { steps_.drop_step(); }
   void at_end() override { steps_.finish(); }
 
  private:

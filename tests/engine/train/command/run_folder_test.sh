@@ -35,6 +35,12 @@ for text in "run/metrics.jsonl: no lines of [0-9]* of the $last steps (the first
   grep -q "$text" "$dir/resume.log" || complain "resume does not say '$text'" "$(cat "$dir/resume.log")"
 done
 
+# A start that is refused leaves a folder that the corrected command can use.
+"$tandem" train "$config" --out "$dir/refused" --set train.steps=2 --set data.val_fraction=0 --set train.validate_every=1 >"$dir/refused.log" 2>&1 &&
+  complain "a validation of nothing is accepted" "$(cat "$dir/refused.log")"
+"$tandem" train "$config" --out "$dir/refused" --set train.steps=2 >"$dir/refused.log" 2>&1 ||
+  complain "the corrected command is refused" "$(cat "$dir/refused.log")"
+
 # A line of the ledger that was changed, and none that was not.
 start whole --set train.steps=4
 wait $job || complain "whole failed" "$(cat "$dir/whole.log")"
