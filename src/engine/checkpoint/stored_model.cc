@@ -120,10 +120,7 @@ ModelConfig verified_config(const std::string& directory, const Note& note) {
 std::string find_model(const std::string& path, const Note& note) {
   if (path_exists(path + "/config.json")) return path;
   if (std::error_code error; std::filesystem::is_regular_file(path, error)) {
-    const std::string other = describe_other_weights(path);
-    throw IoError(fmt::format(
-        "{}: {}", path,
-        other.empty() ? "a file: expected the folder of a model, with its config.json" : other));
+    throw IoError(fmt::format("{}: {}", path, describe_other_weights(path)));
   }
   std::string final = final_path(path);
   const std::vector<std::string> checkpoints = list_checkpoints(path);

@@ -90,6 +90,9 @@ std::string describe_other_weights(const std::string& folder) {
     const std::string parent = file.parent_path().string();
     return describe_gguf(parent.empty() ? "." : parent, file.filename().string());
   }
+  if (std::error_code error; std::filesystem::is_regular_file(folder, error)) {
+    return "a file: expected the folder of a model, with its config.json";
+  }
   const std::string path = shell_quote(folder), merged = shell_quote(folder + "-merged");
   const std::vector<std::string> names = names_in(folder);
   const auto find = [&](std::string_view begin, std::string_view end) {

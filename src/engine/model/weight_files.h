@@ -19,9 +19,9 @@ struct StoredTensor {
   explicit operator bool() const { return file != nullptr; }
 };
 
-/// Text that names weights in `folder` that only other programs read (pytorch_model.bin, an
-/// adapter, GGUF, also as the file itself) and the command that converts them; empty: there are
-/// none.
+/// Text that says why `folder` holds no weights that are read: it is a file, or has only those of
+/// other programs (pytorch_model.bin, an adapter, GGUF, also as the file itself) and the command
+/// that converts them; empty: it has none.
 std::string describe_other_weights(const std::string& folder);
 
 class WeightFiles {

@@ -150,9 +150,10 @@ void write(const std::string& path, const std::string& content) {
   write_bytes(path, content);
 }
 
-TrainConfig config_of(const Paths& paths, const std::string& text_key = "text") {
+TrainConfig config_of(const Paths& paths, const std::string& text_key = "text",
+                      int64_t vocab = 257) {
   TrainConfig config;
-  config.model.vocab = kVocab;
+  config.model.vocab = vocab;
   config.data.paths = paths;
   config.data.text_key = text_key;
   return config;
@@ -179,11 +180,16 @@ std::string refusal_of(const Paths& paths, const std::string& format = "auto") {
   return error_of([&] { open_data(config); });
 }
 
+/// Text and JSON Lines are bytes.
+int64_t vocab_of(const DataSet& set) {
+  return set.format == "text" || set.format == "jsonl" ? 257 : kVocab;
+}
+
 /// The tokens of the set, from uncompressed files without others beside them, in the known format.
 std::vector<int32_t> expected_tokens(const DataSet& set, const TempDir& dir,
                                      const std::string& folder) {
   for (const auto& [name, content] : set.files) write(dir / (folder + "/" + name), content);
-  TrainConfig config = config_of({dir / (folder + "/*")}, set.text_key);
+  TrainConfig config = config_of({dir / (folder + "/*")}, set.text_key, vocab_of(set));
   config.data.format = set.format;
   return read_all(*open_data(config));
 }
@@ -217,7 +223,7 @@ TEST(DataKinds, EveryKindHasTheTokensOfItsFilesWhereverTheyStand) {
           if (!has_strangers) named_as.push_back({folder + "/" + below + "*"});
           for (const Paths& paths : named_as) {
             SCOPED_TRACE(set.name + ": " + paths[0]);
-            const auto source = open_data(config_of(paths, set.text_key));
+            const auto source = open_data(config_of(paths, set.text_key, vocab_of(set)));
             EXPECT_EQ(source->format(), set.format);
             EXPECT_EQ(read_all(*source), expected);
             const bool says = paths[0] == folder && has_strangers;
@@ -337,7 +343,7 @@ TEST(DataKinds, SeveralFormatsInAFolderAreRefusedUntilOneIsChosen) {
       EXPECT_THAT(refusal_of({dir.path()}), HasSubstr("expected one format")) << first << second;
       EXPECT_THAT(refusal_of({dir / "*"}), HasSubstr("expected one format")) << first << second;
       for (const std::string& format : {first, second}) {
-        TrainConfig config = config_of({dir.path()});
+        TrainConfig config = config_of({dir.path()}, "text", format == "tokens" ? kVocab : 257);
         config.data.format = format;
         const std::string& name = files.at(format).first;
         const SelectedData selected = select_data({dir.path()}, format, "text");

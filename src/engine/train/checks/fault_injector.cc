@@ -31,6 +31,10 @@
 namespace tandem {
 namespace {
 
+// Messages of at least this size have gradients or weights: smaller ones may be of an exchange,
+// whose flipped length would end the run by a time-out.
+constexpr uint64_t kDataBytes = 4096;
+
 bool is_flip_of_state(FaultKind kind) {
   return kind == FaultKind::flip_weights || kind == FaultKind::flip_masters ||
          kind == FaultKind::flip_moments;
@@ -98,7 +102,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
     } else if (fault.kind == FaultKind::flip_message) {
       const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
       record(fault, "{}");
-      flip_bit_of_next_message(fault.bit >= 0 ? uint32_t(fault.bit) : words[0]);
+      flip_bit_of_next_message(fault.bit >= 0 ? uint32_t(fault.bit) : words[0], kDataBytes);
     } else if (fault.kind == FaultKind::pause) {
       record(fault, "{}");
       std::this_thread::sleep_for(
