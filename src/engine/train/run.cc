@@ -45,12 +45,12 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
   note(ranks->describe_state());
   make_checkpoints();
   phase_log.emplace(config, request.out + "/ranks", groups, state.step);
-  from_memory = begin_at.memory.has_value();
   elapsed_before_s = state.elapsed_s;
 }
 
 void Run::open_logs() {
-  on_output("room on disk", [&] { files->check_room(config, state.step, from_memory); });
+  on_output("room on disk",
+            [&] { files->check_room(config, state.step, memory->restored() >= 0); });
   if (files) files->open_logs(ledger_start(state, config, sampler));
 }
 

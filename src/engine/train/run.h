@@ -80,7 +80,6 @@ class Run {
   std::optional<RunFiles> files;         ///< rank 0
   std::string init_from;                 ///< folder of the model whose weights the run starts from
   std::optional<SnapshotMemory> memory;
-  bool from_memory = false;  ///< the run resumes from it
   std::optional<ModelRanks> ranks;
   std::optional<TrainedRanks> trained;
   std::optional<StepExecutor> executor;
