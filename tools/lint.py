@@ -75,6 +75,8 @@ def layer_of(parts):
             return "overlap/registry"
         layer = "/".join(parts[:2])
         return layer if layer in BELOW else "overlap/operators"
+    if parts[0] == "engine" and parts[1] != "model" and parts[2].startswith("config."):
+        return "engine/config"  # the room's section of a job
     return "/".join(parts[:2]) if parts[0] == "engine" else parts[0]
 
 

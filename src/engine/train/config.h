@@ -1,0 +1,51 @@
+// Tables `train` (length of the run, batches, validation, dtype, recomputation), `trace` and
+// `check` (corrupt data in memory).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tandem {
+
+struct RunConfig {
+  int64_t steps = 1000;
+  double seconds = 0;
+  int64_t tokens = 0;
+  double max_seconds = 0;
+  int64_t early_stop = 0;
+  int64_t skip_nonfinite = 0;
+  double max_loss_spike = 0;  ///< ratio
+  int64_t skip_loss_spikes = 0;
+  int64_t batch = 16;
+  int64_t batch_start = 0;  ///< 0: the batch does not grow (batch_rampup.h)
+  int64_t batch_increment = 0;
+  int64_t batch_rampup_samples = 0;
+  int64_t microbatch = 0;
+  int64_t seq = 128;
+  int64_t validate_every = 0;
+  int64_t validate_bytes = 1 << 18;
+  int64_t validate_steps = 0;
+  std::string dtype = "auto";
+  std::string aux_loss_scope = "microbatch";
+  int64_t seed = 1;
+  std::string init;  ///< folder of the model that the weights are of at first; empty: random ones
+  bool deterministic = true;
+  std::string recompute = "none";  ///< a Recompute
+  int64_t recompute_layers = 0;    ///< 0: all
+};
+
+struct TraceConfig {
+  bool enabled = false;
+  int64_t steps = 2;
+  bool ranks = true;
+  int64_t stream_mib = 0;
+};
+
+struct IntegrityConfig {
+  std::string action = "off";
+  double weights = 1;  ///< this and the next two: shares
+  double state = 0.1;
+  double recompute = 0;
+};
+
+}  // namespace tandem
