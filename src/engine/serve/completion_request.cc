@@ -292,17 +292,6 @@ void check_request(const ServedModel& model, const Request& request) {
 
 }  // namespace
 
-std::string ApiError::json() const {
-  const char* type = status == 429   ? "rate_limit_error"
-                     : status == 401 ? "authentication_error"
-                     : status >= 500 ? "server_error"
-                                     : "invalid_request_error";
-  Json error{{"message", what()}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
-  if (!param.empty()) error["param"] = param;
-  if (!code.empty()) error["code"] = code;
-  return Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 CompletionRequest parse_completion(const ServedModel& model, std::string_view body, bool is_chat) {
   const Json root = parse_body(body);
   check_model(model, root);

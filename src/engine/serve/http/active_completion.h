@@ -13,12 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "engine/serve/api_error.h"
 #include "engine/serve/completion_answer.h"
 
 namespace tandem {
-
-/// First time between probes of a client that sends no more.
-constexpr std::chrono::milliseconds kProbeTime{1000};
 
 /// Texts of one request, whose tokens arrive while its connection waits.
 struct ActiveCompletion {
@@ -30,15 +28,12 @@ struct ActiveCompletion {
   std::vector<int64_t> requests;
   std::string unsent;               ///< events of a stream
   std::optional<ApiError> failure;  ///< instead of an answer
-  bool is_gone = false;             ///< the client
   bool has_token = false;
-  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now(),
-                                        next_probe = began;
-  std::chrono::steady_clock::duration probe_time = kProbeTime;
+  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
   boost::asio::steady_timer changed;
 
-  /// Whether nothing remains to wait for.
-  bool has_ended() const { return answer.is_done() || failure || is_gone; }
+  /// Whether no more tokens will arrive.
+  bool has_ended() const { return answer.is_done() || failure; }
 };
 using Completion = std::shared_ptr<ActiveCompletion>;
 

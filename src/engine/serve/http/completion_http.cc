@@ -1,28 +1,19 @@
 #include "engine/serve/http/completion_http.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <iterator>
 #include <string_view>
-#include <tuple>
-#include <vector>
 
 #include "core/system/printable.h"
-#include "engine/serve/http/http_listen.h"
 
 namespace tandem {
 namespace {
 
-namespace net = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using net::ip::tcp;
-
-constexpr std::chrono::seconds kDropTime{2};
 
 struct Route {
   std::string_view path;
@@ -62,16 +53,14 @@ std::string_view path_of(const HttpRequest& request) {
 
 /// Refuses a client by the header. Throws ApiError.
 void check_client(const HttpRequest& request, const CompletionServerOptions& options,
-                  bool is_local) {
+                  const HttpListener& listener) {
   const std::string_view path = path_of(request);
-  if (const auto refusal = find_host_refusal(request, is_local, options.address.host)) {
-    throw ApiError(refusal->status, refusal->text);
-  }
+  if (const auto refusal = listener.find_refusal(request)) throw ApiError(*refusal);
   // A page of another site may send a request without asking, though not read the answer.
   const auto origin = request[http::field::origin];
   std::string_view site(origin.data(), origin.size());
   if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
-  if (is_local && !origin.empty() && !is_local_host(site, options.address.host)) {
+  if (listener.is_local() && !origin.empty() && !is_local_host(site, options.address.host)) {
     throw ApiError(403, "a page of another site");
   }
   if (options.key.empty() || path == "/" || path == "/health") return;
@@ -113,7 +102,8 @@ Page find_page(const HttpRequest& request) {
 }
 
 std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,
-                                     const CompletionServerOptions& options, bool is_local) {
+                                     const CompletionServerOptions& options,
+                                     const HttpListener& listener) {
   if (error == http::error::body_limit || error == http::error::header_limit) {
     return ApiError(error == http::error::body_limit ? 413 : 431,
                     fmt::format("request: expected at most {} bytes of header and {} of body",
@@ -129,40 +119,11 @@ std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::
     return ApiError(501, "Transfer-Encoding: expected chunked");
   }
   try {
-    check_client(request, options, is_local);
+    check_client(request, options, listener);
   } catch (const ApiError& refused) {
     return refused;
   }
   return {};
-}
-
-net::awaitable<void> drop_input(beast::tcp_stream& stream) {
-  boost::system::error_code error;
-  stream.socket().shutdown(tcp::socket::shutdown_send, error);
-  std::vector<char> ignored(1 << 16);
-  size_t dropped = 0;
-  stream.expires_after(kDropTime);
-  while (!error && dropped < 4 * kMaxBodyBytes) {
-    size_t size = 0;
-    std::tie(error, size) =
-        co_await stream.async_read_some(net::buffer(ignored), net::as_tuple(net::use_awaitable));
-    dropped += size;
-  }
-}
-
-ClientState state_of(tcp::socket& socket) {
-  pollfd events{socket.native_handle(), POLLRDHUP, 0};
-  if (::poll(&events, 1, 0) <= 0) return ClientState::open;
-  const bool is_gone = (events.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
-  return is_gone ? ClientState::gone : ClientState::half_closed;
-}
-
-void set_fields(http::response_header<>& header, const char* type) {
-  set_answer_fields(header, type);
-  if (header.result() == http::status::too_many_requests ||
-      header.result() == http::status::service_unavailable) {
-    header.set(http::field::retry_after, "1");
-  }
 }
 
 }  // namespace tandem

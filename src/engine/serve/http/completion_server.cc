@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <boost/asio.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -21,7 +19,6 @@
 #include "engine/serve/completion_answer.h"
 #include "engine/serve/http/active_completion.h"
 #include "engine/serve/http/completion_http.h"
-#include "engine/serve/http/http_listen.h"
 #include "engine/serve/http/http_thread.h"
 #include "engine/serve/serve_metrics.h"
 #include "engine/serve/serve_page.h"
@@ -31,21 +28,17 @@ namespace tandem {
 namespace {
 
 namespace net = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
-using net::ip::tcp;
 using ErrorCode = boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxClients = 1024;
-constexpr size_t kMaxAllBodyBytes = 256 << 20;  // of all bodies that are read or answered
-constexpr std::chrono::seconds kRequestTime{30}, kWriteTime{30}, kIdleTime{75}, kCloseTime{5},
-    kEndTime{30};
-constexpr std::chrono::milliseconds kWatchTime{100};  // between looks at a client that waits
+constexpr HttpLimits kLimits{.clients = 1024,
+                             .header_bytes = kMaxHeaderBytes,
+                             .body_bytes = kMaxBodyBytes,
+                             .all_body_bytes = 256 << 20};
+constexpr std::chrono::seconds kCloseTime{5}, kEndTime{30};
 /// Max bytes of a body, and tokens of an answer, that do not wait behind larger ones.
 constexpr size_t kSmallBodyBytes = 64 << 10;
 constexpr int64_t kSmallAnswerTokens = 4096;
-constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 
 std::string random_id() {
@@ -56,19 +49,18 @@ std::string random_id() {
 class BeastCompletionServer : public CompletionServer {
  public:
   explicit BeastCompletionServer(const CompletionServerOptions& options)
-      : options_(options), acceptor_(listen_at(http_.context(), options.address, "serve")) {
+      : options_(options),
+        listener_(http_.context(), options.address, "serve", kLimits,
+                  [this](HttpConnection& connection) { return talk(connection); }) {
     raise_file_limit();
-    const tcp::endpoint at = acceptor_.local_endpoint();
-    is_local_ = at.address().is_loopback();
-    url_ = url_of(at, options.address);
-    net::co_spawn(http_.context(), accept(), net::detached);
+    listener_.start();
   }
   ~BeastCompletionServer() override {
     for (HttpThread* thread : threads()) thread->join();
   }
 
-  std::string url() const override { return url_; }
-  bool is_local() const override { return is_local_; }
+  std::string url() const override { return listener_.url(); }
+  bool is_local() const override { return listener_.is_local(); }
 
   void open(const ServedModel& model, ServeLoop& loop) override {
     net::post(http_.context(), [this, &model, &loop] { model_ = &model, loop_ = &loop; });
@@ -121,76 +113,28 @@ class BeastCompletionServer : public CompletionServer {
     return unsent;
   }
 
-  net::awaitable<void> accept() {
-    while (true) {
-      auto [error, socket] = co_await acceptor_.async_accept(kAwait);
-      const bool has_room = (!error && num_clients_ < kMaxClients) || awaited_.close_oldest();
-      if (error) {  // as for lack of descriptors, until a client has left
-        net::steady_timer timer(http_.context(), std::chrono::milliseconds(100));
-        co_await timer.async_wait(kAwait);
-      } else if (has_room) {
-        net::co_spawn(http_.context(), talk(beast::tcp_stream(std::move(socket))), net::detached);
-      }
-    }
-  }
-
   /// The requests of one connection.
-  net::awaitable<void> talk(beast::tcp_stream stream) {
-    const Counted client(num_clients_);
-    beast::flat_buffer buffer(kMaxHeaderBytes + kMaxBodyBytes);
-    ErrorCode ignored;
-    stream.socket().set_option(tcp::no_delay(true), ignored);
-    stream.expires_after(kRequestTime);
+  net::awaitable<void> talk(HttpConnection& connection) {
+    const HttpConnection::FindRefusal find = [this](const HttpRequest& request, ErrorCode error) {
+      return find_refusal(request, error, options_, listener_);
+    };
     for (bool continues = true; continues;) {
-      std::optional<AwaitedRequests::Entry> awaited(std::in_place, awaited_, stream);
-      http::request_parser<http::string_body> parser;
-      parser.header_limit(kMaxHeaderBytes);
-      parser.body_limit(kMaxBodyBytes);
-      auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-      std::optional<ApiError> refused = find_refusal(parser.get(), error, options_, is_local_);
-      if (!error && !refused) {
-        stream.expires_after(kRequestTime);
-        if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
-          co_await net::async_write(stream, net::buffer(kContinue), kAwait);
-        }
-        while (!error && !parser.is_done() && !awaited->is_refused()) {
-          std::tie(error, size) = co_await http::async_read_some(stream, buffer, parser, kAwait);
-          awaited->set_bytes(parser.get().body().size());
-          if (awaited_.bytes() + answered_bytes_ > kMaxAllBodyBytes) awaited_.refuse_largest();
-        }
-        if (error) refused = find_refusal(parser.get(), error, options_, is_local_);
-        if (awaited->is_refused()) refused = ApiError(503, "too many requests are being read");
+      const HttpConnection::Read read = co_await connection.read(find);
+      if (read.refused) {
+        co_await refuse(connection, read.request, *read.refused, false);
+        co_await connection.drop_input();
       }
-      if (refused) {
-        awaited.reset();
-        parser.get().body() = {};
-        co_await refuse(stream, parser.get(), *refused, false);
-        co_await drop_input(stream);
-      }
-      if (error || refused) break;
-      awaited.reset();
-      const HttpRequest request = parser.release();
-      const Counted answering(num_answering_), bytes(answered_bytes_, request.body().size());
-      continues = co_await answer(stream, request);
-      stream.expires_after(kIdleTime);
+      if (!read.is_whole) break;
+      const ScopedCount answering(num_answering_);
+      continues = co_await answer(connection, read.request);
     }
-    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
   }
 
   /// Ends a completion with a block, also by an exception.
-  struct Forgotten {
-    ~Forgotten() { server.forget(completion); }
+  struct CompletionGuard {
+    ~CompletionGuard() { server.forget(completion); }
     BeastCompletionServer& server;
     const Completion completion;
-  };
-
-  /// Adds to a sum while coroutines are in a block.
-  struct Counted {
-    explicit Counted(size_t& sum_, size_t added_ = 1) : sum(sum_), added(added_) { sum += added; }
-    Counted(const Counted&) = delete;
-    ~Counted() { sum -= added; }
-    size_t& sum;
-    const size_t added;
   };
 
   /// Runs `work`, which may throw, on a thread for those of its size. `work` must be no temporary,
@@ -213,7 +157,7 @@ class BeastCompletionServer : public CompletionServer {
   }
 
   /// Whether the connection remains open.
-  net::awaitable<bool> answer(beast::tcp_stream& stream, const HttpRequest& request) {
+  net::awaitable<bool> answer(HttpConnection& connection, const HttpRequest& request) {
     std::optional<ApiError> refused;  // co_await is not allowed in a handler
     std::string text;
     const char* type = "application/json";
@@ -222,7 +166,7 @@ class BeastCompletionServer : public CompletionServer {
       switch (page) {
         case Page::completions:
         case Page::chats:
-          co_return co_await complete(stream, request, page == Page::chats);
+          co_return co_await complete(connection, request, page == Page::chats);
         case Page::tokenize: {
           const std::function<void()> work = [&, &served = model()] {
             text = answer_tokenize(served, request.body());
@@ -255,8 +199,8 @@ class BeastCompletionServer : public CompletionServer {
     } catch (const std::exception& error) {
       refused = ApiError(500, error.what());
     }
-    if (refused) co_return co_await refuse(stream, request, *refused, request.keep_alive());
-    co_return co_await send(stream, request, http::status::ok, type, text, request.keep_alive());
+    if (refused) co_return co_await refuse(connection, request, *refused, request.keep_alive());
+    co_return co_await connection.send(request, 200, type, text, request.keep_alive());
   }
 
   static bool is_small(const HttpRequest& request) {
@@ -264,7 +208,7 @@ class BeastCompletionServer : public CompletionServer {
   }
 
   /// Answers a request for texts. Throws ApiError that refuses it.
-  net::awaitable<bool> complete(beast::tcp_stream& stream, const HttpRequest& request,
+  net::awaitable<bool> complete(HttpConnection& connection, const HttpRequest& request,
                                 bool is_chat) {
     CompletionRequest parsed;
     const std::function<void()> parse = [&, &served = model()] {
@@ -273,13 +217,12 @@ class BeastCompletionServer : public CompletionServer {
     co_await compute(is_small(request), parse);
     const bool streams = parsed.streams;
     const Completion completion = submit(std::move(parsed));
-    stream.expires_never();
-    const Forgotten forgotten{*this, completion};
+    const CompletionGuard guard{*this, completion};
     bool is_sent = false;  // no conditional expression: GCC 12 would await both
     if (streams) {
-      is_sent = co_await send_stream(stream, request, completion);
+      is_sent = co_await send_stream(connection, request, completion);
     } else {
-      is_sent = co_await send_whole(stream, request, completion);
+      is_sent = co_await send_whole(connection, request, completion);
     }
     co_return is_sent&& request.keep_alive();
   }
@@ -332,23 +275,6 @@ class BeastCompletionServer : public CompletionServer {
     completion->unsent += completion->answer.add(choice, token);
   }
 
-  /// Waits for a change, for a while, and notices that the client has left. One that sends no more
-  /// may still read: `probe`, which it ignores, makes a connection that is closed report so.
-  static net::awaitable<void> await_change(beast::tcp_stream& stream, const Completion& completion,
-                                           std::string_view probe) {
-    stream.expires_never();
-    completion->changed.expires_after(kWatchTime);
-    co_await completion->changed.async_wait(kAwait);
-    const ClientState state = state_of(stream.socket());
-    if (state == ClientState::gone) completion->is_gone = true;
-    if (state != ClientState::half_closed || Clock::now() < completion->next_probe) co_return;
-    completion->next_probe = Clock::now() + completion->probe_time;
-    completion->probe_time *= 2;
-    stream.expires_after(kWriteTime);
-    const auto [error, size] = co_await net::async_write(stream, net::buffer(probe), kAwait);
-    if (error) completion->is_gone = true;
-  }
-
   /// Cancels what is unfinished.
   void forget(const Completion& completion) {
     for (const int64_t request : completion->requests) {
@@ -360,94 +286,59 @@ class BeastCompletionServer : public CompletionServer {
                                               : End::left);
   }
 
-  net::awaitable<bool> send_whole(beast::tcp_stream& stream, const HttpRequest& request,
+  net::awaitable<bool> send_whole(HttpConnection& connection, const HttpRequest& request,
                                   Completion completion) {
-    // Clients pass over interim answers, which HTTP/1.0 does not have.
-    const std::string_view probe = request.version() >= 11 ? kContinue : "";
-    while (!completion->has_ended()) co_await await_change(stream, completion, probe);
-    if (completion->is_gone) co_return false;
+    while (!completion->has_ended() && !connection.is_gone()) {
+      co_await connection.await_change(request, completion->changed);
+    }
+    if (connection.is_gone()) co_return false;
     if (completion->failure) {
-      co_return co_await send_error(stream, request, *completion->failure, request.keep_alive());
+      co_return co_await send_error(connection, request, *completion->failure,
+                                    request.keep_alive());
     }
     std::string text;
     const std::function<void()> write = [&] { text = completion->answer.whole(); };
     co_await compute(completion->answer.tokens() <= kSmallAnswerTokens, write);
-    co_return co_await send(stream, request, http::status::ok, "application/json", std::move(text),
-                            request.keep_alive());
+    co_return co_await connection.send(request, 200, "application/json", text,
+                                       request.keep_alive());
   }
 
-  net::awaitable<bool> send_stream(beast::tcp_stream& stream, const HttpRequest& request,
+  net::awaitable<bool> send_stream(HttpConnection& connection, const HttpRequest& request,
                                    Completion completion) {
-    http::response<http::empty_body> header(http::status::ok, request.version());
-    set_fields(header, "text/event-stream");
-    header.keep_alive(request.keep_alive());
-    const bool is_chunked = request.version() >= 11;
-    header.chunked(is_chunked);
-    http::response_serializer<http::empty_body> serializer(header);
-    stream.expires_after(kWriteTime);
-    auto [error, size] = co_await http::async_write_header(stream, serializer, kAwait);
-    const std::string_view probe = is_chunked ? "3\r\n:\n\n\r\n" : ":\n\n";  // a comment
-    while (!error && !completion->is_gone) {
-      const bool has_ended = completion->has_ended();
+    bool is_sent = co_await connection.begin_events(request, request.keep_alive());
+    for (bool has_ended = false; is_sent && !has_ended && !connection.is_gone();) {
+      has_ended = completion->has_ended();
       std::string events = std::exchange(completion->unsent, {});
       if (completion->failure) {
         events += "data: " + completion->failure->json() + "\n\n";
       } else if (has_ended) {
         events += completion->answer.end();
       }
-      if (!events.empty()) {
-        stream.expires_after(kWriteTime);
-        const net::const_buffer bytes = net::buffer(events);
-        if (is_chunked) {  // no conditional expression: GCC 12 would await both
-          std::tie(error, size) =
-              co_await net::async_write(stream, http::make_chunk(bytes), kAwait);
-        } else {
-          std::tie(error, size) = co_await net::async_write(stream, bytes, kAwait);
-        }
+      if (!events.empty()) is_sent = co_await connection.send_events(events);
+      if (is_sent && !has_ended && completion->unsent.empty()) {
+        co_await connection.await_change(request, completion->changed);
       }
-      if (has_ended) break;
-      if (!error && completion->unsent.empty()) co_await await_change(stream, completion, probe);
     }
-    if (error || completion->is_gone) co_return false;
-    if (!is_chunked) co_return false;  // the end of the connection ends the answer
-    stream.expires_after(kWriteTime);
-    std::tie(error, size) = co_await net::async_write(stream, http::make_chunk_last(), kAwait);
-    co_return !error;
+    if (!is_sent || connection.is_gone()) co_return false;
+    co_return co_await connection.end_events();
   }
 
-  net::awaitable<bool> refuse(beast::tcp_stream& stream, const HttpRequest& request,
+  net::awaitable<bool> refuse(HttpConnection& connection, const HttpRequest& request,
                               const ApiError& error, bool keeps_alive) {
     metrics_.refuse();
-    co_return co_await send_error(stream, request, error, keeps_alive);
+    co_return co_await send_error(connection, request, error, keeps_alive);
   }
 
-  net::awaitable<bool> send_error(beast::tcp_stream& stream, const HttpRequest& request,
-                                  const ApiError& error, bool keeps_alive) {
-    co_return co_await send(stream, request, http::status(error.status), "application/json",
-                            error.json(), keeps_alive);
-  }
-
-  net::awaitable<bool> send(beast::tcp_stream& stream, const HttpRequest& request,
-                            http::status status, const char* type, std::string text,
-                            bool keeps_alive) {
-    http::response<http::string_body> response(status, request.version());
-    set_fields(response, type);
-    response.keep_alive(keeps_alive);
-    if (status == http::status::method_not_allowed) response.set(http::field::allow, "GET, POST");
-    response.body() = std::move(text);
-    response.prepare_payload();
-    if (request.method() == http::verb::head) response.body().clear();  // not its length
-    stream.expires_after(kWriteTime);
-    const auto [error, size] = co_await http::async_write(stream, response, kAwait);
-    co_return !error && keeps_alive;
+  static net::awaitable<bool> send_error(HttpConnection& connection, const HttpRequest& request,
+                                         const ApiError& error, bool keeps_alive) {
+    const std::string text = error.json();
+    co_return co_await connection.send(request, error.status, "application/json", text,
+                                       keeps_alive);
   }
 
   const CompletionServerOptions options_;
-  size_t num_clients_ = 0, num_answering_ = 0, answered_bytes_ = 0;
-  AwaitedRequests awaited_;
+  size_t num_answering_ = 0;
   ServeMetrics metrics_;
-  bool is_local_ = false;
-  std::string url_;
   const ServedModel* model_ = nullptr;
   ServeLoop* loop_ = nullptr;
   std::optional<ApiError> failure_;                          // for all requests
@@ -455,7 +346,7 @@ class BeastCompletionServer : public CompletionServer {
   // Declared last: destroys coroutines, which use the members above.
   HttpThread http_{"the thread of connections"};
   HttpThread small_{"the work for a request"}, large_{"the work for a large request or answer"};
-  tcp::acceptor acceptor_;
+  HttpListener listener_;
 };
 
 }  // namespace

@@ -11,10 +11,16 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
 
+namespace net = boost::asio;
 namespace http = boost::beast::http;
-using boost::asio::ip::tcp;
+using net::ip::tcp;
 
+constexpr std::chrono::milliseconds kRetryTime{100};
+constexpr auto kAwait = net::as_tuple(net::use_awaitable);
+
+/// Socket that listens at `address`. Throws IoError that begins with `name`.
 tcp::acceptor listen_at(boost::asio::io_context& context, const ListenAddress& address,
                         std::string_view name) {
   const auto until = control::after(control::kPortPatienceS);
@@ -41,12 +47,15 @@ tcp::acceptor listen_at(boost::asio::io_context& context, const ListenAddress& a
   }
 }
 
+/// URL of a listening socket, with the typed host if it listens at all addresses.
 std::string url_of(const tcp::endpoint& at, const ListenAddress& typed) {
   const std::string host = at.address().is_v6() ? fmt::format("[{}]", at.address().to_string())
                            : at.address().is_unspecified() ? typed.host
                                                            : at.address().to_string();
   return fmt::format("http://{}:{}/", host, at.port());
 }
+
+}  // namespace
 
 bool is_local_host(std::string_view host, std::string_view typed) {
   const size_t colon = host.rfind(':');
@@ -65,58 +74,45 @@ bool is_local_host(std::string_view host, std::string_view typed) {
   return !error && address.is_v6() == is_v6 && address.is_loopback();
 }
 
-std::optional<HttpRefusal> find_host_refusal(const http::fields& fields, bool is_local,
-                                             std::string_view typed) {
-  if (fields.count(http::field::host) > 1) return HttpRefusal{400, "Host: expected one"};
-  const auto host = fields[http::field::host];
-  if (!is_local || is_local_host({host.data(), host.size()}, typed)) return {};
-  return HttpRefusal{403, "unknown host name"};
+HttpListener::HttpListener(net::io_context& context, const ListenAddress& address,
+                           std::string_view name, const HttpLimits& limits, Talk talk)
+    : context_(context),
+      address_(address),
+      talk_(std::move(talk)),
+      clients_(std::make_shared<HttpClients>(limits)),
+      acceptor_(listen_at(context, address, name)),
+      url_(url_of(acceptor_.local_endpoint(), address)),
+      is_local_(acceptor_.local_endpoint().address().is_loopback()) {}
+
+void HttpListener::start() {
+  net::co_spawn(context_, accept(), net::detached);
 }
 
-void set_answer_fields(http::fields& fields, const char* type) {
-  fields.set(http::field::content_type, type);
-  fields.set(http::field::cache_control, "no-store");
-  fields.set("X-Content-Type-Options", "nosniff");
-  fields.set("Content-Security-Policy",
-             "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-             "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+std::optional<ApiError> HttpListener::find_refusal(const HttpRequest& request) const {
+  if (request.count(http::field::host) > 1) return ApiError(400, "Host: expected one");
+  const auto host = request[http::field::host];
+  if (!is_local_ || is_local_host({host.data(), host.size()}, address_.host)) return {};
+  return ApiError(403, "unknown host name");
 }
 
-AwaitedRequests::Entry::Entry(AwaitedRequests& all, boost::beast::tcp_stream& stream)
-    : all_(all), number_(all.next_++) {
-  all_.awaited_[number_] = {&stream};
-}
-
-AwaitedRequests::Entry::~Entry() {
-  set_bytes(0);
-  all_.awaited_.erase(number_);
-}
-
-void AwaitedRequests::Entry::set_bytes(size_t bytes) {
-  size_t& before = all_.awaited_[number_].bytes;
-  all_.bytes_ += bytes - before;
-  before = bytes;
-}
-
-bool AwaitedRequests::Entry::is_refused() const {
-  return all_.awaited_.at(number_).is_refused;
-}
-
-bool AwaitedRequests::close_oldest() {
-  for (auto& [number, each] : awaited_) {
-    if (!each.stream->socket().is_open()) continue;
-    each.stream->close();
-    return true;
+net::awaitable<void> HttpListener::accept() {
+  while (true) {
+    auto [error, socket] = co_await acceptor_.async_accept(kAwait);
+    const bool has_room =
+        (!error && clients_->count < clients_->limits.clients) || clients_->awaited.close_oldest();
+    if (error) {  // as for lack of descriptors, until a client has left
+      net::steady_timer timer(context_, kRetryTime);
+      co_await timer.async_wait(kAwait);
+    } else if (has_room) {
+      net::co_spawn(context_, run(std::move(socket)), net::detached);
+    }
   }
-  return false;
 }
 
-void AwaitedRequests::refuse_largest() {
-  const auto largest =
-      std::ranges::max_element(awaited_, {}, [](const auto& each) { return each.second.bytes; });
-  if (largest == awaited_.end()) return;
-  largest->second.is_refused = true;
-  largest->second.stream->cancel();
+net::awaitable<void> HttpListener::run(tcp::socket socket) {
+  HttpConnection connection(std::move(socket), clients_);
+  co_await talk_(connection);
+  connection.shutdown_send();
 }
 
 }  // namespace tandem
