@@ -5,6 +5,7 @@ import re
 import sys
 
 MAX_LINES = 500
+MAX_OPENING = 12  # lines of the comment that a public header begins with
 CODE = (".h", ".cc", ".cu", ".cuh")
 LOADED = '#include "core/cuda/load_module.cuh"'
 TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
@@ -140,6 +141,9 @@ def check(path):
         found.append((1, "loose file: put it in a folder of " + path.rsplit("/", 1)[0]))
     if path.startswith("src/") and path.endswith(".cu") and LOADED not in lines:
         found.append((1, "kernels that nothing loads before their first launch: " + LOADED))
+    opening = next((i for i, line in enumerate(lines) if not line.startswith("//")), 0)
+    if path.startswith("include/tandem/") and opening > MAX_OPENING:
+        found.append((MAX_OPENING + 1, f"opens with {opening} lines: at most {MAX_OPENING}; details belong in docs/reference"))
     raw = None  # the end of the raw string that the line is in
     for number, line in enumerate(lines, 1):
         begins = raw is None and re.search(r'R"(\w*)\(', line)

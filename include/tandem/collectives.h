@@ -1,21 +1,12 @@
 // Collectives on contiguous tensors, on any transport. Sums run in fixed rank order with f32
 // accumulation, so every rank holds bitwise the same result on every run.
 //
-// All are collective and blocking. If ranks pass different arguments, every rank throws Mismatch.
-// If a rank never arrives, the others throw Timeout, which names it. Invalid operands throw
-// InvalidArgument before anything is sent. After any error but Mismatch and invalid operands the
-// ranks' results may differ, and later calls throw Aborted on that rank. Zero elements are valid.
-//
-// Output tensors must be writable and overlap no other operand, except where stated below;
-// otherwise InvalidArgument names both. A tensor without elements overlaps nothing.
-//
-// GPU ranks (a communicator of run_gpus, tandem/cuda.h) take device tensors; calls are enqueued on
-// the communicator's stream and return. Arguments are not compared between ranks. NCCL does some
-// sums of f32, bf16 and f16, in its own order and with intermediate rounding to the dtype:
-// all_reduce of more than 64 MiB on more than two GPUs or of a size that is no multiple of 16
-// bytes, reduce_scatter of shards of more than 1 MiB that are no multiples of 16 bytes, and all
-// sums between nodes. The first call of each kind and dtype, up to 16 MiB and above, may allocate:
-// make it before capturing a graph. Calls of one communicator must not overlap in time.
+// All are collective; CPU ranks block, GPU ranks enqueue on the communicator's stream. If CPU ranks
+// pass different arguments, every rank throws Mismatch. If a rank never arrives, the others throw
+// Timeout, which names it. Invalid operands throw InvalidArgument before anything is sent. After
+// any other error results may differ between ranks, and later calls throw Aborted on that rank.
+// Zero elements are valid. Outputs must be writable and overlap no other operand, except as stated
+// below. What NCCL sums, and which first calls allocate: docs/reference/operators.md.
 #pragma once
 
 #include <cstdint>

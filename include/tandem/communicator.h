@@ -89,7 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                     const WaitSite& site) = 0;
 
-  /// As `wait`, but GPU ranks enqueue it on their stream (`stream_of`, tandem/cuda.h) and return:
+  /// `wait`, but GPU ranks enqueue it on their stream (`stream_of`, tandem/cuda.h) and return:
   /// work enqueued later starts when the signal has come. If the deadline passes, that work starts
   /// nevertheless, and the next call that checks for it throws Timeout.
   virtual void enqueue_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,

@@ -5,48 +5,10 @@
 //
 // The communicator's ranks are ep x tp, with ep = size / tp: rank r has shard shard_of(ffn, tp, r %
 // tp) of each expert in shard_of(experts, ep, r / tp). Every rank passes its own rows (their number
-// may differ by rank and by call) and gets their results.
-//
-// A row is sent once per destination rank, however many of its experts that rank holds, and returns
-// from there as one partial sum. Sums have one fixed order in f32: bitwise equal on every run.
-// Construction is collective. Unless a strategy is given, it times when to start the GEMMs (serial:
-// after all rows have arrived; or wave by wave as they arrive) and when to send the sums (after all
-// GEMMs, or one column group after the other), for evenly spread and for uneven rows
-// (schedule/moe.h). A call uses the fastest at the imbalance nearest to its own.
-//
-// GPU ranks (one node of up to 8 GPUs of sm_90; bf16 or f16; hidden a multiple of 8, ffn of 8 x tp;
-// up to 1024 experts a rank; wire formats with groups) enqueue passes on the rank's stream
-// (tandem/cuda.h). The host does not wait: grids depend on `tokens` only, so one captured CUDA
-// graph serves any routing. Routing therefore throws nothing: an expert id that is out of range,
-// repeated in its row, or has a weight that is not finite contributes nothing and is counted
-// (`dropped_routings`). A Timeout of "all_to_all" names a rank that is missing or whose operands
-// are invalid. Ranks in different calls (forward and backward, batches of different calls,
-// different layers) compute nothing: their next call or wait throws Mismatch, and the communicator
-// has failed. The strategy is the fastest for evenly spread rows; all strategies give the same
-// bits. A backward pass needs MoeOptions::backward and its communication is serial. The first
-// forward pass of a batch that is not prepared allocates, so it cannot be captured.
-//
-// With a wire format (MoeOptions) the forward pass encodes each row it dispatches as one message
-// (tandem/codec.h). All ranks use the decoded rows, including those that stay local, so an expert's
-// input does not depend on which ranks share it. Partial sums return encoded; the owner adds its
-// own uncompressed. Strategies and chunks give the same bits. A single rank encodes nothing. The
-// backward pass is uncompressed. Its gradients are those of a layer given the decoded rows, with
-// exact partial sums. GPU ranks send the same messages, and with `allow_uncompressed` choose
-// uncompressed or encoded for both directions together.
-//
-// Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, double-buffered
-// across calls), whatever the routing; scratch that grows to the rows of a call; and, with a wire
-// format for partial sums, 2 x size x tokens of their messages.
-//
-// GPU memory is shared by all layers of a communicator that have the same shape and options, except
-// for their batches, since their calls are ordered by one stream. Symmetric: 2 x (size - 1) x
-// tokens rows and size x tokens x top_k x 8 bytes. In addition, hidden + this rank's shard of ffn
-// values for each row that its experts may receive: size x tokens x min(top_k, local experts), plus
-// 127 per expert. With a backward pass: size x tokens x top_k x 4 bytes, symmetric; 2 x hidden + 3
-// x ffn values for each of those rows; and hidden + 2 x ffn for each row in every batch. With a
-// wire format a direction's (size - 1) x tokens symmetric rows are messages of Wire::bytes(hidden)
-// instead (with a backward pass or `allow_uncompressed`: the longer of the two), and dispatch takes
-// further, not symmetric, tokens messages and size x tokens decoded rows.
+// may differ by rank and by call) and gets their results. Construction is collective and chooses
+// the strategy; sums have one order in f32, bitwise equal on every run and in every strategy. GPU
+// ranks (one node, sm_90) enqueue passes, and the host does not wait. Limits, invalid routing, wire
+// formats and memory: docs/reference/operators.md.
 #pragma once
 
 #include <cstddef>

@@ -1,72 +1,14 @@
 // Overlap operators: a GEMM and its adjacent collective as one call, overlapped tile by tile (FLUX,
 // arXiv 2406.06858, §3). Construction is collective: it checks shapes against the other ranks,
-// allocates symmetric workspace and picks a strategy. Runs allocate nothing, except on GPUs for the
-// CUDA graphs mentioned below.
+// allocates symmetric workspace and picks a strategy. Runs allocate nothing but CUDA graphs.
 //
-// Common to all: M, N and K are arbitrary (tails, M smaller than the world, zero rows). Rows are
-// split by shard_of(). f32 or bf16 with f32 accumulation. Partial sums are added in f32 in a fixed
-// order: bitwise equal on every run. A weight is [N, K] (rows = output features). For the other
-// layout the shape sets weight_kn, and `run` gets `w.transposed()` of a [K, N] tensor. `run` gets a
-// bias if and only if the shape sets it. On CPU ranks every strategy and chunk count gives the same
-// bits, so results do not depend on the tuner's choice. (With neither AVX-512 nor AVX2 this holds
-// as long as the tuner's cache is kept: the bits of the f32 GEMM then depend on the number of rows
-// in a chunk.) An operator can be moved; calls on a moved-from operator throw InvalidArgument. It
-// must be destroyed before its communicator, unless that belongs to a World: then the operator
-// keeps it alive.
-//
-// Operands: rows are dense (the weight's, or its columns) and may be part of a wider matrix.
-// Outputs, i.e. out and AddNorm's hidden, overlap no other operand; only hidden may be the
-// residual. Inputs may overlap each other. An operand's memory reaches from its first element to
-// its last, so adjacent columns of one matrix overlap. An operand that contradicts the shape, is on
-// another device, overlaps, or is a read-only output throws InvalidArgument, which names it, before
-// anything is sent. Construction with different shapes throws Mismatch. A call that fails later
-// (out of memory, a Timeout) may leave different results on the ranks. Later calls of the operator
-// then throw Aborted on that rank and, unless the error was a Timeout, the waits of all ranks end
-// too.
-//
-// With OverlapOptions::wire rows are sent encoded (tandem/codec.h). On CPU ranks each row is a
-// message of its own, and every strategy and chunk count still gives the same bits. AgGemm and
-// AgWgrad encode x's rows once, on their owner. All ranks, including the owner, use the decoded
-// rows, so the gathered matrix has the same bits everywhere. GemmRs encodes partial products except
-// the owner's. GemmAr encodes all partial products, sent or not, and then the rounded sums, so each
-// value twice; the residual of an AddNorm is added to the decoded sums. A single rank sends and
-// encodes nothing.
-//
-// On GPUs of one node AgGemm, GemmRs and GemmAr accept the formats that have groups. GemmAr is the
-// all-reduce of tandem/collectives.h: an owner's partial product is added uncompressed, and on two
-// ranks each is encoded once and the sum is not. A shard's rows are one message there, so if a row
-// is no multiple of the group, groups continue in the next row. Candidates differ in bits: fused
-// GemmRs encodes partial products before they are rounded, and fused AgGemm uses local rows
-// uncompressed (so it has no keep_gathered).
-//
-// On GPUs (a communicator of run_gpus, tandem/cuda.h) operands are contiguous, 16-byte aligned
-// device tensors. out has the dtype given in the shape, f16 is valid too, N and K are multiples of
-// 16 bytes, and M, N and K are at most 2^30. `run` enqueues on the communicator's stream and
-// returns. Candidates round differently, so the bits depend on the tuner's choice, which is the
-// same on all ranks. Operands are read when the call runs; after that the caller may refill, reuse
-// or free their memory. Candidates of many steps are captured as a CUDA graph when the same
-// operands are passed a second time; new operands cost more host time. A caller may capture calls
-// itself.
-//
-// Kernels of one call wait for those of the same call on the other ranks. So the calls of all
-// operators and collectives on a rank must be ordered, by one stream or by events, in the same
-// order on all ranks. If two may run concurrently, the first may fill one rank's SMs and the second
-// another's, and both time out. Kernels that end without waiting for a peer may run concurrently on
-// other streams; the SMs they hold only delay a call, as long as that is less than the deadline.
-// After a Timeout or Aborted the communicator is unusable, and the results of calls enqueued later
-// are undefined.
-//
-// Backward passes use these operators too. AgGemm with weight w: dx by GemmRs of dy and
-// w.transposed() (k and n exchanged, weight_kn); dw by AgWgrad, or by a GEMM with the saved gather.
-// GemmRs: dx by AgGemm of dy and w.transposed(); dw.transposed() by AgWgrad of dy and x (k and n
-// exchanged, weight_kn), or by a GEMM with the rows which that AgGemm saved.
-//
-// e4m3 (tandem/quantize.h), on the GPUs of one node: x and weight are e4m3, N and K multiples of
-// 16, the weight is [N, K], and `run` gets their scales: out = (x scaled) x (weight scaled)^T +
-// bias, in f32, rounded to `out_dtype`. The shape's scaling selects one scale per tensor, or one
-// per row of x and of the weight. With one per tensor, all ranks of AG+GEMM must pass the same for
-// x. AG transfers the codes (half the bytes of bf16) and the rows' scales; RS and AR transfer
-// `out_dtype`. There is no keep_gathered and no AgWgrad.
+// M, N and K are arbitrary; rows are split by shard_of(); sums are in f32, in one order, bitwise
+// equal on every run. A weight is [N, K], or with weight_kn `w.transposed()` of a [K, N] tensor.
+// Operands that contradict the shape throw InvalidArgument before anything is sent, different
+// shapes Mismatch; after a failed call later ones throw Aborted. An operator can be moved. It must
+// be destroyed before its communicator, unless that belongs to a World. GPU ranks enqueue calls, in
+// one order on all ranks. Aliases, wire formats, e4m3, graphs, backward passes:
+// docs/reference/operators.md.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@ size_t enqueue_encode(const Exec& exec, const Wire& wire, const Tensor& values, 
 void enqueue_decode(const Exec& exec, const Wire& wire, std::span<const std::byte> message,
                     const Tensor& values);
 
-/// The same on a GPU: codec/cuda/enqueue.cc.
+/// GPU form: codec/cuda/enqueue.cc.
 void encode_on_gpu(const Exec& exec, const Wire& wire, const Tensor& values, std::byte* message);
 void decode_on_gpu(const Exec& exec, const Wire& wire, const std::byte* message,
                    const Tensor& values);

@@ -89,7 +89,7 @@ class Call {
   /// Memory of slot_bytes() to build the next chunk for `peer` in until it is sent. Waits until the
   /// chunk built there before has been read.
   std::byte* staging(Stream stream, int peer);
-  /// The same for chunk `index`, counted from 0 in this call, of the gather stream to all peers.
+  /// For chunk `index`, counted from 0 in this call, of the gather stream to all peers.
   std::byte* staging_for_all(uint64_t index);
   size_t slot_bytes() const { return layout_.slot_bytes; }
   const std::byte* receive(Stream stream, int source);

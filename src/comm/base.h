@@ -33,7 +33,7 @@ class BaseCommunicator : public Communicator {
   uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const final;
   void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch, const WaitSite& site) final;
   std::unique_ptr<Communicator> split(int color, int key) final;
-  /// As make_group (comm/group.h).
+  /// Implements make_group (comm/group.h).
   std::unique_ptr<Communicator> group(std::string_view name, const std::vector<int>& members);
   void make_workspace();
   /// Rank of the world of a rank of this communicator.
@@ -68,7 +68,7 @@ class BaseCommunicator : public Communicator {
   /// members has. Does not wait for them.
   virtual std::unique_ptr<Communicator> do_group(const std::string& name,
                                                  const std::vector<int>& members, int index) = 0;
-  /// As do_allocate, but not collective: each rank calls it when it needs the memory.
+  /// do_allocate, but not collective: each rank calls it when it needs the memory.
   virtual std::shared_ptr<SymmetricBuffer> do_allocate_workspace(size_t bytes, int signals) = 0;
   /// Collective: `exchange` by other means, on all ranks or on none; false: on none.
   virtual bool do_exchange(std::span<const std::byte>, std::string_view,

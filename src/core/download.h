@@ -22,7 +22,7 @@ class Download {
   bool is_enqueued() const { return pinned_ != nullptr; }
   /// Copies from now on start after all work enqueued on exec's stream so far.
   void begin(const Exec& exec);
-  /// As `copy`, to a tensor in the memory. What is read must not change before the copy ends: see
+  /// Copies to a tensor in the memory. What is read must not change before the copy ends: see
   /// `block`.
   void run(const Exec& exec, const Tensor& from, const Tensor& to);
   /// After the last copy.

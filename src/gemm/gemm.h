@@ -23,7 +23,7 @@ struct GemmOptions {
 /// and on every run. Throws InvalidArgument naming the operand whose shape, stride or dtype is
 /// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
-/// The same on exec's device. On a GPU each operand is contiguous, or the transpose of a contiguous
+/// On exec's device. On a GPU each operand is contiguous, or the transpose of a contiguous
 /// matrix, at a multiple of 16 bytes and with rows that are multiples of 16 bytes, there is no
 /// bias, and the first call with a shape, up to timed_gemm_rows, times cuBLASLt's algorithms: the
 /// same bits on every later run of the process.

@@ -38,8 +38,8 @@ struct MergedTrace {
 MergedTrace merge_spans(const std::string& folder, const StepRange& steps,
                         const MergedSpans& consumer);
 
-/// The same as Chrome's JSON, written to `file` as it is merged; `arrows` and `backward` as in
-/// observe/trace.h.
+/// Chrome's JSON of the merged trace, written to `file` as it is merged; `arrows` and `backward` as
+/// in observe/trace.h.
 struct MergedFile {
   MergedTrace trace;
   int64_t arrows = 0;

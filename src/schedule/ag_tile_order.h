@@ -52,7 +52,7 @@ constexpr bool has_pairs_of_rows(const AgTileOrder& order) {
   return order.shard_tiles % 2 == 0 || (order.shard_tiles == 1 && order.ranks % 2 == 0);
 }
 
-/// The same order over pairs of rows instead of rows.
+/// This order over pairs of rows instead of rows.
 constexpr AgTileOrder in_pairs_of_rows(AgTileOrder order) {
   if (order.shard_tiles == 1) {
     order.rank /= 2;

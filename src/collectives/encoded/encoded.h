@@ -48,7 +48,7 @@ class Encoded {
   /// out = the sum of `partials` in their order, in f32, rounded once. `out` may be an uncompressed
   /// part.
   void reduce(const std::vector<Partial>& partials, int64_t count, std::byte* out);
-  /// The same; encodes the sum plus residual into `message`, and decodes that into `out`.
+  /// Also encodes the sum plus residual into `message`, and decodes that into `out`.
   size_t reduce_into(const std::vector<Partial>& partials, int64_t count, float* residual,
                      std::byte* message, std::byte* out);
 

@@ -28,8 +28,8 @@ struct Launch {
 
 /// Begin of TORCHELASTIC_RUN_ID in processes that `tandem launch` started: it runs the store.
 constexpr std::string_view kLauncherRunId = "tandem launch ";
-/// The same if it may start ranks on several hosts: its store has a port, also for ranks that are
-/// all on one.
+/// Begin of it in a launch that may have several hosts: its store has a port, also for ranks that
+/// are all on one.
 constexpr std::string_view kHostsRunId = "tandem launch hosts ";
 /// Name of such a launch's world for its store, as rank 0 may listen under that of the launch.
 std::string store_world(const std::string& world);

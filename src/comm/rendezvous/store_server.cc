@@ -103,7 +103,7 @@ void StoreServer::report_shortage() {
                                 describe_errno(admission_.shortage())));
 }
 
-// As a rank that fails while the world is formed does.
+// Sets the key that a rank sets if it fails while the world is formed.
 void StoreServer::report_failure(int origin, std::string_view reason) {
   const std::string_view key = kStartFailure;
   const Blob value = make_abort_value(origin, reason);

@@ -38,7 +38,7 @@ void poll(const char* what, const std::function<cudaError_t()>& query,
 
 /// Blocks until the work enqueued on `stream` has ended; with the checks of its watchers, if any.
 void await_stream(cudaStream_t stream, const char* what);
-/// The same for work up to `event`, which was recorded on `stream` or not at all.
+/// Waits for work up to `event`, which was recorded on `stream` or not at all.
 void await_event(cudaEvent_t event, cudaStream_t stream, const char* what);
 
 }  // namespace tandem::gpu

@@ -18,12 +18,12 @@ bool speaks();
 /// Flushes standard output. Throws IoError with the system's reason if any of it could not be
 /// written; Ended with a shell's exit code if the reader has closed it.
 void finish_output();
-/// The same for a failed write: `reason` is its errno, 0 if unknown.
+/// Reports a failed write: `reason` is its errno, 0 if unknown.
 [[noreturn]] void throw_output_failed(int reason);
 
 /// Writes `text` and a newline to standard error, ignoring write errors.
 void complain(const std::string& text);
-/// The same for a single-line note, only from the process that reports under a launcher.
+/// Prints a single-line note, only from the process that reports under a launcher.
 void note(const std::string& text);
 
 /// Sets the current activity, such as "training out/tiny".

@@ -15,7 +15,8 @@ constexpr int kMaxJsonDepth = 100;
 /// recurses per level, so deeper text could overflow the stack.
 bool json_depth_fits(std::string_view text);
 
-/// As the library's parser, which compares each key with all before it, but in linear time.
+/// Parses like the library's parser, which compares each key with all before it, but in linear
+/// time.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, bool keeps_integers = false);
 
 /// Discarded (`is_discarded()`, neither object nor array) if `text` is no JSON or nested too deep.
@@ -29,7 +30,7 @@ Json parse_json(std::string_view text) {
   }
 }
 
-/// As parse_json, but an integer beyond 64 bits is its digits, as a value of type binary.
+/// parse_json, but an integer beyond 64 bits is its digits, as a value of type binary.
 nlohmann::ordered_json parse_json_exactly(std::string_view text);
 
 /// Text of `json`, on one line or indented by `indent` spaces. Bytes of strings that are not UTF-8,

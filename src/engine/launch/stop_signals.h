@@ -12,7 +12,7 @@ namespace tandem {
 /// Exit status of a training that was stopped, with a checkpoint: a shell's for SIGINT.
 constexpr int kStopped = 130;
 
-/// Those of these signals that this process does not ignore: nohup and shells, for background jobs,
+/// Signals of these that this process does not ignore: nohup and shells, for background jobs,
 /// let it ignore some.
 sigset_t watched_signals();
 

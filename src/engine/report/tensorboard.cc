@@ -29,7 +29,7 @@ constexpr std::array<uint32_t, 256> kCrcTable = [] {
   return table;
 }();
 
-/// As in tfrecord, where a checksum may itself be among checked bytes.
+/// Masked as in tfrecord, where a checksum may itself be among checked bytes.
 uint32_t masked(uint32_t crc) {
   return std::rotr(crc, 15) + 0xa282ead8u;
 }

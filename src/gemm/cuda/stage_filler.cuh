@@ -54,7 +54,7 @@ class StageFiller {
     }
     end();
   }
-  /// The same for a slice in a wire format.
+  /// Slice in a wire format.
   __device__ void load_slice(const std::byte* from, uint32_t bytes) {
     uint64_t* const full = begin(bytes);
     cute::SM90_BULK_COPY_G2S::copy(from, full, weight(), int32_t(bytes));

@@ -31,7 +31,7 @@ class TileStorer {
   __device__ void store(const CUtensorMap& to, int column, int row) {
     store(to, column, row, [] {});
   }
-  /// The same in a wire format, by boxes of `box_bytes`; discarded if `to` is null.
+  /// Stores in a wire format, by boxes of `box_bytes`; discarded if `to` is null.
   __device__ void store_slice(std::byte* to, int box_bytes) {
     store_boxes(
         [&](int box, const std::byte* from) {

@@ -66,7 +66,7 @@ class Attention {
   /// In cuDNN's form throws InvalidArgument for a window that is not one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
-  /// The same again, with q and k as forward left them: the same bits in out and log_sums.
+  /// Second forward pass, with q and k as forward left them: the same bits in out and log_sums.
   void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                      const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
   /// Takes q and k as forward left them, and the same mask. Overwrites dq, dk, dv.

@@ -198,7 +198,7 @@ __device__ float combine_block(float value, const Combine& combine, WarpValues& 
   return result;
 }
 
-/// The same with memory for one call by a kernel.
+/// With memory for one call by a kernel.
 template <typename Combine>
 __device__ float combine_block(float value, const Combine& combine) {
   __shared__ WarpValues warp_values;

@@ -13,9 +13,9 @@ std::string lower(const std::string& text);
 std::string casefold(const std::string& text);
 std::string swap_case(const std::string& text);
 std::string capitalize(const std::string& text);
-/// As the method `title`: a letter that follows none is upper case.
+/// Method `title`: a letter that follows none is upper case.
 std::string title(const std::string& text);
-/// As the filter `title`: letters after white space, "-" or an opening bracket are upper case.
+/// Filter `title`: letters after white space, "-" or an opening bracket are upper case.
 std::string title_words(const std::string& text);
 /// The methods isupper and islower.
 bool has_case(const std::string& text, bool is_upper);

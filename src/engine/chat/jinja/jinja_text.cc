@@ -296,7 +296,7 @@ std::string pad(const std::string& text, int64_t width, const std::string& fill,
                 bool right) {
   if (width > kMaxWidth) fail(fmt::format("width {}: expected at most {}", width, kMaxWidth));
   const int64_t missing = std::max<int64_t>(0, width - count_characters(text));
-  // As CPython centers: the odd space is on the left if the width is odd.
+  // CPython's centering: the odd space is on the left if the width is odd.
   const int64_t before = left && right ? missing / 2 + (missing & width & 1) : left ? missing : 0;
   std::string result;
   for (int64_t i = 0; i < before; ++i) result += fill;

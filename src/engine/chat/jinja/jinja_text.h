@@ -16,7 +16,7 @@ std::span<const Function> string_methods();
 /// `count` below 0: all. Throws ConfigError for more than kMaxText.
 std::string replace(const std::string& text, const std::string& from, const std::string& to,
                     int64_t count);
-/// As Python: also at line ends beyond "\n".
+/// Splits like Python: also at line ends beyond "\n".
 std::vector<std::string> split_lines(std::string_view text, bool keeps_ends = false);
 /// From the end with `from_end`; `separator`: nullptr for white space; `max` below 0: all.
 std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t max,

@@ -80,7 +80,7 @@ struct JsonStyle {
   bool escapes = false;  ///< characters beyond ASCII
   bool sorts_keys = false;
 };
-/// As transformers' filter of this name. Bytes that are not UTF-8 become U+FFFD. Throws ConfigError
+/// Transformers' filter of this name. Bytes that are not UTF-8 become U+FFFD. Throws ConfigError
 /// for more than kMaxText.
 std::string to_json_text(const Json& json, const JsonStyle& style);
 bool equals(const Value& a, const Value& b);

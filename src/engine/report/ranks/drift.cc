@@ -172,7 +172,7 @@ class Change {
     } else if (!is_all && hosts_changed == 1) {
       text += fmt::format(" on host {}", host);
     }
-    // The same factor in every phase, but for a third of the change.
+    // One factor in every phase, but for a third of the change.
     const double spread = ratios.highest - ratios.lowest,
                  factor = std::abs(after_[slow].work_ms / before_[slow].work_ms - 1);
     if (spread > factor / 3 + .01) return text;

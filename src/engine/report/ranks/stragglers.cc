@@ -82,7 +82,7 @@ double normal_quantile(double probability) {
                  (1 + t * (1.432788 + t * (.189269 + t * .001308)));
 }
 
-/// The same of Student's distribution (Abramowitz and Stegun 26.7.5).
+/// Quantile of Student's distribution (Abramowitz and Stegun 26.7.5).
 double student_quantile(double probability, double freedom) {
   const double z = normal_quantile(probability), z2 = z * z;
   return z *

@@ -19,7 +19,7 @@ struct RankTimes {
 };
 std::vector<RankTimes> rank_times(std::span<const RankEvents> ranks);
 
-/// The same as an aligned table, in percent of the span.
+/// Aligned table of them, in percent of the span.
 std::string as_text(std::span<const RankTimes> times);
 
 }  // namespace tandem

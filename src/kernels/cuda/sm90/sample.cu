@@ -189,7 +189,7 @@ class RowOfLogits {
     return token_of_sum((goal - found.before + equal - 1) / equal,
                         [&](int i) { return Weight(key_of(logits_[i]) == found.key); });
   }
-  /// The same in the order of tokens.
+  /// In the order of tokens.
   __device__ int indexed_token(Weight goal) {
     return token_of_sum(goal, [&](int i) { return weights_[i]; });
   }
