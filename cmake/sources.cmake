@@ -31,7 +31,7 @@ endif()
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
     src/engine/model/layout.cc src/engine/model/parameter*.cc
-    src/engine/config/*.cc src/observe/trace.cc)
+    src/engine/config.cc src/engine/config/*.cc src/observe/trace.cc)
   list(APPEND tandem_sources ${parsers})
 endif()
 if(TANDEM_MPI)
@@ -55,7 +55,7 @@ endif()
 # performance critical.
 set(parsing_sources ${tandem_sources})
 list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(formats/safetensors|system/log)|tune/tuner\\.|\
-engine/(report|config|launch|serve/http)/|engine/model/config|engine/data/ledger/ledger_lines|\
+engine/(report|config|launch|serve/http)/|engine/[a-z]+/config|engine/data/ledger/ledger_lines|\
 engine/train/records/metrics|engine/checkpoint/checkpoint\\.)")
 list(REMOVE_ITEM parsing_sources src/observe/recorder.cc)
 list(REMOVE_ITEM tandem_sources ${parsing_sources})

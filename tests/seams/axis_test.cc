@@ -1,7 +1,7 @@
 // A toy parallel axis, outside all others: whole copies of the model, whose gradients are summed.
 // Two files add it, this one and CMakeLists.txt, as ParallelGroups accepts any communicator as its
 // world. An axis inside the others takes five: engine/parallel/dims.{h,cc} (Axis, kNumAxes and a
-// size), its key in engine/config/{config.h,config_keys.cc}, and its test.
+// size), its key in engine/parallel/config.{h,cc}, and its test.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct CheckpointConfig {
   int64_t every = 0;
@@ -14,6 +18,8 @@ struct CheckpointConfig {
   bool first_step = false;
   int64_t keep = 2;
   std::string export_dtype = "f32";
+
+  static std::span<const Key<CheckpointConfig>> keys();
 };
 
 }  // namespace tandem

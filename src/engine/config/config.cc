@@ -57,15 +57,16 @@ struct Assign {
   void operator()(int64_t* slot) const {
     const auto value =
         node.is_number() ? node.value<double>() : std::nullopt;  // 1e3 counts as an integer
-    if (!value || !(*value >= key.min && *value <= key.max) || *value != std::floor(*value)) {
-      wrong(fmt::format("an integer from {:.0f} to {:.0f}", key.min, key.max));
+    if (!value || !(*value >= key.range.min && *value <= key.range.max) ||
+        *value != std::floor(*value)) {
+      wrong(fmt::format("an integer from {:.0f} to {:.0f}", key.range.min, key.range.max));
     }
     *slot = node.is_integer() ? node.as_integer()->get() : int64_t(*value);
   }
   void operator()(double* slot) const {
     const auto value = node.is_number() ? node.value<double>() : std::nullopt;
-    if (!value || !(*value >= key.min && *value <= key.max)) {
-      wrong(fmt::format("a number from {:.7g} to {:.7g}", key.min, key.max));
+    if (!value || !(*value >= key.range.min && *value <= key.range.max)) {
+      wrong(fmt::format("a number from {:.7g} to {:.7g}", key.range.min, key.range.max));
     };
     *slot = *value;
   }
@@ -77,7 +78,7 @@ struct Assign {
   void operator()(std::string* slot) const {
     if (key.name == "parallel.codec" && node.is_table()) return assign_sites(slot);
     const auto* value = node.as_string();
-    const auto& choices = key.choices;
+    const auto choices = key.range.choices();
     if (!value || (!choices.empty() &&
                    std::find(choices.begin(), choices.end(), value->get()) == choices.end())) {
       wrong(choices.empty() ? "a string"
@@ -111,11 +112,11 @@ struct Assign {
     slot->clear();
     const auto* many = node.as_array();
     const auto expected =
-        fmt::format("an array of integers from {:.0f} to {:.0f}", key.min, key.max);
+        fmt::format("an array of integers from {:.0f} to {:.0f}", key.range.min, key.range.max);
     if (!many) wrong(expected);
     for (const toml::node& entry : *many) {
       const auto* value = entry.as_integer();
-      if (!value || double(value->get()) < key.min || double(value->get()) > key.max) {
+      if (!value || double(value->get()) < key.range.min || double(value->get()) > key.range.max) {
         wrong(expected);
       }
       slot->push_back(value->get());

@@ -1,19 +1,19 @@
 // Configuration of a training run: a TOML file plus `--set table.key=value` overrides.
 //
-// Every key is one row of `config_keys()` (name, member, range, help); parsing, suggestions and the
-// printed list all read that table, and defaults are those of a fresh TrainConfig. Unknown keys,
-// wrong types and values out of range throw a ConfigError naming file, line, key and the allowed
-// values.
+// A job consists of sections, whose keys (name, slot, range, help) stand in the config.cc next to
+// each. Parsing, suggestions and the printed list all read `config_keys()`, which has those of all
+// sections; defaults are those of a fresh TrainConfig. Unknown keys, wrong types and values out of
+// range throw a ConfigError naming file, line, key and the allowed values.
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "engine/checkpoint/config.h"
+#include "engine/config/section.h"
 #include "engine/data/config.h"
 #include "engine/model/config.h"
 #include "engine/optim/config.h"
@@ -33,15 +33,12 @@ struct TrainConfig {
   IntegrityConfig check;
 };
 
-using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                                std::vector<int64_t>*>;
-
+/// A section's key in the job.
 struct ConfigKey {
   std::string name;  ///< "train.steps"
-  ConfigSlot (*slot)(TrainConfig&);
-  double min = 0, max = 0;           ///< for numbers, inclusive
-  std::vector<std::string> choices;  ///< for strings; empty: any
-  std::string help;
+  std::function<ConfigSlot(TrainConfig&)> slot;
+  Range range;
+  std::string_view help;
 };
 std::span<const ConfigKey> config_keys();
 /// Keys that had another name once, which is still read.

@@ -9,23 +9,23 @@ namespace {
 struct Describe {
   const ConfigKey& key;
   std::string operator()(int64_t* value) const {
-    return fmt::format("integer {}, {:.10g} to {:.10g}", *value, key.min, key.max);
+    return fmt::format("integer {}, {:.10g} to {:.10g}", *value, key.range.min, key.range.max);
   }
   std::string operator()(double* value) const {
-    return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);
+    return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.range.min, key.range.max);
   }
   std::string operator()(bool* value) const { return fmt::format("boolean {}", *value); }
   std::string operator()(std::string* value) const {
-    return key.choices.empty()
+    return key.range.choices().empty()
                ? fmt::format("string \"{}\"", *value)
-               : fmt::format("string \"{}\", of {}", *value, fmt::join(key.choices, ", "));
+               : fmt::format("string \"{}\", of {}", *value, fmt::join(key.range.choices(), ", "));
   }
   std::string operator()(std::vector<std::string>* value) const {
     return fmt::format("strings [{}]", fmt::join(*value, ", "));
   }
   std::string operator()(std::vector<int64_t>* value) const {
-    return fmt::format("integers [{}], {:.10g} to {:.10g}", fmt::join(*value, ", "), key.min,
-                       key.max);
+    return fmt::format("integers [{}], {:.10g} to {:.10g}", fmt::join(*value, ", "), key.range.min,
+                       key.range.max);
   }
 };
 

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct DataConfig {
   std::vector<std::string> paths;
@@ -20,6 +24,8 @@ struct DataConfig {
   std::string packing = "none";
   std::string order = "shuffle";
   int64_t shuffle_windows = 1024;  ///< of a stream
+
+  static std::span<const Key<DataConfig>> keys();
 };
 
 }  // namespace tandem

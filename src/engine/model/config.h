@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "kernels/rope_scaling.h"
 #include "tandem/dtype.h"
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct ModelConfig {
   int64_t vocab = 257;  ///< byte-level: 256 bytes and kBos
@@ -71,6 +75,7 @@ struct ModelConfig {
   void check(int tp, int ep = 1) const;
   /// The same, and throws for what has no backward pass, or none on `tp` ranks.
   void check_training(int tp, int ep = 1) const;
+  static std::span<const Key<ModelConfig>> keys();
   bool operator==(const ModelConfig&) const = default;
 };
 

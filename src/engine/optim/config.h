@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct OptimizerConfig {
   std::string name = "adamw";
@@ -22,6 +26,8 @@ struct OptimizerConfig {
   double grad_clip = 1;
   std::vector<std::string> no_decay;  ///< patterns
   std::vector<std::string> lr_scale;  ///< "PATTERN=NUMBER"
+
+  static std::span<const Key<OptimizerConfig>> keys();
 };
 
 }  // namespace tandem

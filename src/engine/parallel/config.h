@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct ParallelConfig {
   int64_t tp = 1;
@@ -25,6 +29,8 @@ struct ParallelConfig {
   std::string link;
   std::string codec = "none";  ///< a CodecPolicy
   bool error_feedback = true;
+
+  static std::span<const Key<ParallelConfig>> keys();
 };
 
 }  // namespace tandem

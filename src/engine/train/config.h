@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
 
 struct RunConfig {
   int64_t steps = 1000;
@@ -32,6 +36,8 @@ struct RunConfig {
   bool deterministic = true;
   std::string recompute = "none";  ///< a Recompute
   int64_t recompute_layers = 0;    ///< 0: all
+
+  static std::span<const Key<RunConfig>> keys();
 };
 
 struct TraceConfig {
@@ -39,6 +45,8 @@ struct TraceConfig {
   int64_t steps = 2;
   bool ranks = true;
   int64_t stream_mib = 0;
+
+  static std::span<const Key<TraceConfig>> keys();
 };
 
 struct IntegrityConfig {
@@ -46,6 +54,8 @@ struct IntegrityConfig {
   double weights = 1;  ///< this and the next two: shares
   double state = 0.1;
   double recompute = 0;
+
+  static std::span<const Key<IntegrityConfig>> keys();
 };
 
 }  // namespace tandem

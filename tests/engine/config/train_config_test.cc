@@ -39,7 +39,8 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   config.optimizer.no_decay = {"*embed*"};
   config.optimizer.lr_scale = {"*q_proj*=0.25", "*k_proj*=1e-05"};
   for (const ConfigKey& key : config_keys()) {  // change every value from its default
-    if (key.choices.size() > 1) *std::get<std::string*>(key.slot(config)) = key.choices.back();
+    const auto choices = key.range.choices();
+    if (choices.size() > 1) *std::get<std::string*>(key.slot(config)) = choices.back();
     const ConfigSlot slot = key.slot(config);
     if (bool* const* flag = std::get_if<bool*>(&slot)) **flag = !**flag;
     if (int64_t* const* whole = std::get_if<int64_t*>(&slot)) **whole += 1;

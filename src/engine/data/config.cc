@@ -1,0 +1,51 @@
+#include "engine/data/config.h"
+
+#include "engine/config/data_format.h"
+#include "engine/config/section.h"
+
+namespace tandem {
+namespace {
+
+constexpr Range kFormats = [] {
+  Range formats = one_of("auto");
+  for (const DataFormat& format : kDataFormats) formats.names[formats.num_names++] = format.name;
+  return formats;
+}();
+
+constexpr Key<DataConfig> kDataKeys[] = {
+    {"paths", &DataConfig::paths, kAny,
+     "folders, globs and files, or a blend: [\"0.7 PATH\", \"0.3 PATH\"]"},
+    {"format", &DataConfig::format, kFormats,
+     "of the files (auto: by their endings and content); of a folder those of this format are "
+     "taken"},
+    {"text_key", &DataConfig::text_key, kAny,
+     "key of JSON Lines that a document's text stands under"},
+    {"tokenizer", &DataConfig::tokenizer, kAny,
+     "file of a vocabulary, or its folder, that text and JSON Lines are read with (\"\": bytes)"},
+    {"val_fraction", &DataConfig::val_fraction, Range(0, 0.9),
+     "share kept out of training: files of text and documents of JSON Lines by a hash of their "
+     "content, the last documents or tokens of token files"},
+    {"val_paths", &DataConfig::val_paths, kAny, "data to validate on instead, as data.paths"},
+    {"manifest", &DataConfig::manifest, kAny,
+     "what `tandem data index` wrote of the files (\"\": in a resumed run OUT/data.json)"},
+    {"document_separator", &DataConfig::document_separator, kAny,
+     "between documents in a file: text, or of token files a token's number (\"\": nothing)"},
+    {"document_mask", &DataConfig::document_mask, kAny,
+     "attention does not cross from one document into another"},
+    {"packing", &DataConfig::packing, one_of("none", "best_fit"),
+     "sequences of whole documents, best fit first, rather than of the stream that is cut every "
+     "train.seq tokens"},
+    {"order", &DataConfig::order, one_of("shuffle", "stream"),
+     "of samples: shuffled over an epoch, or files in shuffled order, each opened when it is "
+     "reached"},
+    {"shuffle_windows", &DataConfig::shuffle_windows, Range(1, 1 << 20),
+     "consecutive windows of a stream that are shuffled among themselves"},
+};
+
+}  // namespace
+
+std::span<const Key<DataConfig>> DataConfig::keys() {
+  return kDataKeys;
+}
+
+}  // namespace tandem

@@ -1,0 +1,95 @@
+#include "engine/train/config.h"
+
+#include "engine/config/section.h"
+
+namespace tandem {
+namespace {
+
+constexpr Key<RunConfig> kRunKeys[] = {
+    {"steps", &RunConfig::steps, Range(1, kBig), "optimizer steps"},
+    {"seconds", &RunConfig::seconds, Range(0, kBig),
+     "stop after this much time; the learning rate then follows it (0: after train.steps)"},
+    {"tokens", &RunConfig::tokens, Range(0, kBig),
+     "stop after this many tokens; the learning rate then follows them (0: after train.steps)"},
+    {"max_seconds", &RunConfig::max_seconds, Range(0, kBig),
+     "end the process after this much time, with a checkpoint, as Ctrl-C does (0: never)"},
+    {"early_stop", &RunConfig::early_stop, Range(0, kBig),
+     "end the run after so many validation losses in a row that are not below the lowest one (0: "
+     "never)"},
+    {"skip_nonfinite", &RunConfig::skip_nonfinite, Range(0, kBig),
+     "drop so many steps whose loss or gradient norm is not finite, and end at the next one"},
+    {"max_loss_spike", &RunConfig::max_loss_spike, Range(0, kBig),
+     "ratio of a loss to the running mean of those before, above which it is a spike (0: none is)"},
+    {"skip_loss_spikes", &RunConfig::skip_loss_spikes, Range(0, kBig),
+     "drop so many steps whose loss is a spike, and end at the next one"},
+    {"batch", &RunConfig::batch, Range(1, kBig), "sequences per step, all ranks"},
+    {"batch_start", &RunConfig::batch_start, Range(0, kBig),
+     "batch of the first step, which grows to train.batch (0: it does not grow)"},
+    {"batch_increment", &RunConfig::batch_increment, Range(0, kBig),
+     "sequences that the batch grows by at once"},
+    {"batch_rampup_samples", &RunConfig::batch_rampup_samples, Range(0, kBig),
+     "samples until the batch is train.batch"},
+    {"microbatch", &RunConfig::microbatch, Range(0, kBig),
+     "sequences one rank processes at once; gradients accumulate (0: its whole share)"},
+    {"seq", &RunConfig::seq, Range(1, kBig), "tokens per sequence"},
+    {"validate_every", &RunConfig::validate_every, Range(0, kBig),
+     "steps between losses on held-out data, as tandem eval takes them (0: none)"},
+    {"validate_bytes", &RunConfig::validate_bytes, Range(0, kBig),
+     "of the held-out text that such a loss is taken on, or tokens, evenly spread over all of it "
+     "(0: all); its time counts neither for train.seconds nor for tokens/s"},
+    {"validate_steps", &RunConfig::validate_steps, Range(0, kBig),
+     "batches of train.batch sequences that such a loss is taken on instead (0: "
+     "train.validate_bytes)"},
+    {"aux_loss_scope", &RunConfig::aux_loss_scope, one_of("microbatch", "step"),
+     "tokens of one load-balancing loss; step: a second forward pass if there are microbatches"},
+    {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16"),
+     "of matrix products and activations; owners of the optimizer state keep f32 weights (auto: "
+     "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it)"},
+    {"deterministic", &RunConfig::deterministic, kAny,
+     "on GPUs: equal bits in every run; false is faster, most for long sequences"},
+    {"recompute", &RunConfig::recompute, one_of("none", "selective", "full"),
+     "activations that a layer computes again before its backward pass, not to store them: of "
+     "norms, attention, SwiGLU and experts (selective), or of the whole layer"},
+    {"recompute_layers", &RunConfig::recompute_layers, Range(0, 4096),
+     "first layers of every pipeline stage that recompute (0: all)"},
+    {"seed", &RunConfig::seed, Range(0, kBig), "of weights and sample order"},
+    {"init", &RunConfig::init, kAny, "folder of a model to start from (--init)"},
+};
+
+constexpr Key<TraceConfig> kTraceKeys[] = {
+    {"enabled", &TraceConfig::enabled, kAny, "write trace.json"},
+    {"steps", &TraceConfig::steps, Range(1, 1000),
+     "steps in the trace: of some runs of so many, a typical one"},
+    {"ranks", &TraceConfig::ranks, kAny,
+     "record every rank's phases in ranks/, and compare the first steps with a prediction"},
+    {"stream_mib", &TraceConfig::stream_mib, Range(0, 1 << 20),
+     "record all steps in trace/: MiB a rank, of the newest ones (0: none)"},
+};
+
+constexpr Key<IntegrityConfig> kIntegrityKeys[] = {
+    {"action", &IntegrityConfig::action, one_of("off", "warn", "stop", "replace"),
+     "if data in memory turn out to be corrupt: name the rank (warn), and end the run without "
+     "saving them (stop) or have tandem launch --spares replace the rank (replace); off: no check"},
+    {"weights", &IntegrityConfig::weights, Range(0, 1),
+     "share of the weights that several ranks hold, compared in each step"},
+    {"state", &IntegrityConfig::state, Range(0, 1),
+     "share of the optimizer's state whose hash is compared from one update to the next"},
+    {"recompute", &IntegrityConfig::recompute, Range(0, 1),
+     "share of the steps whose gradients are computed twice and compared"},
+};
+
+}  // namespace
+
+std::span<const Key<RunConfig>> RunConfig::keys() {
+  return kRunKeys;
+}
+
+std::span<const Key<TraceConfig>> TraceConfig::keys() {
+  return kTraceKeys;
+}
+
+std::span<const Key<IntegrityConfig>> IntegrityConfig::keys() {
+  return kIntegrityKeys;
+}
+
+}  // namespace tandem
