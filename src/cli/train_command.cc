@@ -23,7 +23,6 @@
 #include "engine/checkpoint/run/resumed_replicas.h"
 #include "engine/config/data_format.h"
 #include "engine/config/gpu_training.h"
-#include "engine/config/replicas.h"
 #include "engine/data/open_data.h"
 #include "engine/launch/live_process.h"
 #include "engine/launch/recover.h"
@@ -92,7 +91,7 @@ void print(const TrainEnd& end, const std::string& out, const std::string& next,
 void set_dp(TrainConfig& config, int dp) {
   auto& parallel = config.parallel;
   if (dp == 0 || dp == parallel.dp) return;
-  parallel.replicas = logical_replicas(config);
+  parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
   check_config(config);
   check_memory(config, false);

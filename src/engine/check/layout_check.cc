@@ -11,8 +11,6 @@
 #include <set>
 #include <string_view>
 
-#include "engine/config/batch_rampup.h"
-#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
@@ -112,7 +110,7 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    other.train.microbatch = microbatch_size(config) * logical_replicas(config);
+    other.train.microbatch = microbatch_size(config) * config.parallel.logical_replicas();
     parallel.dp = 1;
     parallel.replicas = 0;
   }
@@ -130,7 +128,7 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
 /// Without gradient accumulation.
 TrainConfig with_one_microbatch(const TrainConfig& config) {
   TrainConfig other = config;
-  other.train.microbatch = config.train.batch / logical_replicas(config);
+  other.train.microbatch = config.train.batch / config.parallel.logical_replicas();
   return other;
 }
 
@@ -257,7 +255,7 @@ TrainConfig checked_config(TrainConfig config) {
         config.parallel.codec));
   }
   // The first step of a ramp-up stands for it.
-  config.train.batch = batch_at(config, 0);
+  config.train.batch = config.train.batch_at(0);
   config.train.batch_start = config.train.batch_increment = config.train.batch_rampup_samples = 0;
   if (config.train.dtype == "auto") config.train.dtype = "f32";
   if (config.parallel.strategy == "automatic") config.parallel.strategy = "serial";

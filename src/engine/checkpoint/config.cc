@@ -1,6 +1,7 @@
 #include "engine/checkpoint/config.h"
 
 #include "engine/config/section.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -26,6 +27,12 @@ constexpr Key<CheckpointConfig> kCheckpointKeys[] = {
 
 std::span<const Key<CheckpointConfig>> CheckpointConfig::keys() {
   return kCheckpointKeys;
+}
+
+void CheckpointConfig::check() const {
+  if (!peer_copy || snapshot_every > 0) return;
+  throw ConfigError(
+      "checkpoint.peer_copy is true: expected checkpoint.snapshot_every above 0 with it");
 }
 
 }  // namespace tandem

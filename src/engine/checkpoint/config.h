@@ -20,6 +20,7 @@ struct CheckpointConfig {
   std::string export_dtype = "f32";
 
   static std::span<const Key<CheckpointConfig>> keys();
+  void check() const;  ///< throws ConfigError if keys contradict each other
 };
 
 }  // namespace tandem

@@ -1,17 +1,12 @@
-// Checks of keys against each other.
+// Checks of sections against each other.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <numeric>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "core/system/printable.h"
-#include "engine/config/batch_rampup.h"
 #include "engine/config/config.h"
-#include "engine/config/config_paths.h"
-#include "engine/config/replicas.h"
-#include "engine/config/run_control.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
@@ -21,80 +16,130 @@
 namespace tandem {
 namespace {
 
-void check_patterns(const TrainConfig& config) {
-  if (config.optimizer.no_decay.empty() && config.optimizer.lr_scale.empty()) return;
-  std::vector<Parameter> list = ModelLayout(config.model, 1, 0).parameters;
-  apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, list);
+void check_patterns(const OptimizerConfig& optimizer, const ModelConfig& model) {
+  if (optimizer.no_decay.empty() && optimizer.lr_scale.empty()) return;
+  std::vector<Parameter> list = ModelLayout(model, 1, 0).parameters;
+  apply_patterns(optimizer.no_decay, optimizer.lr_scale, list);
 }
 
-void check_codec(const TrainConfig& config) {
+void check_codec(const ParallelConfig& parallel, const ModelConfig& model) {
   try {
-    CodecPolicy::parse(config.parallel.codec)
-        .require_used(config.model, int(config.parallel.tp), int(config.parallel.dp),
-                      int(config.parallel.ep), int(config.parallel.pp));
+    CodecPolicy::parse(parallel.codec)
+        .require_used(model, int(parallel.tp), int(parallel.dp), int(parallel.ep),
+                      int(parallel.pp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
   }
 }
 
+/// LAMB needs the sums of whole tensors, over state that all replicas divide.
+void check_lamb(const ParallelConfig& parallel) {
+  constexpr const char* kLamb = "0 with optimizer.name = \"lamb\"";
+  constexpr const char* kAdamw = "optimizer.name = \"adamw\"";
+  if (parallel.zero == 0) {
+    throw ConfigError(fmt::format("parallel.zero is 0: expected {}, or zero = 1", kAdamw));
+  }
+  if (parallel.replicates_state()) {
+    throw ConfigError(fmt::format("parallel.dp_shard is 1: expected {}, or 0", kAdamw));
+  }
+  if (parallel.has_shard_groups()) {
+    throw ConfigError(
+        fmt::format("parallel.dp_shard is {}: expected {}", parallel.dp_shard, kLamb));
+  }
+  if (parallel.has_host_groups()) {
+    throw ConfigError(fmt::format("parallel.dp_host is {}: expected {}", parallel.dp_host, kLamb));
+  }
+  if (parallel.replicas > parallel.dp) {
+    throw ConfigError(fmt::format("parallel.replicas is {} with parallel.dp = {}: expected {}",
+                                  parallel.replicas, parallel.dp, kAdamw));
+  }
+}
+
+/// Replicas that a rank runs in turn must have the auxiliary loss of one rank each.
+void check_replicas(const ParallelConfig& parallel, const RunConfig& train,
+                    const ModelConfig& model) {
+  if (parallel.replicas <= parallel.dp || model.experts == 0 || model.aux_loss_coeff == 0) return;
+  const int64_t samples = train.batch / parallel.replicas;
+  const bool is_split = train.microbatch > 0 && train.microbatch < samples;
+  if (!is_split || train.aux_loss_scope != "microbatch") return;
+  throw ConfigError(fmt::format(
+      "parallel.replicas is {} with parallel.dp = {}: expected train.aux_loss_scope = \"step\"",
+      parallel.replicas, parallel.dp));
+}
+
+/// Replicas share each batch; microbatches keep their size while it grows.
+void check_batch(const RunConfig& train, const ParallelConfig& parallel) {
+  const int64_t replicas = parallel.logical_replicas(), batch = train.batch;
+  const char* const key = parallel.replicas_key();
+  if (batch % replicas != 0) {
+    throw ConfigError(
+        fmt::format("train.batch is {}: expected a multiple of {} = {}", batch, key, replicas));
+  }
+  if (train.microbatch > 0 && (batch / replicas) % train.microbatch != 0) {
+    throw ConfigError(
+        fmt::format("train.microbatch is {}: expected a divisor of train.batch / {} = {}",
+                    train.microbatch, key, batch / replicas));
+  }
+  if (train.batch_start == 0) return;
+  const int64_t unit = train.microbatch * replicas;
+  for (const auto& [name, value] : {std::pair("batch_start", train.batch_start),
+                                    std::pair("batch_increment", train.batch_increment)}) {
+    if (value % unit == 0) continue;
+    throw ConfigError(
+        fmt::format("train.{} is {}: expected a multiple of train.microbatch x {} = {}", name,
+                    value, key, unit));
+  }
+}
+
 /// Gradients that leave after every backward pass are complete then.
-void check_gradient_window(const TrainConfig& config, schedule::PipelineKind kind) {
-  if (config.parallel.zero < 2 || logical_replicas(config) == 1) return;
+void check_gradient_window(const ParallelConfig& parallel, const ModelConfig& model,
+                           schedule::PipelineKind kind) {
+  if (parallel.zero < 2 || parallel.logical_replicas() == 1) return;
   const char* problem = nullptr;
   if (schedule::splits_backward(kind)) {
     problem = "a schedule without separate weight gradients (gpipe, 1f1b, interleaved)";
-  } else if (config.model.tie_word_embeddings) {
+  } else if (model.tie_word_embeddings) {
     problem = "model.tie_word_embeddings = false";
   }
   if (!problem) return;
   throw ConfigError(fmt::format("parallel.zero = 2 with parallel.pp = {}: expected {}, or zero = 1",
-                                config.parallel.pp, problem));
+                                parallel.pp, problem));
 }
 
-/// `batch`: samples of a replica.
-void check_pipeline(const TrainConfig& config, int64_t batch) {
-  const auto& parallel = config.parallel;
-  schedule::PipelineKind kind{};
-  try {
-    kind = schedule::parse_pipeline_kind(parallel.schedule);
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("parallel.schedule: {}", printable(error.what(), 300)));
-  }
+void check_stages(const ParallelConfig& parallel, const ModelConfig& model) {
   const int64_t stages = parallel.pp * parallel.virtual_stages;
   const auto& layers = parallel.layers_per_stage;
-  if (parallel.pp == 1 && stages > 1) {
-    throw ConfigError(
-        fmt::format("parallel.virtual_stages is {}: expected 1 where parallel.pp is 1", stages));
-  }
-  if (layers.empty() && stages > config.model.layers) {
+  if (layers.empty() && stages > model.layers) {
     throw ConfigError(fmt::format(
         "parallel.pp x parallel.virtual_stages is {}: expected at most model.layers = {}, or "
         "parallel.layers_per_stage",
-        stages, config.model.layers));
+        stages, model.layers));
   }
   if (!layers.empty() &&
       (int64_t(layers.size()) != stages ||
-       std::accumulate(layers.begin(), layers.end(), int64_t{0}) != config.model.layers)) {
+       std::accumulate(layers.begin(), layers.end(), int64_t{0}) != model.layers)) {
     throw ConfigError(fmt::format(
         "parallel.layers_per_stage is [{}]: expected {} numbers, one per stage, whose sum is "
         "model.layers = {}",
-        fmt::join(layers, ", "), stages, config.model.layers));
+        fmt::join(layers, ", "), stages, model.layers));
   }
-  if (parallel.pp == 1) return;
-  check_gradient_window(config, kind);
-  const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
-  const auto check_batch = [&](int64_t of_replica) {
+}
+
+void check_schedule(const ParallelConfig& parallel, const RunConfig& train) {
+  const schedule::PipelineKind kind = schedule::parse_pipeline_kind(parallel.schedule);
+  const int64_t replicas = parallel.logical_replicas(), batch = train.batch / replicas;
+  const int64_t microbatch = train.microbatch > 0 ? train.microbatch : batch;
+  const auto check_batch_of = [&](int64_t of_replica) {
     schedule::check_pipeline(
         {kind, int(parallel.pp), int(of_replica / microbatch), int(parallel.virtual_stages)});
   };
-  check_batch(batch);
-  if (config.train.batch_start == 0) return;
-  const int64_t replicas = logical_replicas(config);
+  check_batch_of(batch);
+  if (train.batch_start == 0) return;
   // Schedules need a minimum or a multiple: two batches of the ramp-up stand for all.
-  const int64_t start = config.train.batch_start / replicas;
-  for (const int64_t of_replica : {start, start + config.train.batch_increment / replicas}) {
+  const int64_t start = train.batch_start / replicas;
+  for (const int64_t of_replica : {start, start + train.batch_increment / replicas}) {
     try {
-      check_batch(of_replica);
+      check_batch_of(of_replica);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("with a batch of {} in the ramp-up: {}", of_replica * replicas,
                                     error.what()));
@@ -102,92 +147,59 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
   }
 }
 
-/// A stream's length and documents are not known before it is read.
-void check_stream(const TrainConfig& config) {
-  if (config.data.order != "stream") return;
-  if (config.data.val_fraction > 0) {
-    throw ConfigError(fmt::format(
-        "data.val_fraction is {}: expected 0 where data.order is stream; data.val_paths names data "
-        "to validate on",
-        config.data.val_fraction));
+void check_model(const RunConfig& train, const ModelConfig& model) {
+  if (train.seq > model.max_seq) {
+    throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", train.seq,
+                                  model.max_seq));
   }
-  if (config.data.packing != "none") {
-    throw ConfigError(fmt::format("data.packing is {}: expected none where data.order is stream",
-                                  config.data.packing));
+  const bool recomputes = train.recompute != "none";
+  if (const int64_t max = recomputes ? model.layers : 0; train.recompute_layers > max) {
+    throw ConfigError(fmt::format(
+        "train.recompute_layers is {}: expected at most {}", train.recompute_layers,
+        recomputes ? fmt::format("model.layers = {}", max) : "0 where train.recompute is none"));
   }
 }
 
 }  // namespace
 
 void check_config(const TrainConfig& config) {
-  check_replicas(config);
-  const int64_t replicas = logical_replicas(config), batch = config.train.batch;
-  const int64_t microbatch = config.train.microbatch, seq = config.train.seq;
-  const int64_t validate = config.train.validate_every;
-  if (batch % replicas != 0) {
-    throw ConfigError(fmt::format("train.batch is {}: expected a multiple of {} = {}", batch,
-                                  replicas_key(config), replicas));
-  }
-  if (microbatch > 0 && (batch / replicas) % microbatch != 0) {
-    throw ConfigError(
-        fmt::format("train.microbatch is {}: expected a divisor of train.batch / {} = {}",
-                    microbatch, replicas_key(config), batch / replicas));
-  }
-  if (config.check.action == "replace" && config.checkpoint.keep < 2) {
+  const ModelConfig& model = config.model;
+  const RunConfig& train = config.train;
+  const ParallelConfig& parallel = config.parallel;
+  const DataConfig& data = config.data;
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  parallel.check();
+  if (config.optimizer.name == "lamb") check_lamb(parallel);
+  check_replicas(parallel, train, model);
+  train.check();
+  check_batch(train, parallel);
+  if (config.check.action == "replace" && checkpoint.keep < 2) {
     throw ConfigError(
         fmt::format("checkpoint.keep is {}: expected at least 2 where check.action is replace: the "
                     "newest checkpoint may be corrupt, too",
-                    config.checkpoint.keep));
+                    checkpoint.keep));
   }
-  check_batch_rampup(config);
-  check_run_control(config);
-  if (seq > config.model.max_seq) {
-    throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
-                                  config.model.max_seq));
-  }
-  const int64_t recomputed = config.train.recompute_layers;
-  const bool recomputes = config.train.recompute != "none";
-  if (const int64_t max = recomputes ? config.model.layers : 0; recomputed > max) {
-    throw ConfigError(fmt::format(
-        "train.recompute_layers is {}: expected at most {}", recomputed,
-        recomputes ? fmt::format("model.layers = {}", max) : "0 where train.recompute is none"));
-  }
-  const bool has_val_paths = !config.data.val_paths.empty();
-  if (validate > 0 && config.data.val_fraction == 0 && !has_val_paths) {
+  check_model(train, model);
+  if (train.validate_every > 0 && data.val_fraction == 0 && data.val_paths.empty()) {
     throw ConfigError(fmt::format(
         "train.validate_every is {}: expected data.val_fraction above 0, which holds files "
         "out of training, or data.val_paths",
-        validate));
+        train.validate_every));
   }
-  if (config.data.val_fraction > 0 && has_val_paths) {
-    throw ConfigError(
-        fmt::format("data.val_fraction is {}: expected 0 where data.val_paths is given",
-                    config.data.val_fraction));
-  }
-  check_stream(config);
-  if (config.optimizer.schedule != "constant" && config.optimizer.min_lr > config.optimizer.lr) {
-    throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
-                                  config.optimizer.min_lr, config.optimizer.lr));
-  }
-  if (config.checkpoint.peer_copy && config.checkpoint.snapshot_every == 0) {
-    throw ConfigError(
-        "checkpoint.peer_copy is true: expected checkpoint.snapshot_every above 0 with it");
-  }
-  if (config.checkpoint.peer_copy && config.parallel.dp == 1) {
+  data.check();
+  config.optimizer.check();
+  checkpoint.check();
+  if (checkpoint.peer_copy && parallel.dp == 1) {
     throw ConfigError("checkpoint.peer_copy is true: expected parallel.dp of at least 2 with it");
   }
-  if (config.data.paths.empty()) {
-    throw ConfigError("data.paths is empty: expected folders, globs or files");
+  model.check_training(int(parallel.tp), int(parallel.ep));
+  check_stages(parallel, model);
+  if (parallel.pp > 1) {
+    check_gradient_window(parallel, model, schedule::parse_pipeline_kind(parallel.schedule));
+    check_schedule(parallel, train);
   }
-  check_weights(config.data.paths, "data.paths");
-  if (config.parallel.dp % config.parallel.ep != 0) {
-    throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
-                                  config.parallel.ep, config.parallel.dp));
-  }
-  config.model.check_training(int(config.parallel.tp), int(config.parallel.ep));
-  check_pipeline(config, batch / replicas);
-  check_codec(config);
-  check_patterns(config);
+  check_codec(parallel, model);
+  check_patterns(config.optimizer, model);
 }
 
 bool is_valid(const TrainConfig& config) {

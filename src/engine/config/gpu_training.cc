@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "tandem/error.h"
 
@@ -64,7 +63,7 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
                     "ranks share a GPU",
                     config.train.batch_start, parallel.pp));
   }
-  if (const int64_t shards = state_shards(config);
+  if (const int64_t shards = parallel.state_shards();
       parallel.dp_shard > 0 && shards > 1 && shards < parallel.dp) {
     throw ConfigError(fmt::format("parallel.dp_shard = {}: expected 0 or 1 on GPUs", shards));
   }

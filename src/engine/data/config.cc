@@ -1,7 +1,11 @@
 #include "engine/data/config.h"
 
+#include <fmt/format.h>
+
+#include "engine/config/config_paths.h"
 #include "engine/config/data_format.h"
 #include "engine/config/section.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -46,6 +50,26 @@ constexpr Key<DataConfig> kDataKeys[] = {
 
 std::span<const Key<DataConfig>> DataConfig::keys() {
   return kDataKeys;
+}
+
+void DataConfig::check() const {
+  if (val_fraction > 0 && !val_paths.empty()) {
+    throw ConfigError(fmt::format(
+        "data.val_fraction is {}: expected 0 where data.val_paths is given", val_fraction));
+  }
+  // A stream's length and documents are not known before it is read.
+  if (order == "stream" && val_fraction > 0) {
+    throw ConfigError(fmt::format(
+        "data.val_fraction is {}: expected 0 where data.order is stream; data.val_paths names data "
+        "to validate on",
+        val_fraction));
+  }
+  if (order == "stream" && packing != "none") {
+    throw ConfigError(
+        fmt::format("data.packing is {}: expected none where data.order is stream", packing));
+  }
+  if (paths.empty()) throw ConfigError("data.paths is empty: expected folders, globs or files");
+  check_weights(paths, "data.paths");
 }
 
 }  // namespace tandem

@@ -26,6 +26,7 @@ struct DataConfig {
   int64_t shuffle_windows = 1024;  ///< of a stream
 
   static std::span<const Key<DataConfig>> keys();
+  void check() const;  ///< throws ConfigError if keys contradict each other
 };
 
 }  // namespace tandem

@@ -1,7 +1,10 @@
 #include "engine/optim/config.h"
 
+#include <fmt/format.h>
+
 #include "engine/config/section.h"
 #include "engine/model/config.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -37,6 +40,12 @@ constexpr Key<OptimizerConfig> kOptimizerKeys[] = {
 
 std::span<const Key<OptimizerConfig>> OptimizerConfig::keys() {
   return kOptimizerKeys;
+}
+
+void OptimizerConfig::check() const {
+  if (schedule == "constant" || min_lr <= lr) return;
+  throw ConfigError(
+      fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}", min_lr, lr));
 }
 
 }  // namespace tandem

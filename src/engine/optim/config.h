@@ -28,6 +28,7 @@ struct OptimizerConfig {
   std::vector<std::string> lr_scale;  ///< "PATTERN=NUMBER"
 
   static std::span<const Key<OptimizerConfig>> keys();
+  void check() const;  ///< throws ConfigError if keys contradict each other
 };
 
 }  // namespace tandem

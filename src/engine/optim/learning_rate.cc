@@ -5,8 +5,6 @@
 #include <numbers>
 #include <string>
 
-#include "engine/config/run_control.h"
-
 namespace tandem {
 
 double learning_rate(const TrainConfig& config, int64_t step, double done, double warmup) {
@@ -18,7 +16,7 @@ double learning_rate(const TrainConfig& config, int64_t step, double done, doubl
         double(std::max<int64_t>(o.warmup, 1)) / double(std::max<int64_t>(step, 1));
     return std::max(o.min_lr, o.lr * std::sqrt(ratio));
   }
-  const bool by_steps = ends_by_steps(config);
+  const bool by_steps = config.train.ends_by_steps();
   const double length =
       config.train.seconds > 0 ? config.train.seconds : double(config.train.tokens);
   const double since_warmup = by_steps ? double(step - o.warmup) : done - warmup;

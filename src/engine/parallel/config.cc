@@ -1,6 +1,12 @@
 #include "engine/parallel/config.h"
 
+#include <fmt/format.h>
+
+#include "core/system/printable.h"
 #include "engine/config/section.h"
+#include "engine/model/codec_policy.h"
+#include "schedule/pipeline.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -42,10 +48,114 @@ constexpr Key<ParallelConfig> kParallelKeys[] = {
      "what encoding a gradient loses is added to the next step's"},
 };
 
+/// Text of what is expected where ranks run several replicas; empty if they can.
+std::string find_unsupported(const ParallelConfig& parallel, const CodecPolicy& codec) {
+  if (!codec.gradients.is_exact() || !codec.weights.is_exact()) {
+    return fmt::format("parallel.codec without lossy gradients or weights, not \"{}\"",
+                       parallel.codec);
+  }
+  if (const int64_t shards = parallel.dp_shard; shards > 0 && shards < parallel.dp) {
+    return "parallel.dp_shard = 0, which has the same bits";
+  }
+  if (const int64_t host = parallel.dp_host; host > 0 && host < parallel.dp) {
+    return "parallel.dp_host = 0";
+  }
+  if (parallel.zero == 0) return "parallel.zero = 1, which has the same bits";
+  return parallel.zero == 2 && parallel.pp > 1 ? "parallel.zero = 1 or pp = 1" : "";
+}
+
+/// Text of what is expected of the size of shard groups; empty if nothing contradicts it.
+std::string find_shard_conflict(const ParallelConfig& parallel) {
+  if (parallel.dp % parallel.dp_shard != 0) {
+    return fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  }
+  if (parallel.dp_shard % parallel.ep != 0) {
+    return fmt::format("a multiple of parallel.ep = {}", parallel.ep);
+  }
+  return parallel.zero != 1 ? fmt::format("0 with parallel.zero = {}", parallel.zero) : "";
+}
+
+/// The same of the number of a host's replicas.
+std::string find_host_conflict(const ParallelConfig& parallel, const CodecPolicy& codec) {
+  if (parallel.dp % parallel.dp_host != 0) {
+    return fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  }
+  if (parallel.dp_host % parallel.ep != 0) {
+    return fmt::format("a multiple of parallel.ep = {}", parallel.ep);
+  }
+  if (parallel.zero != 1) return fmt::format("0 with parallel.zero = {}", parallel.zero);
+  if (parallel.dp_shard > 0 && parallel.dp_shard < parallel.dp &&
+      parallel.dp_shard != parallel.dp_host) {
+    return fmt::format("0 or parallel.dp_shard = {}", parallel.dp_shard);
+  }
+  if (parallel.replicas > parallel.dp) {
+    return fmt::format("0 with parallel.replicas = {}", parallel.replicas);
+  }
+  if (codec.gradients.is_none() && codec.weights.is_none()) return "";
+  return fmt::format("0 with wire formats of gradients or weights, \"{}\"", parallel.codec);
+}
+
+void check_replicas(const ParallelConfig& parallel, const CodecPolicy& codec) {
+  const auto reject = [](const char* key, int64_t value, const std::string& expected) {
+    if (expected.empty()) return;
+    throw ConfigError(fmt::format("parallel.{} is {}: expected {}", key, value, expected));
+  };
+  if (parallel.replicates_state() && !codec.weights.is_none()) {
+    const bool is_zero = parallel.zero == 0;
+    throw ConfigError(fmt::format(
+        "{}: expected parallel.codec without weights, which are not sent, not \"{}\", or {}",
+        is_zero ? "parallel.zero is 0" : "parallel.dp_shard is 1", parallel.codec,
+        is_zero ? "zero = 1" : "0"));
+  }
+  if (parallel.has_shard_groups())
+    reject("dp_shard", parallel.dp_shard, find_shard_conflict(parallel));
+  if (parallel.has_host_groups())
+    reject("dp_host", parallel.dp_host, find_host_conflict(parallel, codec));
+  if (parallel.replicas == 0) return;
+  if (parallel.replicas < parallel.dp) {
+    reject("replicas", parallel.replicas,
+           fmt::format("0, or at least parallel.dp = {}, so that every rank has one", parallel.dp));
+  }
+  if (parallel.replicas % parallel.ep != 0) {
+    reject("replicas", parallel.replicas,
+           fmt::format("a multiple of parallel.ep = {}", parallel.ep));
+  }
+  if (parallel.replicas == parallel.dp) return;
+  if (const std::string expected = find_unsupported(parallel, codec); !expected.empty()) {
+    throw ConfigError(fmt::format("parallel.replicas is {} with parallel.dp = {}: expected {}",
+                                  parallel.replicas, parallel.dp, expected));
+  }
+}
+
+CodecPolicy parse_codec(const std::string& text) {
+  try {
+    return CodecPolicy::parse(text);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
+  }
+}
+
 }  // namespace
 
 std::span<const Key<ParallelConfig>> ParallelConfig::keys() {
   return kParallelKeys;
+}
+
+void ParallelConfig::check() const {
+  check_replicas(*this, parse_codec(codec));
+  if (dp % ep != 0) {
+    throw ConfigError(
+        fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}", ep, dp));
+  }
+  try {
+    schedule::parse_pipeline_kind(schedule);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("parallel.schedule: {}", printable(error.what(), 300)));
+  }
+  if (pp == 1 && virtual_stages > 1) {
+    throw ConfigError(fmt::format(
+        "parallel.virtual_stages is {}: expected 1 where parallel.pp is 1", virtual_stages));
+  }
 }
 
 }  // namespace tandem

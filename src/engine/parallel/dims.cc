@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "comm/group.h"
-#include "engine/config/replicas.h"
 #include "engine/parallel/sharded/buckets.h"
 #include "tandem/error.h"
 
@@ -25,8 +24,8 @@ ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
 ParallelDims::ParallelDims(const TrainConfig& config)
     : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep),
                    int(config.parallel.pp)) {
-  replicas_ = int(logical_replicas(config));
-  state_shards_ = int(tandem::state_shards(config));
+  replicas_ = int(config.parallel.logical_replicas());
+  state_shards_ = int(config.parallel.state_shards());
   if (config.parallel.dp_host > 1) host_replicas_ = int(config.parallel.dp_host);
 }
 

@@ -31,7 +31,7 @@ class ParallelDims {
   int ep() const { return size({Axis::ep}); }
   int pp() const { return size(kPp); }
   int ranks() const;
-  /// Logical replicas (engine/config/replicas.h), at least dp().
+  /// Logical replicas, at least dp().
   int replicas() const { return replicas_; }
   /// Data-parallel ranks that divide the optimizer state; groups of as many consecutive ones have
   /// copies.

@@ -1,6 +1,11 @@
 #include "engine/train/config.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "engine/config/section.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -78,6 +83,33 @@ constexpr Key<IntegrityConfig> kIntegrityKeys[] = {
      "share of the steps whose gradients are computed twice and compared"},
 };
 
+void check_batch_rampup(const RunConfig& train) {
+  if (train.batch_start == 0) {
+    if (train.batch_increment == 0 && train.batch_rampup_samples == 0) return;
+    throw ConfigError(
+        "train.batch_start is 0, no ramp-up: expected train.batch_increment and "
+        "train.batch_rampup_samples to be 0");
+  }
+  if (train.batch_start >= train.batch) {
+    throw ConfigError(fmt::format("train.batch_start is {}: expected less than train.batch = {}",
+                                  train.batch_start, train.batch));
+  }
+  if (train.batch_rampup_samples == 0) {
+    throw ConfigError(
+        "train.batch_rampup_samples is 0: expected the samples over which the batch grows");
+  }
+  if (train.microbatch == 0) {
+    throw ConfigError(
+        "train.microbatch is 0: expected its size, which stays the same while the batch grows");
+  }
+  if (train.batch_increment == 0 ||
+      (train.batch - train.batch_start) % train.batch_increment != 0) {
+    throw ConfigError(fmt::format(
+        "train.batch_increment is {}: expected a divisor of train.batch - train.batch_start = {}",
+        train.batch_increment, train.batch - train.batch_start));
+  }
+}
+
 }  // namespace
 
 std::span<const Key<RunConfig>> RunConfig::keys() {
@@ -90,6 +122,39 @@ std::span<const Key<TraceConfig>> TraceConfig::keys() {
 
 std::span<const Key<IntegrityConfig>> IntegrityConfig::keys() {
   return kIntegrityKeys;
+}
+
+int64_t RunConfig::batch_at(int64_t sample) const {
+  if (batch_start == 0 || sample >= batch_rampup_samples) return batch;
+  const int64_t increments = (batch - batch_start) / batch_increment;
+  const double done = double(sample) * double(increments) / double(batch_rampup_samples);
+  return batch_start + std::min(int64_t(done), increments) * batch_increment;
+}
+
+void RunConfig::check() const {
+  check_batch_rampup(*this);
+  if (tokens > 0 && seconds > 0) {
+    throw ConfigError(fmt::format(
+        "train.tokens is {} and train.seconds is {}: expected one of them", tokens, seconds));
+  }
+  if (early_stop > 0 && validate_every == 0) {
+    throw ConfigError(
+        fmt::format("train.early_stop is {}: expected train.validate_every above 0, the steps "
+                    "between the losses that it compares",
+                    early_stop));
+  }
+  if (max_loss_spike > 0 && max_loss_spike <= 1) {
+    throw ConfigError(
+        fmt::format("train.max_loss_spike is {}: expected 0, or a ratio above 1 of a loss to the "
+                    "mean of those before",
+                    max_loss_spike));
+  }
+  if (skip_loss_spikes > 0 && max_loss_spike == 0) {
+    throw ConfigError(
+        fmt::format("train.skip_loss_spikes is {}: expected train.max_loss_spike, the ratio from "
+                    "which a loss is one",
+                    skip_loss_spikes));
+  }
 }
 
 }  // namespace tandem

@@ -21,7 +21,7 @@ struct RunConfig {
   double max_loss_spike = 0;  ///< ratio
   int64_t skip_loss_spikes = 0;
   int64_t batch = 16;
-  int64_t batch_start = 0;  ///< 0: the batch does not grow (batch_rampup.h)
+  int64_t batch_start = 0;  ///< 0: the batch does not grow
   int64_t batch_increment = 0;
   int64_t batch_rampup_samples = 0;
   int64_t microbatch = 0;
@@ -37,7 +37,16 @@ struct RunConfig {
   std::string recompute = "none";  ///< a Recompute
   int64_t recompute_layers = 0;    ///< 0: all
 
+  /// Sequences of the step whose first sample is `sample`. In a ramp-up the batch grows in equal
+  /// increments from batch_start to batch over the first batch_rampup_samples samples, as with
+  /// --rampup-batch-size of Megatron-LM: a function of the samples consumed, it resumes with them.
+  int64_t batch_at(int64_t sample) const;
+  /// Whether `steps` is the run's length: neither seconds nor tokens is set.
+  bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
+
   static std::span<const Key<RunConfig>> keys();
+  /// Throws ConfigError if keys contradict each other or have no effect.
+  void check() const;
 };
 
 struct TraceConfig {

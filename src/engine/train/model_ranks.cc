@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "engine/config/replicas.h"
 #include "engine/model/expert_load.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
@@ -42,8 +41,8 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                    is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
                    std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
                    is_dense ? window.dense : window.experts, window.every_pass,
-                   replicates_state(config), state.group, state.across, host.group, host.across,
-                   groups.dims().replicas(copied.copies, groups.world().rank())});
+                   config.parallel.replicates_state(), state.group, state.across, host.group,
+                   host.across, groups.dims().replicas(copied.copies, groups.world().rank())});
   }
   return all;
 }

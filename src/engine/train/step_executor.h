@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/batch_rampup.h"
 #include "engine/config/config.h"
 #include "engine/data/loader.h"
 #include "engine/data/sampler.h"
@@ -33,7 +32,7 @@ class StepExecutor {
                const Sampler& sampler, ModelRanks& ranks);
 
   /// Sequences of the step whose first sample is `first`, over all ranks.
-  int64_t batch(int64_t first) const { return batch_at(config_, first); }
+  int64_t batch(int64_t first) const { return config_.train.batch_at(first); }
   /// Number of target tokens in the step whose first sample is `first`, over all ranks.
   /// After a read error, as for `compute`, all of them.
   int64_t targets(int64_t first);

@@ -10,7 +10,6 @@
 #include "comm/rank_clocks.h"
 #include "core/system/files.h"
 #include "core/system/log.h"
-#include "engine/config/run_control.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 
@@ -43,7 +42,7 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
       max_stream_bytes_(config.trace.stream_mib << 20),
       first_step_(first_step) {
   if (!config.trace.enabled) return;
-  const bool timed = !ends_by_steps(config);
+  const bool timed = !config.train.ends_by_steps();
   const int64_t after_warmup = first_step + kWarmupSteps;
   begin_ = timed ? after_warmup : std::clamp(config.train.steps - each_, first_step, after_warmup);
   const int64_t left = timed ? kMaxSteps : std::min(config.train.steps - begin_, kMaxSteps);

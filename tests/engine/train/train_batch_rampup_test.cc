@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/system/files.h"
-#include "engine/config/batch_rampup.h"
 #include "engine/data/sampler.h"
 #include "layouts.h"
 #include "tandem/error.h"
@@ -134,11 +133,11 @@ TEST(BatchRampup, FollowsMegatronsFormula) {
     for (int64_t sample = 0; sample < 2 * samples; ++sample) {
       int64_t passed = 0;
       while (passed < increments && sample * increments >= (passed + 1) * samples) ++passed;
-      EXPECT_EQ(batch_at(config, sample), start + passed * increment) << sample;
+      EXPECT_EQ(config.train.batch_at(sample), start + passed * increment) << sample;
     }
   }
   config.train.batch_start = 0;
-  EXPECT_EQ(batch_at(config, 0), config.train.batch);
+  EXPECT_EQ(config.train.batch_at(0), config.train.batch);
 }
 
 void expect_bits_of_runs_with_each_batch(const RampupCase& c) {

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/config/replicas.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -28,9 +27,9 @@ std::optional<TrainConfig> read_newest_config(const std::string& out) {
 std::string keep_replicas(const std::string& out, TrainConfig& config) {
   if (config.parallel.replicas != 0) return "";
   const std::optional<TrainConfig> before = read_newest_config(out);
-  if (!before || logical_replicas(*before) == config.parallel.dp) return "";
+  if (!before || before->parallel.logical_replicas() == config.parallel.dp) return "";
   TrainConfig resumed = config;
-  resumed.parallel.replicas = logical_replicas(*before);
+  resumed.parallel.replicas = before->parallel.logical_replicas();
   try {
     check_config(resumed);
   } catch (const ConfigError& error) {

@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "engine/config/run_control.h"
-
 namespace tandem {
 
 std::string describe_end(const TrainState& state, const TrainConfig& config) {
@@ -19,7 +17,7 @@ std::string describe_end(const TrainState& state, const TrainConfig& config) {
     return fmt::format("it has consumed {} tokens, train.tokens is {}", control.tokens,
                        train.tokens);
   }
-  if (ends_by_steps(config) && state.step >= train.steps) {
+  if (config.train.ends_by_steps() && state.step >= train.steps) {
     return fmt::format("it has made {}, train.steps is {}", state.step, train.steps);
   }
   if (train.early_stop > 0 && control.validations_since_lowest >= train.early_stop) {

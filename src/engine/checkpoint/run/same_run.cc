@@ -8,7 +8,6 @@
 
 #include "core/system/printable.h"
 #include "engine/checkpoint/run/run_end.h"
-#include "engine/config/replicas.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -35,7 +34,7 @@ bool is_silent(const KeyDifference& changed) {
 
 std::string describe_changes(TrainConfig before, TrainConfig config) {
   for (TrainConfig* each : {&before, &config}) {
-    each->parallel.replicas = logical_replicas(*each);
+    each->parallel.replicas = each->parallel.logical_replicas();
   }
   std::vector<std::string> changes;
   bool redrawn = false;

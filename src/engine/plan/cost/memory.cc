@@ -7,7 +7,6 @@
 
 #include "core/system/machine.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
-#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/parallel/dims.h"
@@ -43,7 +42,7 @@ double token_bytes(const ModelConfig& model, double element) {
 /// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
 /// shards of one logical replica or several.
 double owned_share(const TrainConfig& config, int64_t ranks) {
-  const int64_t shards = logical_replicas(config) * ranks / config.parallel.dp;
+  const int64_t shards = config.parallel.logical_replicas() * ranks / config.parallel.dp;
   return double((shards + ranks - 1) / ranks) / double(shards);
 }
 
@@ -60,7 +59,7 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
   const double share = owned_share(config, replicas);
   // Groups of ranks have copies of the state.
-  const double copies = double(config.parallel.dp) / double(state_shards(config));
+  const double copies = double(config.parallel.dp) / double(config.parallel.state_shards());
   const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
   const bool has_sums = ParallelDims(config).rounds() > 1;  // beside the gradients of one replica
   bytes.gradients = config.parallel.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
@@ -105,14 +104,15 @@ double message_bytes(const TrainConfig& config, double parameters, bool on_gpus)
     const int window = MessageRing::max_window(buckets, bucket, is_staged, on_gpus);
     return 4 * std::min(double(bucket) * window, parameters);
   };
-  const bool sends_bf16 =
-      config.train.dtype == "bf16" && codec.weights.is_none() && !replicates_state(config);
+  const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none() &&
+                          !config.parallel.replicates_state();
   // Gradients of a window are copied when they are sent.
   const double copies = gradient_window(config, on_gpus).dense ? 1 : 0;
   const double gradients = ring(copies > 0 || !codec.gradients.is_none());
   const double weights = ring(!codec.weights.is_none());
   const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
-  const auto shards = double(state_shards(config));  // gathered among the copies of their state
+  const auto shards =
+      double(config.parallel.state_shards());  // gathered among the copies of their state
   const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
   // Within a host and between hosts.
   const double host = ParallelDims(config).host_replicas();

@@ -18,7 +18,6 @@
 #include "core/random_buffer.h"
 #include "core/system/process/clock.h"
 #include "core/system/process/processor_time.h"
-#include "engine/config/run_control.h"
 #include "engine/parallel/dims.h"
 #include "engine/report/progress.h"
 #include "gemm/gemm.h"
@@ -109,7 +108,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
     world.barrier("peak");
     return seconds_since(begin);
   }};
-  const bool is_short = ends_by_steps(config) && config.train.steps < kShortRun;
+  const bool is_short = config.train.ends_by_steps() && config.train.steps < kShortRun;
   const int max_rounds = is_short ? kMaxRoundsOfShortRun : kMaxRounds;
   double fastest = HUGE_VAL, external = 1;
   for (int round = 0; round < max_rounds && external >= kBusyShare; ++round) {

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "core/system/files.h"
-#include "engine/config/run_control.h"
 #include "engine/plan/cost/measured_cost.h"
 #include "engine/train/cost_probe.h"
 #include "tandem/error.h"
@@ -24,7 +23,7 @@ void add_split(plan::StepSplit& sum, const plan::StepSplit& split, double share)
 
 bool SelfCheck::applies(const TrainConfig& config, const ParallelGroups& groups, int64_t begin) {
   const bool is_short =
-      ends_by_steps(config) && config.train.steps - begin < kWarmSteps + kComparedSteps;
+      config.train.ends_by_steps() && config.train.steps - begin < kWarmSteps + kComparedSteps;
   return config.trace.ranks && !groups.world().on_gpu() && !is_short &&
          config.train.batch_start == 0;
 }
