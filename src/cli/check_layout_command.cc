@@ -50,9 +50,9 @@ TrainConfig make_config(const CheckArguments& arguments) {
       parallel.virtual_stages = std::max<int64_t>(parallel.virtual_stages, chunks);
   }
   config = checked_config(std::move(config));
-  set_chat_keys(config);
+  set_chat_keys(config.data);
   check_config(config);
-  if (const int ranks = ParallelDims(config).ranks(); ranks > kMaxRanks) {
+  if (const int ranks = ParallelDims(config.parallel).ranks(); ranks > kMaxRanks) {
     throw InvalidArgument(
         fmt::format("check-layout: {} ranks: expected at most {}, threads of one "
                     "process",
@@ -67,7 +67,8 @@ std::string describe(const TrainConfig& config, const LayoutCheck& check) {
       "{}, {}, against one rank: {} tensors, bound {:g}\n\n"
       "| tensor | largest difference / max | found | expected |\n"
       "| --- | --- | --- | --- |\n",
-      ParallelDims(config).describe(), config.train.dtype, check.num_tensors(), check.bound);
+      ParallelDims(config.parallel).describe(), config.train.dtype, check.num_tensors(),
+      check.bound);
   for (size_t i = 0; i < std::min(kRows, check.differences.size()); ++i) {
     const TensorDifference& d = check.differences[i];
     text += fmt::format("| {}{} | {:.2e} | {:.8g} | {:.8g} |\n",
@@ -105,7 +106,8 @@ void run(const CheckArguments& arguments) {
   const bool prints_json = arguments.json == "-";
   if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
   now_doing("checking the layout of " + arguments.config);
-  const LayoutCheck check = check_layout(config, *open_data(config));
+  const LayoutCheck check =
+      check_layout(config, *open_data(config.data, config.model.vocab, config.train));
   if (!arguments.json.empty()) {
     const std::string text = to_json(check);
     prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);

@@ -80,14 +80,15 @@ std::string describe(const std::string& path, const LedgerCheck& check) {
 void rehash(const std::string& out, int64_t steps, LedgerCheck& check) {
   now_doing("reading the data of " + out);
   const TrainConfig config = parse_config(read_file(out + "/config.toml"), "config.toml");
-  const auto source = open_data(config, nullptr, manifest_path(out));
+  const auto source =
+      open_data(config.data, config.model.vocab, config.train, nullptr, manifest_path(out));
   if (source->fingerprint() != check.start.data) {
     check.problems.push_back(fmt::format("the hash of the training text is {} now: expected {}",
                                          source->fingerprint(), check.start.data));
     return;
   }
   const Sampler sampler(*source, check.start.seq, uint64_t(check.start.seed),
-                        make_sampler_options(config));
+                        make_sampler_options(config.data));
   SharedWork work(nullptr, "reading the samples again", 0);
   for (const std::string& problem : rehash_steps(check, sampler, steps, [&] { work.advance(0); })) {
     check.problems.push_back(problem);

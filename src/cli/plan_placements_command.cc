@@ -120,8 +120,8 @@ std::string placements_json(const PlacementTable& table, const ParallelDims& dim
 
 void show_placements(const PlacementsOptions& options) {
   const TrainConfig config = load_layout(options);
-  const ParallelDims dims(config);
-  const PlacementTable table = step_placements(config);
+  const ParallelDims dims(config.parallel);
+  const PlacementTable table = step_placements(config.model, config.parallel);
   if (!options.json.empty()) {
     const std::string text = placements_json(table, dims);
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);

@@ -122,7 +122,7 @@ void run(TrainArguments arguments) {
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
-  set_chat_keys(request.config);
+  set_chat_keys(request.config.data);
   auto& parallel = request.config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
@@ -154,7 +154,7 @@ void run(TrainArguments arguments) {
   }
   check_config(request.config);
   WorldOptions world;
-  world.ranks = ParallelDims(request.config).ranks();
+  world.ranks = ParallelDims(request.config.parallel).ranks();
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   const auto check_gpus = [&] {
     check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
@@ -174,7 +174,8 @@ void run(TrainArguments arguments) {
   const LiveProcess live(speaks() && !request.only_saves ? arguments.live : "", request.out);
   std::unique_ptr<const TokenSource> source;
   const auto read_data = [&](Communicator* comm) {
-    source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
+    source = open_data(request.config.data, request.config.model.vocab, request.config.train, comm,
+                       request.resume ? manifest_path(request.out) : "");
   };
   if (!launched()) read_data(nullptr);  // shared by threads
   StopSignals signals(
@@ -206,7 +207,7 @@ void run(TrainArguments arguments) {
     const bool trained = run_recovering(*member, [&] {
       request.resume |= member->resumes();
       set_dp(request.config, member->dp());
-      world.ranks = ParallelDims(request.config).ranks();
+      world.ranks = ParallelDims(request.config.parallel).ranks();
       train_ranks();
       member->note_step(end.step);  // also of a run in which no step was left
     });

@@ -15,8 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     REQUIRE(std::string(error.what()).find('\n') == std::string::npos);
     return 0;
   }
-  const std::string printed = tandem::to_toml(config);
-  REQUIRE(tandem::to_toml(tandem::parse_config(printed, "printed.toml")) == printed);
+  const std::string printed = config.to_toml();
+  REQUIRE(tandem::parse_config(printed, "printed.toml").to_toml() == printed);
   try {
     tandem::check_config(config);
   } catch (const tandem::ConfigError&) {

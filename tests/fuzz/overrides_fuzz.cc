@@ -14,8 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (std::string line; std::getline(lines, line);) overrides.push_back(line);
   try {
     const auto config = tandem::parse_config("[train]\nsteps = 5\n", "fuzz.toml", overrides);
-    const std::string printed = tandem::to_toml(config);
-    REQUIRE(tandem::to_toml(tandem::parse_config(printed, "printed.toml")) == printed);
+    const std::string printed = config.to_toml();
+    REQUIRE(tandem::parse_config(printed, "printed.toml").to_toml() == printed);
   } catch (const tandem::ConfigError& error) {
     REQUIRE(std::string(error.what()).find('\n') == std::string::npos);
   }

@@ -26,8 +26,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuOptimizer, ::testing::Values(1, 2, 4),
                          [](const auto& test) { return "gpus" + std::to_string(test.param); });
 
 AdamStep some_step() {
-  TrainConfig config;
-  config.optimizer.weight_decay = 0.3;
+  OptimizerConfig config;
+  config.weight_decay = 0.3;
   AdamStep step = AdamStep::make(config, 2, 0.02, 0);
   step.gradient_scale = 0.7f;
   return step;
@@ -164,8 +164,8 @@ Trained train(Communicator& comm, int64_t bucket) {
   ShardedOptimizer optimizer(exec, {weights, working}, gradients, groups, bucket,
                              {.lamb_axes = {&comm}});
   optimizer.adopt_weights(weights);
-  TrainConfig config;
-  config.optimizer.weight_decay = 0.3;
+  OptimizerConfig config;
+  config.weight_decay = 0.3;
   const auto share = float(2 * (comm.rank() + 1)) / float(comm.size() * (comm.size() + 1));
   for (int64_t step = 0; step < kSteps; ++step) {
     load(flat_array([&](const Case& c, size_t i, uint64_t e) {

@@ -271,7 +271,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
 
 TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   const TrainConfig config = train_bench_config(q, world.on_gpu(), world.transport() == "one_gpu");
-  const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
+  const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
   TrainBenchResult result;
   result.deterministic = q.deterministic;
   check_gradients(groups, config, result);

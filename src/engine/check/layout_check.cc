@@ -110,7 +110,8 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    other.train.microbatch = microbatch_size(config) * config.parallel.logical_replicas();
+    other.train.microbatch =
+        microbatch_size(config.parallel, config.train) * config.parallel.logical_replicas();
     parallel.dp = 1;
     parallel.replicas = 0;
   }
@@ -278,14 +279,15 @@ LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
   for (const std::string_view axis : kAxes) {
     if (size_of_axis(config, axis) == 1) continue;
     const TrainConfig layout = without_axis(config, axis);
-    if (!is_valid(layout)) continue;
+    if (!layout.is_valid()) continue;
     if (compare_layout(layout, config, expected).front().relative <= check.bound) {
       check.axis = axis;
       return check;
     }
   }
   const TrainConfig one = with_one_microbatch(config);
-  if (one.train.microbatch == microbatch_size(config) || !is_valid(one)) return check;
+  const bool is_same = one.train.microbatch == microbatch_size(config.parallel, config.train);
+  if (is_same || !one.is_valid()) return check;
   const StepsOutcome of_one = run_steps({one_rank_config(one), one}, source);
   if (compare_layout(one, one, of_one).front().relative <= check.bound) check.axis = kMicrobatches;
   return check;

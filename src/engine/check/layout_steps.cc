@@ -29,12 +29,13 @@ constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
 std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
   return [&run](int64_t sample) {
     const int64_t batch = run.config.train.batch, step = sample / batch;
-    const int64_t position =
-        ParallelDims(run.config)
-            .microbatch_position(batch, microbatch_size(run.config), sample % batch);
+    const ParallelConfig& parallel = run.config.parallel;
+    const ParallelConfig& reference = run.reference.parallel;
+    const int64_t position = ParallelDims(parallel).microbatch_position(
+        batch, microbatch_size(parallel, run.config.train), sample % batch);
     const int64_t ordered =
-        step * batch +
-        ParallelDims(run.reference).sample_at(batch, microbatch_size(run.reference), position);
+        step * batch + ParallelDims(reference).sample_at(
+                           batch, microbatch_size(reference, run.reference.train), position);
     return run.hooks.samples ? run.hooks.samples(run.config, ordered) : ordered;
   };
 }
@@ -135,9 +136,9 @@ void initialize(Stage& stage, const LayoutRun& run) {
   stage.parameters_changed();
 }
 
-double read_aux_loss(const TrainConfig& config, const ModelRanks& ranks) {
+double read_aux_loss(const ModelRanks& ranks) {
   StepRecord record;
-  ranks.describe_experts(config, record);
+  ranks.describe_experts(record);
   return record.aux_loss.value_or(0);
 }
 
@@ -146,11 +147,11 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
                       Gathers& gathers) {
   const TrainConfig& config = run.config;
   set_kernel_threads(threads_per_rank(world.size()));
-  const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
+  const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
   const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed),
-                        make_sampler_options(config, make_order(run)));
+                        make_sampler_options(config.data, make_order(run)));
   ModelRanks ranks(groups, config, {});
-  StepExecutor executor(config, groups, source, sampler, ranks);
+  StepExecutor executor(config.train, config.parallel, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
@@ -180,14 +181,14 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
     if (step == 0) {
       outcome.loss = sums.loss / double(targets);
       outcome.grad_norm = norm;
-      outcome.aux_loss = read_aux_loss(config, ranks);
+      outcome.aux_loss = read_aux_loss(ranks);
       for (const ModelChunk& chunk : ranks.chunks) {
         gathers.gradients.add_gradients(chunk);
       }
     }
     if (run.steps == 1) return outcome;
-    const double lr = learning_rate(config, step, 0, 0);
-    executor.update(AdamStep::make(config, step, lr, norm));
+    const double lr = learning_rate(config.optimizer, config.train, step, 0, 0);
+    executor.update(AdamStep::make(config.optimizer, step, lr, norm));
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {
@@ -202,7 +203,7 @@ StepsOutcome run_steps(const LayoutRun& requested, const TokenSource& source) {
   LayoutRun run = requested;
   if (run.hooks.config) run.hooks.config(run.config);
   WorldOptions world;
-  world.ranks = ParallelDims(run.config).ranks();
+  world.ranks = ParallelDims(run.config.parallel).ranks();
   StepsOutcome outcome;
   Gathers gathers;
   run_threads(world, [&](Communicator& comm) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "core/system/files.h"
 #include "engine/checkpoint/run/same_run.h"
@@ -38,7 +39,7 @@ TrainConfig load_initial(const Parse& parse, const std::string& init) {
   if (!find_tokenizer(vocabulary).empty()) base.data.tokenizer = vocabulary;
   TrainConfig config = parse(base);
   config.train.init = base.train.init;
-  require_same_model(init, base.model, config);
+  require_same_model(init, base.model, config.model);
   if (config.optimizer.warmup < 0) {
     config.optimizer.warmup = std::clamp<int64_t>(config.train.steps / kWarmupShare, 1, kMaxWarmup);
   }
@@ -72,8 +73,8 @@ TrainConfig load_run_config(const std::string& file, std::span<const std::string
     base.optimizer.warmup = run.optimizer.warmup;
   }
   const std::string text = read_file(file, Source::any);  // once: it may be a pipe
-  const auto parse = [&](const TrainConfig& given) {
-    return parse_config(text, file, overrides, notes, given);
+  const auto parse = [&](TrainConfig given) {
+    return parse_config(text, file, overrides, notes, std::move(given));
   };
   if (resumed.empty() && init.empty()) init = parse_config(text, file, overrides).train.init;
   if (resumed.empty() && !init.empty()) return load_initial(parse, init);

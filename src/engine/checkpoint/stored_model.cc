@@ -48,8 +48,8 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
 }
 
 /// Notes that the model was trained on token files, and not of which tokenizer.
-void note_tokens(const TrainConfig& trained, const Note& note) {
-  if (trained.data.format != "tokens") return;
+void note_tokens(const DataConfig& trained, const Note& note) {
+  if (trained.format != "tokens") return;
   note("the model was trained on token files: text is read as bytes, with token 256 before it");
 }
 
@@ -70,7 +70,7 @@ std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& dir
   if (has_state(directory)) {
     const TrainConfig trained = read_trained(directory);
     if (trained.data.tokenizer.empty()) {
-      note_tokens(trained, note);
+      note_tokens(trained.data, note);
       return nullptr;
     }
   } else if (config.vocab == kBos + 1) {

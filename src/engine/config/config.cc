@@ -292,8 +292,7 @@ void make_paths_relative_to(TrainConfig& config, const std::string& folder) {
 
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides, std::vector<std::string>* notes,
-                         const TrainConfig& base) {
-  TrainConfig config = base;
+                         TrainConfig config) {
   if (const size_t at = stray_character(text); at != std::string::npos) {
     throw ConfigError(fmt::format(
         "{}:{}: not valid TOML: a character past ASCII (byte 0x{:02x}) "
@@ -320,8 +319,8 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
   return parse_config(read_file(file, Source::any), file, overrides, notes);
 }
 
-std::string to_toml(const TrainConfig& config) {
-  TrainConfig copy = config;
+std::string TrainConfig::to_toml() const {
+  TrainConfig copy = *this;
   toml::table root;
   for (const ConfigKey& key : config_keys()) {
     const size_t dot = key.name.find('.');

@@ -31,6 +31,11 @@ struct TrainConfig {
   CheckpointConfig checkpoint;
   TraceConfig trace;
   IntegrityConfig check;
+
+  /// Whether check_config accepts it.
+  bool is_valid() const;
+  /// The whole job as TOML that `parse_config` accepts.
+  std::string to_toml() const;
 };
 
 /// A section's key in the job.
@@ -67,16 +72,12 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 /// The same for text; `file` names it in messages. `base`: values of keys that are not given.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {},
-                         std::vector<std::string>* notes = nullptr, const TrainConfig& base = {});
+                         std::vector<std::string>* notes = nullptr, TrainConfig base = {});
 /// Throws ConfigError if keys are inconsistent: model against parallel.tp and parallel.ep, batch
 /// against dp and microbatch, seq against model.max_seq, layers and microbatches against
 /// parallel.pp.
 void check_config(const TrainConfig& config);
-/// Whether check_config accepts it.
-bool is_valid(const TrainConfig& config);
 /// Takes the relative paths of the configuration to be relative to `folder`.
 void make_paths_relative_to(TrainConfig& config, const std::string& folder);
-/// Whole configuration as TOML that `parse_config` accepts.
-std::string to_toml(const TrainConfig& config);
 
 }  // namespace tandem

@@ -202,9 +202,9 @@ void check_config(const TrainConfig& config) {
   check_patterns(config.optimizer, model);
 }
 
-bool is_valid(const TrainConfig& config) {
+bool TrainConfig::is_valid() const {
   try {
-    check_config(config);
+    check_config(*this);
   } catch (const Error&) {
     return false;
   }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,10 +36,13 @@ constexpr bool has_text(std::string_view format) {
 }
 
 /// Values of data.format.
-inline std::vector<std::string> data_format_names() {
-  std::vector<std::string> names{"auto"};
-  for (const DataFormat& format : kDataFormats) names.emplace_back(format.name);
+inline constexpr auto kDataFormatNames = [] {
+  std::array<std::string_view, 1 + std::size(kDataFormats)> names{"auto"};
+  std::ranges::transform(kDataFormats, names.begin() + 1, &DataFormat::name);
   return names;
+}();
+inline std::vector<std::string> data_format_names() {
+  return {kDataFormatNames.begin(), kDataFormatNames.end()};
 }
 
 }  // namespace tandem

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <tuple>
+
 #include "engine/config/config_paths.h"
 #include "engine/config/data_format.h"
 #include "engine/config/section.h"
@@ -10,11 +12,8 @@
 namespace tandem {
 namespace {
 
-constexpr Range kFormats = [] {
-  Range formats = one_of("auto");
-  for (const DataFormat& format : kDataFormats) formats.names[formats.num_names++] = format.name;
-  return formats;
-}();
+constexpr Range kFormats =
+    std::apply([](const auto&... names) { return one_of(names...); }, kDataFormatNames);
 
 constexpr Key<DataConfig> kDataKeys[] = {
     {"paths", &DataConfig::paths, kAny,

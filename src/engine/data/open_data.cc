@@ -159,25 +159,25 @@ void set_separator(const std::string& text, Opening& with) {
 
 /// Throws ConfigError for documents of JSON Lines whose bytes would be tokens of a larger
 /// vocabulary, unless the job names their format.
-void require_vocabulary(const TrainConfig& config, const std::string& format) {
-  const bool is_meant = format != kJsonLines || config.data.format == kJsonLines;
-  if (is_meant || !config.data.tokenizer.empty() || config.model.vocab <= kBos + 1) return;
+void require_vocabulary(const DataConfig& data, int64_t vocab, const std::string& format) {
+  const bool is_meant = format != kJsonLines || data.format == kJsonLines;
+  if (is_meant || !data.tokenizer.empty() || vocab <= kBos + 1) return;
   throw ConfigError(fmt::format(
       "model.vocab is {}, and JSON Lines are read as bytes without data.tokenizer: expected "
       "data.tokenizer, model.vocab = {}, or data.format = \"{}\" to read bytes",
-      config.model.vocab, kBos + 1, kJsonLines));
+      vocab, kBos + 1, kJsonLines));
 }
 
-/// That of data.tokenizer, nullptr without it.
-std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig& config,
+/// The tokenizer in `path`, data.tokenizer; nullptr without it.
+std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const std::string& path,
+                                                               int64_t vocab,
                                                                const std::string& format) {
-  const std::string& path = config.data.tokenizer;
   if (path.empty()) return nullptr;
-  const auto tokenizer = open_tokenizer(path, config.model.vocab);
-  if (!tokenizer->only_added_beyond() || tokenizer->separator() >= config.model.vocab) {
+  const auto tokenizer = open_tokenizer(path, vocab);
+  if (!tokenizer->only_added_beyond() || tokenizer->separator() >= vocab) {
     throw ConfigError(
-        fmt::format("model.vocab is {}: expected at least the {} of data.tokenizer {}",
-                    config.model.vocab, tokenizer->vocab() + tokenizer->num_beyond(), path));
+        fmt::format("model.vocab is {}: expected at least the {} of data.tokenizer {}", vocab,
+                    tokenizer->vocab() + tokenizer->num_beyond(), path));
   }
   if (tokenizer->separator() < 0 && format != kTokens) {
     throw ConfigError(fmt::format(
@@ -186,10 +186,9 @@ std::shared_ptr<const TextTokenizer> open_configured_tokenizer(const TrainConfig
   return tokenizer;
 }
 
-/// nullptr for another format. `tokenizer`: that of data.tokenizer.
-std::shared_ptr<const LineFormat> open_chats(const TrainConfig& config,
+/// nullptr for another format. `tokenizer`: that of data.tokenizer; `seq`: tokens of a sequence.
+std::shared_ptr<const LineFormat> open_chats(const DataConfig& data, int64_t seq,
                                              std::shared_ptr<const TextTokenizer> tokenizer) {
-  const auto& data = config.data;
   if (data.format != kChats) return nullptr;
   if (!tokenizer) {
     throw ConfigError(
@@ -204,15 +203,15 @@ std::shared_ptr<const LineFormat> open_chats(const TrainConfig& config,
   }
   ChatTemplate form(read_side_files(folder_of_tokenizer(data.tokenizer)),
                     tokenizer->special_tokens());
-  return std::make_shared<ChatLines>(std::move(tokenizer), std::move(form), config.train.seq + 1);
+  return std::make_shared<ChatLines>(std::move(tokenizer), std::move(form), seq + 1);
 }
 
-std::optional<StreamOptions> stream_options(const TrainConfig& config) {
-  if (config.data.order != "stream") return {};
-  const int64_t block = config.data.shuffle_windows * config.train.seq;
-  const int64_t batch = config.train.batch * config.train.seq;
-  return StreamOptions{.seed = uint64_t(config.train.seed),
-                       .shuffle_windows = config.data.shuffle_windows,
+std::optional<StreamOptions> stream_options(const DataConfig& data, const RunConfig& train) {
+  if (data.order != "stream") return {};
+  const int64_t block = data.shuffle_windows * train.seq;
+  const int64_t batch = train.batch * train.seq;
+  return StreamOptions{.seed = uint64_t(train.seed),
+                       .shuffle_windows = data.shuffle_windows,
                        .retained_tokens = retained_stream_tokens(block, batch),
                        .ahead_tokens = 2 * block};
 }
@@ -269,8 +268,7 @@ bool has_predictions(const TokenSource& source) {
 }
 
 /// Reads the documents if a key of `data` asks for them.
-void open_documents(const TrainConfig& config, Communicator* world, TokenSource& source) {
-  const auto& data = config.data;
+void open_documents(const DataConfig& data, Communicator* world, TokenSource& source) {
   const bool is_packed = data.packing != "none";
   if (!is_packed && !data.document_mask) return;
   const std::string key =
@@ -302,11 +300,10 @@ void open_documents(const TrainConfig& config, Communicator* world, TokenSource&
 
 std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
                                          const std::string& format) {
-  return merge(select_all(paths, "data.paths", format, TrainConfig().data.text_key, nullptr)).files;
+  return merge(select_all(paths, "data.paths", format, DataConfig().text_key, nullptr)).files;
 }
 
-void set_chat_keys(TrainConfig& config) {
-  auto& data = config.data;
+void set_chat_keys(DataConfig& data) {
   if (data.format == "auto" && !data.paths.empty()) {
     const std::string path = parse_weighted_path(data.paths[0]).path;
     try {
@@ -319,9 +316,9 @@ void set_chat_keys(TrainConfig& config) {
   data.document_mask = true;
 }
 
-std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world,
+std::unique_ptr<TokenSource> open_data(const DataConfig& data, int64_t vocab,
+                                       const RunConfig& train, Communicator* world,
                                        const std::string& manifest) {
-  const auto& data = config.data;
   std::vector<std::string> paths;
   std::vector<double> weights;
   for (const std::string& entry : data.paths) {
@@ -331,19 +328,19 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
   }
   const std::vector<SelectedData> selected =
       select_all(paths, "data.paths", data.format, data.text_key, world);
-  require_vocabulary(config, selected[0].format);
-  const auto tokenizer = open_configured_tokenizer(config, selected[0].format);
+  require_vocabulary(data, vocab, selected[0].format);
+  const auto tokenizer = open_configured_tokenizer(data.tokenizer, vocab, selected[0].format);
   Opening with{selected[0].format,
-               config.model.vocab,
+               vocab,
                tokenizer,
                world,
                read_manifest(data.manifest, manifest),
-               stream_options(config),
+               stream_options(data, train),
                data.document_mask,
                "",
                -1,
                data.text_key,
-               open_chats(config, tokenizer)};
+               open_chats(data, train.seq, tokenizer)};
   set_separator(data.document_separator, with);
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {
@@ -356,13 +353,13 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     }
     source = std::make_unique<Blend>(std::move(sources), std::move(weights));
   }
-  if (!tokenizer && with.format != kTokens && config.model.vocab > kBos + 1) {
+  if (!tokenizer && with.format != kTokens && vocab > kBos + 1) {
     source->add_notes(std::vector{fmt::format(
         "text is read as bytes: {} of the {} tokens of model.vocab are used (data.tokenizer)",
-        kBos + 1, config.model.vocab)});
+        kBos + 1, vocab)});
   }
   if (data.val_paths.empty()) {
-    open_documents(config, world, *source);
+    open_documents(data, world, *source);
     return source;
   }
   const SelectedData held_out =
@@ -376,7 +373,7 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
   }
   with.stream = {};
   source->validate_on(validation_set(open_files(with, held_out.files, 0)));
-  open_documents(config, world, *source);
+  open_documents(data, world, *source);
   return source;
 }
 

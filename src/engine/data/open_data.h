@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/data/config.h"
 #include "engine/data/tokens/token_source.h"
+#include "engine/train/config.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -19,13 +20,15 @@ namespace tandem {
 /// that only data.format = "auto" takes for bytes of a larger model.vocab.
 /// Reads the begins of documents if data.document_mask or data.packing asks for them; throws
 /// ConfigError, on every rank, for a source that does not know them.
-/// Collective over `world` unless it is nullptr.
+/// `vocab`: tokens of the model; `train`: its length of a sequence, batch and seed decide how a
+/// stream is read. Collective over `world` unless it is nullptr.
 /// `manifest`: path of one to use if data.manifest is empty; none if it does not exist.
-std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world = nullptr,
+std::unique_ptr<TokenSource> open_data(const DataConfig& data, int64_t vocab,
+                                       const RunConfig& train, Communicator* world = nullptr,
                                        const std::string& manifest = "");
-/// Sets data.format of chats where it is "auto", and for chats the keys that they are packed by,
+/// Sets the format of chats where it is "auto", and for chats the keys that they are packed by,
 /// with document masks.
-void set_chat_keys(TrainConfig& config);
+void set_chat_keys(DataConfig& data);
 /// Files of `paths` that `format` selects (select_data.h).
 std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
                                          const std::string& format);

@@ -21,14 +21,14 @@ bool has_targets(const HeldOut& set, bool document_mask) {
   return tokens - 1 > count_ignored_targets(*set.stream, 1, tokens);
 }
 
-const HeldOut& checked(const TokenSource& source, const TrainConfig& config) {
+const HeldOut& checked(const TokenSource& source, const DataConfig& data) {
   const HeldOut& set = source.held_out();
-  if (has_targets(set, config.data.document_mask)) return set;
-  if (!config.data.val_paths.empty()) {
+  if (has_targets(set, data.document_mask)) return set;
+  if (!data.val_paths.empty()) {
     throw ConfigError(
         fmt::format("train.validate_every: data.val_paths {} have no targets: expected {}",
-                    fmt::join(config.data.val_paths, ", "),
-                    config.data.document_mask ? "documents of two tokens or more" : "two tokens"));
+                    fmt::join(data.val_paths, ", "),
+                    data.document_mask ? "documents of two tokens or more" : "two tokens"));
   }
   throw ConfigError(fmt::format(
       "train.validate_every: data.val_fraction holds nothing out of {}: expected a larger share",
@@ -47,8 +47,7 @@ std::unique_ptr<const ScoredWindows> make_windows(const HeldOut& set, int64_t se
 }
 
 /// Positions that a validation scores, about; 0: all.
-int64_t max_positions(const TrainConfig& config) {
-  const auto& train = config.train;
+int64_t max_positions(const RunConfig& train) {
   return train.validate_steps > 0 ? train.validate_steps * train.batch * train.seq
                                   : train.validate_bytes;
 }
@@ -69,18 +68,18 @@ struct BatchSums {
 
 }  // namespace
 
-Validation::Validation(const ParallelGroups& groups, const TrainConfig& config,
-                       const TokenSource& source)
+Validation::Validation(const ParallelGroups& groups, const ModelConfig& model,
+                       const DataConfig& data, const RunConfig& train, const TokenSource& source)
     : groups_(groups),
       num_scorers_(groups.dims().size(kScorers)),
       scorer_(groups.dims().index(kScorers, groups.world().rank())),
-      evaluator_(groups.tp(), config.model,
-                 {.dtype = choose_dtype(groups.tp(), config.model), .experts = groups.experts()}),
-      is_text_(!checked(source, config).stream),
-      limit_(config.train.validate_steps > 0 ? "train.validate_steps" : "train.validate_bytes"),
+      evaluator_(groups.tp(), model,
+                 {.dtype = choose_dtype(groups.tp(), model), .experts = groups.experts()}),
+      is_text_(!checked(source, data).stream),
+      limit_(train.validate_steps > 0 ? "train.validate_steps" : "train.validate_bytes"),
       windows_(make_windows(source.held_out(), evaluator_.options().seq,
-                            evaluator_.options().stride, max_positions(config),
-                            config.data.document_mask)) {
+                            evaluator_.options().stride, max_positions(train),
+                            data.document_mask)) {
   groups.world().require_same("the held-out text", source.held_out().identity);
 }
 

@@ -15,13 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/data/config.h"
 #include "engine/data/scored_windows.h"
 #include "engine/data/tokens/token_source.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/transformer.h"
 #include "engine/parallel/dims.h"
 #include "engine/report/progress.h"
+#include "engine/train/config.h"
 
 namespace tandem {
 
@@ -30,7 +31,8 @@ class Validation {
   /// `groups` must outlive this object. Scores at most train.validate_steps batches or else about
   /// train.validate_bytes of what `source` holds out, spread over all of it. Throws ConfigError if
   /// that is nothing. Collective.
-  Validation(const ParallelGroups& groups, const TrainConfig& config, const TokenSource& source);
+  Validation(const ParallelGroups& groups, const ModelConfig& model, const DataConfig& data,
+             const RunConfig& train, const TokenSource& source);
 
   /// "validation on 256 of 1024 windows of 128 tokens of the held-out text (train.validate_bytes)"
   std::string describe() const;

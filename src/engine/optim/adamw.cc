@@ -7,8 +7,7 @@
 
 namespace tandem {
 
-AdamStep AdamStep::make(const TrainConfig& config, int64_t step, double lr, double gradient_norm) {
-  const auto& o = config.optimizer;
+AdamStep AdamStep::make(const OptimizerConfig& o, int64_t step, double lr, double gradient_norm) {
   const double t = double(step) + 1;
   AdamStep s;
   s.lr = float(lr);

@@ -4,7 +4,8 @@
 #include <cstdint>
 
 #include "core/exec.h"
-#include "engine/config/config.h"
+#include "engine/optim/config.h"
+#include "tandem/tensor.h"
 
 namespace tandem {
 
@@ -15,7 +16,8 @@ struct AdamStep {
   float gradient_scale = 1;                ///< clipping
 
   /// `step` counts from 0.
-  static AdamStep make(const TrainConfig& config, int64_t step, double lr, double gradient_norm);
+  static AdamStep make(const OptimizerConfig& config, int64_t step, double lr,
+                       double gradient_norm);
 };
 
 /// Weights and both moments.

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "engine/config/config.h"
+#include "engine/optim/config.h"
+#include "engine/train/config.h"
 
 namespace tandem {
 
@@ -21,6 +22,7 @@ namespace tandem {
 ///                 (arXiv 1706.03762)
 /// `step` counts from 0. `done`: seconds or tokens before it, if these end the run; `warmup`: the
 /// same before the first step after the warm-up.
-double learning_rate(const TrainConfig& config, int64_t step, double done, double warmup);
+double learning_rate(const OptimizerConfig& optimizer, const RunConfig& train, int64_t step,
+                     double done, double warmup);
 
 }  // namespace tandem

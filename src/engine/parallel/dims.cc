@@ -21,12 +21,11 @@ ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
                   tp, dp, ep, pp));
 }
 
-ParallelDims::ParallelDims(const TrainConfig& config)
-    : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep),
-                   int(config.parallel.pp)) {
-  replicas_ = int(config.parallel.logical_replicas());
-  state_shards_ = int(config.parallel.state_shards());
-  if (config.parallel.dp_host > 1) host_replicas_ = int(config.parallel.dp_host);
+ParallelDims::ParallelDims(const ParallelConfig& parallel)
+    : ParallelDims(int(parallel.tp), int(parallel.dp), int(parallel.ep), int(parallel.pp)) {
+  replicas_ = int(parallel.logical_replicas());
+  state_shards_ = int(parallel.state_shards());
+  if (parallel.dp_host > 1) host_replicas_ = int(parallel.dp_host);
 }
 
 int ParallelDims::ranks() const {
@@ -123,9 +122,8 @@ std::string ParallelDims::describe() const {
                      replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "");
 }
 
-int64_t microbatch_size(const TrainConfig& config) {
-  return config.train.microbatch > 0 ? config.train.microbatch
-                                     : ParallelDims(config).local_batch(config.train.batch);
+int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train) {
+  return train.microbatch > 0 ? train.microbatch : ParallelDims(parallel).local_batch(train.batch);
 }
 
 ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts)

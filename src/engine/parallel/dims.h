@@ -13,8 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
 #include "engine/model/axes.h"
+#include "engine/parallel/config.h"
+#include "engine/train/config.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -23,8 +24,7 @@ class ParallelDims {
  public:
   /// Throws InvalidArgument for a size below 1, or if `ep` does not divide `dp`.
   ParallelDims(int tp, int dp, int ep = 1, int pp = 1);
-  /// parallel.tp, parallel.dp, parallel.ep, parallel.pp and parallel.replicas.
-  explicit ParallelDims(const TrainConfig& config);
+  explicit ParallelDims(const ParallelConfig& parallel);
 
   int tp() const { return size(kTp); }
   int dp() const { return size(kDp); }
@@ -75,7 +75,7 @@ class ParallelDims {
 };
 
 /// Samples of a microbatch: train.microbatch, or all of a logical replica.
-int64_t microbatch_size(const TrainConfig& config);
+int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train);
 
 /// A rank's communicators.
 class ParallelGroups {

@@ -17,12 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-}  // namespace
-
-schedule::PipelineShape pipeline_shape(const TrainConfig& config) {
-  const auto& parallel = config.parallel;
-  const int64_t share = ParallelDims(config).local_batch(config.train.batch);
-  schedule::PipelineShape shape{.microbatches = int(share / microbatch_size(config))};
+schedule::PipelineShape make_shape(const ParallelConfig& parallel, int64_t microbatches) {
+  schedule::PipelineShape shape{.microbatches = int(microbatches)};
   if (parallel.pp == 1) return shape;
   shape.kind = schedule::parse_pipeline_kind(parallel.schedule);
   shape.ranks = int(parallel.pp);
@@ -30,19 +26,25 @@ schedule::PipelineShape pipeline_shape(const TrainConfig& config) {
   return shape;
 }
 
-std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {
-  const int64_t stages = config.parallel.pp * config.parallel.virtual_stages;
-  const auto& given = config.parallel.layers_per_stage;
+}  // namespace
+
+schedule::PipelineShape pipeline_shape(const ParallelConfig& parallel, const RunConfig& train) {
+  const int64_t share = ParallelDims(parallel).local_batch(train.batch);
+  return make_shape(parallel, share / microbatch_size(parallel, train));
+}
+
+std::vector<StageLayers> pipeline_layers(const ParallelConfig& parallel, int64_t num_layers) {
+  const int64_t stages = parallel.pp * parallel.virtual_stages;
+  const auto& given = parallel.layers_per_stage;
   std::vector<StageLayers> layers;
   int64_t first = 0;
   for (int64_t stage = 0; stage < stages; ++stage) {
-    const int64_t count = given.empty()
-                              ? shard_of(config.model.layers, int(stages), int(stage)).count
-                              : given[size_t(stage)];
+    const int64_t count =
+        given.empty() ? shard_of(num_layers, int(stages), int(stage)).count : given[size_t(stage)];
     layers.push_back({first, count, stage == 0, stage + 1 == stages});
     first += count;
   }
-  const schedule::PipelineShape shape = pipeline_shape(config);
+  const schedule::PipelineShape shape = make_shape(parallel, 1);
   for (int rank = 0; rank < shape.ranks; ++rank) {
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
       layers[size_t(stage_of(shape, rank, chunk))].pp_rank = rank;

@@ -19,10 +19,11 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/config.h"
 #include "engine/model/stage.h"
+#include "engine/parallel/config.h"
 #include "engine/parallel/pipeline_stage.h"
 #include "engine/parallel/stage_links.h"
+#include "engine/train/config.h"
 #include "observe/phases.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
@@ -30,9 +31,9 @@
 namespace tandem {
 
 /// Schedule of a step; without pipeline parallelism each microbatch's passes in turn.
-schedule::PipelineShape pipeline_shape(const TrainConfig& config);
-/// Layers of every stage, in the order of the model.
-std::vector<StageLayers> pipeline_layers(const TrainConfig& config);
+schedule::PipelineShape pipeline_shape(const ParallelConfig& parallel, const RunConfig& train);
+/// Layers of every stage of a model with so many, in the order of the model.
+std::vector<StageLayers> pipeline_layers(const ParallelConfig& parallel, int64_t num_layers);
 
 class Pipeline {
  public:

@@ -107,16 +107,16 @@ void declare_step(std::span<const CopiedParameters> parameters, PlacementTable& 
   declare_losses(table);
 }
 
-PlacementTable step_placements(const TrainConfig& config) {
-  const ParallelDims dims(config);
+PlacementTable step_placements(const ModelConfig& model, const ParallelConfig& parallel) {
+  const ParallelDims dims(parallel);
   PlacementTable table;
   std::vector<Parameter> parameters;
   std::optional<StageMessages> before;
-  for (const StageLayers& layers : pipeline_layers(config)) {
+  for (const StageLayers& layers : pipeline_layers(parallel, model.layers)) {
     // Passes on what it receives.
     if (layers.count == 0 && !layers.embedding && !layers.head) continue;
-    const ModelLayout layout(config.model, dims.tp(), 0, {dims.ep(), 0}, layers);
-    const StageMessages messages = declare_stage(config.model, layout, layers, table);
+    const ModelLayout layout(model, dims.tp(), 0, {dims.ep(), 0}, layers);
+    const StageMessages messages = declare_stage(model, layout, layers, table);
     if (before) {
       check_received(before->output, messages.input);
       check_received(messages.d_input, before->d_output);

@@ -25,6 +25,6 @@ std::vector<CopiedParameters> split_experts(std::span<const Parameter> list);
 void declare_step(std::span<const CopiedParameters> parameters, PlacementTable& table);
 
 /// All tensors of a training step of the job.
-PlacementTable step_placements(const TrainConfig& config);
+PlacementTable step_placements(const ModelConfig& model, const ParallelConfig& parallel);
 
 }  // namespace tandem

@@ -13,7 +13,7 @@ report::RunGoal read_run_goal(const std::string& text) {
   return {.steps = config.train.steps,
           .tokens = config.train.tokens,
           .seconds = config.train.seconds,
-          .layout = ParallelDims(config).describe(),
+          .layout = ParallelDims(config.parallel).describe(),
           .ep = int(config.parallel.ep),
           .link_bytes_per_s = link.bytes_per_s,
           .link_latency_s = link.latency_s};

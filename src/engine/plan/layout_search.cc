@@ -297,7 +297,7 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
   config.parallel.virtual_stages = int64_t(row.vpp);
   config.parallel.schedule = name_of(pipeline_shape_of(row).kind);
   config.parallel.layers_per_stage.clear();
-  return parse_config(to_toml(config), "planned job");
+  return parse_config(config.to_toml(), "planned job");
 }
 
 std::vector<Layout> pareto_front(const std::vector<Layout>& fastest_first) {

@@ -55,13 +55,17 @@ void add_cost(LayerCost& sum, const LayerCost& cost, double share) {
 class ProbedLayers {
  public:
   ProbedLayers(const TrainConfig& config, const ParallelGroups& groups, const StageLayers& layers)
-      : config_(config),
+      : model_(config.model),
+        optimizer_(config.optimizer),
         layers_(layers),
-        chunk_(groups, config, make_transformer_options(groups, config, {}), layers),
+        chunk_(groups, config, make_transformer_options(groups, config.parallel, config.train, {}),
+               layers),
         microbatches_{chunk_.stage.make_microbatch(), chunk_.stage.make_microbatch()},
-        splits_backward_(config.parallel.pp > 1 &&
-                         schedule::splits_backward(pipeline_shape(config).kind)),
-        tokens_(size_t(microbatch_size(config) * config.train.seq)),
+        splits_backward_(
+            config.parallel.pp > 1 &&
+            schedule::splits_backward(pipeline_shape(config.parallel, config.train).kind)),
+        reduces_every_pass_(config.parallel.zero == 2),
+        tokens_(size_t(microbatch_size(config.parallel, config.train) * config.train.seq)),
         seed_(uint64_t(groups.world().rank()) << 32) {
     chunk_.stage.initialize(uint64_t(config.train.seed));
     chunk_.optimizer.adopt_weights(chunk_.stage.parameter_staging());
@@ -78,12 +82,12 @@ class ProbedLayers {
       cost = {};
       run_passes(microbatch, cost);
     }
-    if (config_.parallel.zero == 2) cost.dp_pass = std::exchange(cost.dp, 0);
+    if (reduces_every_pass_) cost.dp_pass = std::exchange(cost.dp, 0);
     chunk_.stage.share_load();
     cost.update += pass(cost, Phase::update, [&] {
       for (const FlatRange& range : finished_) chunk_.optimizer.ready(range);
       chunk_.optimizer.reduce();
-      chunk_.optimizer.update(AdamStep::make(config_, 0, config_.optimizer.lr, 1));
+      chunk_.optimizer.update(AdamStep::make(optimizer_, 0, optimizer_.lr, 1));
       chunk_.optimizer.await_all();
     });
     return cost;
@@ -112,7 +116,7 @@ class ProbedLayers {
     Stage& stage = chunk_.stage;
     ++seed_;
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      tokens_[i] = int32_t(philox(seed_, 0, i)[0] % uint64_t(config_.model.vocab));
+      tokens_[i] = int32_t(philox(seed_, 0, i)[0] % uint64_t(model_.vocab));
     }
     if (!layers_.embedding) fill(stage.input(microbatch));
     cost.forward = pass(cost, Phase::forward, [&] { stage.forward(tokens_, tokens_, microbatch); });
@@ -147,11 +151,12 @@ class ProbedLayers {
     }
   }
 
-  const TrainConfig& config_;
+  const ModelConfig& model_;
+  const OptimizerConfig& optimizer_;
   StageLayers layers_;
   ModelChunk chunk_;
   std::array<Microbatch, 2> microbatches_;
-  bool splits_backward_;
+  bool splits_backward_, reduces_every_pass_;
   std::vector<FlatRange> finished_;  // gradients that are reduced after the last pass
   std::vector<int32_t> tokens_;
   uint64_t seed_;
@@ -174,23 +179,20 @@ RanksCost over_ranks(Communicator& world, const LayerCost& local) {
   return all;
 }
 
-/// Costs of the repetition with the median time.
-LayerCost probe_layers(const TrainConfig& config, const ParallelGroups& groups,
-                       const StageLayers& layers) {
-  ProbedLayers probed(config, groups, layers);
-  const double first = over_ranks(groups.world(), probed.run()).longest;  // warms caches
+/// Costs of the repetition of `layers` with the median time.
+LayerCost probe(Communicator& world, ProbedLayers&& layers) {
+  const double first = over_ranks(world, layers.run()).longest;  // warms caches
   const int repeats = std::clamp(int(kProbeSeconds / std::max(first, 1e-6)), 1, kMaxProbes);
   std::vector<LayerCost> costs;
-  for (int i = 0; i < repeats; ++i) costs.push_back(over_ranks(groups.world(), probed.run()).mean);
+  for (int i = 0; i < repeats; ++i) costs.push_back(over_ranks(world, layers.run()).mean);
   const auto middle = costs.begin() + repeats / 2;
   std::ranges::nth_element(costs, middle, {}, total_seconds);
   return *middle;
 }
 
 /// Seconds of a microbatch's activations to each of the other stages in turn, fastest of some.
-double probe_transfer(const TrainConfig& config, Communicator& pp) {
-  const int64_t rows = microbatch_size(config) * config.train.seq / config.parallel.tp;
-  const int64_t elements = rows * config.model.hidden;
+/// `elements`: of a rank.
+double probe_transfer(int64_t elements, Communicator& pp) {
   const Memory message = random_buffer(DType::f32, elements, 1);
   const Memory all(message.bytes() * size_t(pp.size()));
   double fastest = HUGE_VAL;
@@ -205,12 +207,14 @@ double probe_transfer(const TrainConfig& config, Communicator& pp) {
 }
 
 /// Layers of the largest chunk of a rank, or fewer if their state is large.
-int64_t layers_in_a_row(const TrainConfig& config) {
+int64_t layers_in_a_row(const ModelConfig& model, const ParallelConfig& parallel) {
   int64_t longest = 1;
-  for (const StageLayers& chunk : pipeline_layers(config)) longest = std::max(longest, chunk.count);
+  for (const StageLayers& chunk : pipeline_layers(parallel, model.layers)) {
+    longest = std::max(longest, chunk.count);
+  }
   constexpr double kStateBytes = 16;  // of a parameter
-  const double bytes = kStateBytes * double(config.model.parameters()) /
-                       double(config.model.layers * config.parallel.tp);
+  const double bytes =
+      kStateBytes * double(model.parameters()) / double(model.layers * parallel.tp);
   return std::clamp(int64_t(kMaxProbeBytes / bytes), int64_t{1}, longest);
 }
 
@@ -220,7 +224,7 @@ plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroup
   const auto kind_of = [&](int64_t layer) {  // by experts and window
     return std::pair(config.model.is_moe(layer), config.model.window(layer));
   };
-  const int64_t limit = layers_in_a_row(config);
+  const int64_t limit = layers_in_a_row(config.model, config.parallel);
   // As many layers of one kind as follow `first`.
   const auto row_of = [&](int64_t first) {
     StageLayers row{.first = first, .count = 1, .embedding = false, .head = false};
@@ -236,16 +240,20 @@ plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroup
     const auto [found, is_new] = kinds.try_emplace(kind_of(layer));
     if (is_new) {
       const StageLayers row = row_of(layer);
-      add_cost(found->second, probe_layers(config, groups, row), 1 / double(row.count));
+      add_cost(found->second, probe(groups.world(), {config, groups, row}), 1 / double(row.count));
     }
     add_cost(costs.layer, found->second, 1 / double(config.model.layers));
   }
   StageLayers with_ends = row_of(0);
   with_ends.embedding = with_ends.head = true;
-  costs.ends = probe_layers(config, groups, with_ends);
+  costs.ends = probe(groups.world(), {config, groups, with_ends});
   add_cost(costs.ends, kinds.at(kind_of(0)), -double(with_ends.count));
   for (const auto term : plan::kCostTerms) costs.ends.*term = std::max(0.0, costs.ends.*term);
-  if (groups.pp()) costs.transfer = probe_transfer(config, *groups.pp());
+  if (groups.pp()) {
+    const int64_t rows =
+        microbatch_size(config.parallel, config.train) * config.train.seq / config.parallel.tp;
+    costs.transfer = probe_transfer(rows * config.model.hidden, *groups.pp());
+  }
   return costs;
 }
 

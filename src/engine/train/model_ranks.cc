@@ -25,10 +25,12 @@ Strategy parse_strategy(const std::string& name) {
 
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
-                                                  const TrainConfig& config, const Stage& stage) {
-  const GradientWindow window = gradient_window(config, groups.world().on_gpu());
+                                                  const ParallelConfig& parallel,
+                                                  const OptimizerConfig& optimizer,
+                                                  const Stage& stage) {
+  const GradientWindow window = gradient_window(parallel, groups.world().on_gpu());
   std::vector<Parameter> all_parameters = stage.parameter_list();
-  apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
+  apply_patterns(optimizer.no_decay, optimizer.lr_scale, all_parameters);
   std::vector<ParameterGroup> all;
   for (CopiedParameters& copied : split_experts(all_parameters)) {
     Communicator* const copies = groups.along(copied.copies);
@@ -41,40 +43,41 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                    is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
                    std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
                    is_dense ? window.dense : window.experts, window.every_pass,
-                   config.parallel.replicates_state(), state.group, state.across, host.group,
-                   host.across, groups.dims().replicas(copied.copies, groups.world().rank())});
+                   parallel.replicates_state(), state.group, state.across, host.group, host.across,
+                   groups.dims().replicas(copied.copies, groups.world().rank())});
   }
   return all;
 }
 
 ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
-                                               const TrainConfig& config, Stage& stage) {
-  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  return {.gradients = codec.gradients,
-          .weights = codec.weights,
-          .error_feedback = config.parallel.error_feedback,
-          .overlap = groups.tp().size() == 1 && !groups.experts(),
-          .gradient_memory = &stage.gradient_memory(),
-          .lamb_axes =
-              config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{},
-          .check = {config.check.action == "off" ? 0 : config.check.state,
-                    config.model.router_bias_update_rate > 0}};
+                                               const ParallelConfig& parallel,
+                                               const OptimizerConfig& optimizer,
+                                               const StateCheckOptions& check, Stage& stage) {
+  const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
+  return {
+      .gradients = codec.gradients,
+      .weights = codec.weights,
+      .error_feedback = parallel.error_feedback,
+      .overlap = groups.tp().size() == 1 && !groups.experts(),
+      .gradient_memory = &stage.gradient_memory(),
+      .lamb_axes = optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{},
+      .check = check};
 }
 
 }  // namespace
 
 TransformerOptions make_transformer_options(
-    const ParallelGroups& groups, const TrainConfig& config,
+    const ParallelGroups& groups, const ParallelConfig& parallel, const RunConfig& train,
     const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
   TransformerOptions options;
-  options.batch = microbatch_size(config);
-  options.seq = config.train.seq;
-  options.dtype = parse_dtype(config.train.dtype);
-  options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
-  options.deterministic = config.train.deterministic;
-  options.recompute = {parse_recompute(config.train.recompute), config.train.recompute_layers};
-  options.codec = CodecPolicy::parse(config.parallel.codec);
-  options.gradient_window = gradient_window(config, groups.world().on_gpu());
+  options.batch = microbatch_size(parallel, train);
+  options.seq = train.seq;
+  options.dtype = parse_dtype(train.dtype);
+  options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
+  options.deterministic = train.deterministic;
+  options.recompute = {parse_recompute(train.recompute), train.recompute_layers};
+  options.codec = CodecPolicy::parse(parallel.codec);
+  options.gradient_window = gradient_window(parallel, groups.world().on_gpu());
   options.f32_weights = !options.codec.weights.is_none();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
@@ -86,22 +89,27 @@ ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
                        const TransformerOptions& options, const StageLayers& layers)
     : stage(groups.tp(), config.model, options, layers),
       optimizer(stage.exec(), stage.weights(), stage.gradients(),
-                make_parameter_groups(groups, config, stage),
-                bucket_elements(config, groups.world().on_gpu()),
-                make_optimizer_options(groups, config, stage)) {}
+                make_parameter_groups(groups, config.parallel, config.optimizer, stage),
+                bucket_elements(config.parallel, groups.world().on_gpu()),
+                make_optimizer_options(groups, config.parallel, config.optimizer,
+                                       {config.check.action == "off" ? 0 : config.check.state,
+                                        config.model.router_bias_update_rate > 0},
+                                       stage)) {}
 
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
                                                 const Tensor& chosen)>& routed)
-    : groups_(groups) {
-  step_placements(config);  // throws if an operator of the step cannot consume a tensor
-  const schedule::PipelineShape shape = pipeline_shape(config);
-  const std::vector<StageLayers> layers = pipeline_layers(config);
+    : model(config.model), groups_(groups) {
+  const ParallelConfig& parallel = config.parallel;
+  step_placements(model, parallel);  // throws if an operator of the step cannot consume a tensor
+  const schedule::PipelineShape shape = pipeline_shape(parallel, config.train);
+  const std::vector<StageLayers> layers = pipeline_layers(parallel, model.layers);
   const int rank = groups.pp() ? groups.pp()->rank() : 0;
   // Replicas and stages, whose tensor-parallel groups would choose independently, agree.
   share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-    chunks.emplace_back(groups, config, make_transformer_options(groups, config, routed),
+    chunks.emplace_back(groups, config,
+                        make_transformer_options(groups, parallel, config.train, routed),
                         layers[size_t(schedule::stage_of(shape, rank, chunk))]);
   }
   agree_on_gemm_choices(groups.world());
@@ -189,25 +197,25 @@ std::vector<double> sum_stages(Communicator* pp, std::vector<double> values) {
 
 }  // namespace
 
-void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
-  if (config.model.experts == 0) return;
-  ExpertCounts experts{config.model.experts, {}};
+void ModelRanks::describe_experts(StepRecord& record) const {
+  if (model.experts == 0) return;
+  ExpertCounts experts{model.experts, {}};
   std::vector<double> values(1);  // the auxiliary loss, then the rows
   for (const ModelChunk& chunk : chunks) {
     const ExpertCounts of_chunk = *chunk.stage.expert_counts();
     values.resize(1 + of_chunk.rows.size());
-    if (config.model.aux_loss_coeff > 0) values[0] += chunk.stage.aux_loss();
+    if (model.aux_loss_coeff > 0) values[0] += chunk.stage.aux_loss();
     for (size_t i = 0; i < of_chunk.rows.size(); ++i) values[1 + i] += of_chunk.rows[i];
   }
   values = sum_stages(groups_.pp(), std::move(values));
   experts.rows.assign(values.begin() + 1, values.end());
   for (int layer = 0; layer < int(experts.layers()); ++layer) {
-    record.imbalance.push_back(experts.imbalance(layer, int(config.parallel.ep)));
-    record.expert_imbalance.push_back(experts.imbalance(layer, int(config.model.experts)));
+    record.imbalance.push_back(experts.imbalance(layer, groups_.dims().ep()));
+    record.expert_imbalance.push_back(experts.imbalance(layer, int(model.experts)));
     const std::vector<double> counts = experts.of(layer);
     record.expert_rows.emplace_back(counts.begin(), counts.end());
   }
-  if (config.model.aux_loss_coeff > 0) record.aux_loss = values[0];
+  if (model.aux_loss_coeff > 0) record.aux_loss = values[0];
 }
 
 }  // namespace tandem

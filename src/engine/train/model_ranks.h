@@ -16,7 +16,7 @@ namespace tandem {
 
 /// Options of the run's stages. `routed`: as TrainRequest's.
 TransformerOptions make_transformer_options(
-    const ParallelGroups& groups, const TrainConfig& config,
+    const ParallelGroups& groups, const ParallelConfig& parallel, const RunConfig& train,
     const std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)>&
         routed);
 
@@ -47,8 +47,9 @@ struct ModelRanks {
   /// "memory: 16.2 bytes a parameter and rank for …"
   std::string describe_state() const;
   /// Fills the record of a step of a MoE model. Collective over the pipeline's ranks.
-  void describe_experts(const TrainConfig& config, StepRecord& record) const;
+  void describe_experts(StepRecord& record) const;
 
+  const ModelConfig model;        ///< of all stages
   std::deque<ModelChunk> chunks;  ///< of the pipeline rank, in the order of schedule::stage_of
 
  private:

@@ -167,7 +167,7 @@ void train_in(const fs::path& out, TrainRequest request, const TokenSource& sour
   if (!log) throw_errno(log_path, "cannot open");
   request.out = out.string();
   request.log = log.get();
-  WorldOptions world{.ranks = ParallelDims(request.config).ranks()};
+  WorldOptions world{.ranks = ParallelDims(request.config.parallel).ranks()};
   if (!link.empty()) world.link = EmulatedLink::parse(link);
   run_threads(world, [&](Communicator& comm) { train(comm, request, source); });
 }
@@ -179,13 +179,11 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Load of a serial step without an emulated link; trains a few of them in `out`.
-report::StepLoad measure_load(const fs::path& out, const TrainConfig& config,
+/// Load of a step; trains as `request` says in `out`.
+report::StepLoad measure_load(const fs::path& out, const TrainRequest& request,
                               const TokenSource& source) {
-  constexpr int64_t kSteps = 10, kWarmUp = 2;
+  constexpr int64_t kWarmUp = 2;
   make_directories(out.string());
-  TrainRequest request;
-  request.config = timed_config(config, kSteps, "serial", "");
   train_in(out, request, source);
   std::vector<double> gemm, step;
   report::SentBytes sent;
@@ -198,7 +196,7 @@ report::StepLoad measure_load(const fs::path& out, const TrainConfig& config,
     sent.set(row);
   }
   double bytes = 0;
-  for (const Json& axis : sent.json(size_t(ParallelDims(config).ranks()))) {
+  for (const Json& axis : sent.json(size_t(ParallelDims(request.config.parallel).ranks()))) {
     if (axis.is_number()) bytes += axis.get<double>();
   }
   std::error_code ignored;
@@ -217,9 +215,12 @@ struct TimedSteps {
 /// programs meanwhile.
 TimedSteps time_steps(const fs::path& dir, const TrainConfig& config, const std::string& given) {
   constexpr std::array kStrategies{"serial", "overlapped"};
-  const int ranks = ParallelDims(config).ranks();
-  const std::unique_ptr<const TokenSource> source = open_data(config);
-  const report::StepLoad load = measure_load(dir / "split/load", config, *source);
+  const int ranks = ParallelDims(config.parallel).ranks();
+  const std::unique_ptr<const TokenSource> source =
+      open_data(config.data, config.model.vocab, config.train);
+  TrainRequest few;  // serial, without an emulated link
+  few.config = timed_config(config, 10, "serial", "");
+  const report::StepLoad load = measure_load(dir / "split/load", few, *source);
   TimedSteps timed{.link = given};
   if (given.empty()) {
     const report::LinkChoice link = report::choose_link(load);
@@ -281,7 +282,7 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
     write_sample(dir, tp, options.prompt);
     run["prompt"] = options.prompt;
   }
-  if (ParallelDims(config).ranks() > 1 && !path_exists((dir / "split").string())) {
+  if (ParallelDims(config.parallel).ranks() > 1 && !path_exists((dir / "split").string())) {
     const TimedSteps timed = time_steps(dir, config, options.link);
     run["others_share"] = timed.others_share;
     run["link"] = EmulatedLink::parse(timed.link).describe();

@@ -13,33 +13,33 @@ TrainState ResumePoint::state() const {
 }
 
 ResumePoint find_resume_point(Communicator& world, SnapshotMemory& memory, RunFiles* files,
-                              const TrainConfig& config) {
+                              int64_t parameters) {
   ResumePoint point{memory.find(world), ""};
   point.checkpoint = on_rank_zero(
       world, "the state to resume from",
       [&] {
         for (const std::string& text : memory.take_warnings()) files->warn(text);
-        if (!point.memory) return files->find_checkpoint(config, -1);
-        std::string newer = files->find_checkpoint(config, point.memory->state.step);
+        if (!point.memory) return files->find_checkpoint(-1);
+        std::string newer = files->find_checkpoint(point.memory->state.step);
         if (newer.empty()) {
-          files->accept_memory(point.memory->state, describe(point.memory->position), config);
+          files->accept_memory(point.memory->state, describe(point.memory->position));
         }
         return newer;
       },
-      uint64_t(12 * config.model.parameters()));
+      uint64_t(12 * parameters));
   if (!point.checkpoint.empty()) point.memory.reset();
   return point;
 }
 
 std::optional<TrainState> restore(const TrainedRanks& ranks, SnapshotMemory& memory,
-                                  ResumePoint from, RunFiles* files, const TrainConfig& config) {
+                                  ResumePoint from, RunFiles* files, int64_t parameters) {
   while (from.memory) {
     const std::string reason = memory.restore(ranks, from.memory->position);
     if (reason.empty()) return from.memory->state;
     if (files) {
       files->warn(fmt::format("{} is not restored: {}", describe(from.memory->position), reason));
     }
-    from = find_resume_point(ranks.world, memory, files, config);
+    from = find_resume_point(ranks.world, memory, files, parameters);
   }
   if (from.is_start()) return {};
   ranks.world.require_same("the checkpoint to resume from",

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "engine/checkpoint/snapshot/snapshot_memory.h"
-#include "engine/config/config.h"
 #include "engine/train/records/run_files.h"
 #include "tandem/communicator.h"
 
@@ -22,16 +21,17 @@ struct ResumePoint {
 };
 
 /// Newest state of all ranks' snapshots and the checkpoints on disk; of the same step, the
-/// snapshots. Throws ConfigError if it is of another model or text than `config` and `files`,
-/// IoError if there are only damaged checkpoints. `files`: rank 0's; others pass nullptr.
+/// snapshots. Throws ConfigError if it is of another model or text than the run of `files`, IoError
+/// if there are only damaged checkpoints. `files`: rank 0's; others pass nullptr. `parameters`: of
+/// the model, which bound the time that others wait.
 /// Collective.
 ResumePoint find_resume_point(Communicator& world, SnapshotMemory& memory, RunFiles* files,
-                              const TrainConfig& config);
+                              int64_t parameters);
 
 /// Restores weights and optimizer states from `from`, or, where snapshots are damaged, from the
 /// next newest state. Returns the state of training; nullopt if nothing is left to resume from, and
 /// the run begins at step 0. Collective.
 std::optional<TrainState> restore(const TrainedRanks& ranks, SnapshotMemory& memory,
-                                  ResumePoint from, RunFiles* files, const TrainConfig& config);
+                                  ResumePoint from, RunFiles* files, int64_t parameters);
 
 }  // namespace tandem

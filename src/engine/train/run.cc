@@ -19,8 +19,9 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
       request(check_request(of_run, of_ranks, text)),
       config(of_ranks.config),
       source(text),
-      sampler(text, config.train.seq, uint64_t(config.train.seed), make_sampler_options(config)),
-      groups(of_run, ParallelDims(config), config.model.experts > 0) {
+      sampler(text, config.train.seq, uint64_t(config.train.seed),
+              make_sampler_options(config.data)),
+      groups(of_run, ParallelDims(config.parallel), config.model.experts > 0) {
   config.data.format = source.format();
   config.parallel.replicas = groups.dims().replicas();
   if (world.rank() == 0) progress.emplace(request.log);
@@ -28,14 +29,15 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
   memory.emplace(world, open_output());
   ResumePoint begin_at;
   if (request.resume) {
-    begin_at = find_resume_point(world, *memory, files ? &*files : nullptr, config);
+    begin_at =
+        find_resume_point(world, *memory, files ? &*files : nullptr, config.model.parameters());
     if (begin_at.is_start()) find_init();
   }
-  note_lines(describe_run(config, source, sampler));
+  note_lines(describe_run(config.model, config.data, config.train, source, sampler));
   resolve_dtype(begin_at);
   note(describe_memory(config, world.on_gpu()));
   ranks.emplace(groups, config, request.routed);
-  executor.emplace(config, groups, source, sampler, *ranks);
+  executor.emplace(config.train, config.parallel, groups, source, sampler, *ranks);
   trained.emplace(trained_ranks());
   begin(begin_at);
   executor->load(state.next_sample);  // under what precedes the first step
@@ -44,29 +46,30 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
   if (measured_peak) note_lines(utilization.describe(config));
   note(ranks->describe_state());
   make_checkpoints();
-  phase_log.emplace(config, request.out + "/ranks", groups, state.step);
+  phase_log.emplace(config.trace, request.out + "/ranks", groups, state.step);
   elapsed_before_s = state.elapsed_s;
 }
 
 void Run::open_logs() {
-  on_output("room on disk",
-            [&] { files->check_room(config, state.step, memory->restored() >= 0); });
-  if (files) files->open_logs(ledger_start(state, config, sampler));
+  on_output("room on disk", [&] { files->check_room(state.step, memory->restored() >= 0); });
+  if (files) files->open_logs(ledger_start(state, config.parallel, config.train, sampler));
 }
 
 void Run::find_init() {
-  init_from = find_initial_model(world, request.init, config,
+  init_from = find_initial_model(world, request.init, config.model,
                                  [this](const std::string& text) { note(text); });
 }
 
 /// Opens the files of the run.
 SnapshotOwner Run::open_output() {
   const std::string run = on_rank_zero(world, "opening the output", [&] {
-    files.emplace(request.out, request.resume, source, *progress, request.output_patience_s);
+    files.emplace(request.out, request.resume, config, source, *progress,
+                  request.output_patience_s);
     if (request.output_opened) request.output_opened();
     return files->run_id();
   });
-  return {run, describe_layout(groups.dims(), config, world.on_gpu()), world.rank(), world.size()};
+  return {run, describe_layout(config.parallel, config.model.layers, world.on_gpu()), world.rank(),
+          world.size()};
 }
 
 /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
@@ -75,12 +78,13 @@ void Run::resolve_dtype(const ResumePoint& from) {
   const std::string choice =
       choose_run_dtype(world, config, from.is_start() ? "" : from.state().config);
   if (!choice.empty()) note(choice);
-  on_output("writing the configuration", [&] { files->write_configuration(config); });
+  on_output("writing the configuration", [&] { files->write_configuration(); });
 }
 
 /// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
 void Run::begin(const ResumePoint& from) {
-  if (const auto restored = restore(*trained, *memory, from, files ? &*files : nullptr, config)) {
+  if (const auto restored =
+          restore(*trained, *memory, from, files ? &*files : nullptr, config.model.parameters())) {
     state = *restored;
     seek_streams(world, request.out + "/ledger.jsonl", state.next_sample, sampler);
     if (state.control.tokens < 0) state.control.tokens = count_targets(sampler, state.next_sample);
@@ -99,14 +103,14 @@ void Run::begin(const ResumePoint& from) {
   }
   for (ModelChunk& chunk : ranks->chunks) chunk.stage.end_staging();
   executor->weights_changed();
-  state.config = to_toml(config);
+  state.config = config.to_toml();
   state.made_by = build_identity();
 }
 
 TrainedRanks Run::trained_ranks() {
   std::vector<TrainedStage> stages;
   for (ModelChunk& chunk : ranks->chunks) stages.push_back({chunk.stage, chunk.optimizer});
-  return {world, describe_layout(groups.dims(), config, world.on_gpu()), groups.tp(),
+  return {world, describe_layout(config.parallel, config.model.layers, world.on_gpu()), groups.tp(),
           std::move(stages)};
 }
 
@@ -115,11 +119,11 @@ void Run::make_checkpoints() {
       *trained,
       RunCheckpoints::Options{.out = request.out,
                               .model = config.model,
-                              .schedule = CheckpointSchedule(config),
+                              .schedule = CheckpointSchedule(config.checkpoint),
                               .keep = config.checkpoint.keep,
                               .memory = &*memory,
                               .peers = config.checkpoint.peer_copy ? &groups.dp() : nullptr,
-                              .prepare = [this] { files->prepare_checkpoint(config); }},
+                              .prepare = [this] { files->prepare_checkpoint(); }},
       state);
   if (const size_t bytes = checkpoints->snapshot_bytes(); bytes > 0) {
     note(fmt::format("checkpoints: {} of snapshots in the memory of this rank",
@@ -140,7 +144,7 @@ void Run::note_warnings() {
 }
 
 bool Run::is_finished() const {
-  return !describe_end(state, config).empty();
+  return !describe_end(state, config.train).empty();
 }
 
 bool Run::validates() const {

@@ -26,7 +26,7 @@ namespace tandem {
 const TrainRequest& check_request(Communicator& world, const TrainRequest& request,
                                   const TokenSource& source) {
   if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
-  world.require_same("configuration", to_toml(request.config));
+  world.require_same("configuration", request.config.to_toml());
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
   world.require_same("--init", request.init);
@@ -37,20 +37,19 @@ const TrainRequest& check_request(Communicator& world, const TrainRequest& reque
   return request;
 }
 
-std::vector<std::string> describe_run(const TrainConfig& config, const TokenSource& source,
+std::vector<std::string> describe_run(const ModelConfig& model, const DataConfig& data,
+                                      const RunConfig& train, const TokenSource& source,
                                       const Sampler& sampler) {
   std::vector<std::string> lines;
   for (const std::string& change : source.notes()) lines.push_back("data.paths: " + change);
   const std::string windows =
       sampler.windows() > 0 ? fmt::format("{} windows", sampler.windows()) : "windows";
-  lines.push_back(fmt::format("{:.2f} M parameters; {}; {} of {}",
-                              double(config.model.parameters()) / 1e6, source.describe(), windows,
-                              config.train.seq));
+  lines.push_back(fmt::format("{:.2f} M parameters; {}; {} of {}", double(model.parameters()) / 1e6,
+                              source.describe(), windows, train.seq));
   if (const auto padding = sampler.padding()) {
     lines.push_back(fmt::format("data.packing {}: {:.2f} % of the positions are padding",
-                                config.data.packing, 100 * *padding));
+                                data.packing, 100 * *padding));
   }
-  const auto& train = config.train;
   if (train.batch_start > 0) {
     lines.push_back(fmt::format("the batch grows from {} to {} by {} at a time over {} samples",
                                 train.batch_start, train.batch, train.batch_increment,
@@ -59,12 +58,12 @@ std::vector<std::string> describe_run(const TrainConfig& config, const TokenSour
   return lines;
 }
 
-std::string describe_layout(const ParallelDims& dims, const TrainConfig& config, bool on_gpu) {
-  std::string layout =
-      fmt::format("{} with buckets of {} MiB", dims.describe(), bucket_mib(config, on_gpu));
-  if (dims.pp() == 1) return layout;
+std::string describe_layout(const ParallelConfig& parallel, int64_t num_layers, bool on_gpu) {
+  std::string layout = fmt::format("{} with buckets of {} MiB", ParallelDims(parallel).describe(),
+                                   bucket_mib(parallel, on_gpu));
+  if (parallel.pp == 1) return layout;
   layout += " and stages of";
-  for (const StageLayers& stage : pipeline_layers(config))
+  for (const StageLayers& stage : pipeline_layers(parallel, num_layers))
     layout += fmt::format(" {}", stage.count);
   return layout + " layers";
 }
@@ -75,18 +74,18 @@ std::string describe_peak(const Exec& exec) {
 }
 
 std::string find_initial_model(Communicator& world, const std::string& init,
-                               const TrainConfig& config,
+                               const ModelConfig& model,
                                const std::function<void(const std::string&)>& note) {
   if (init.empty()) return "";
   return on_rank_zero(
       world, "opening the model to start from",
       [&] {
-        const StoredModel model = open_model(init, note);
-        require_same_model(init, model.config, config);
-        note(fmt::format("starting from the weights of {}", model.directory));
-        return model.directory;
+        const StoredModel stored = open_model(init, note);
+        require_same_model(init, stored.config, model);
+        note(fmt::format("starting from the weights of {}", stored.directory));
+        return stored.directory;
       },
-      uint64_t(4 * config.model.parameters()));
+      uint64_t(4 * model.parameters()));
 }
 
 std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std::string& resumed) {
@@ -111,10 +110,12 @@ std::vector<std::string> describe_streams(const TokenSource& source) {
   return lines;
 }
 
-double next_learning_rate(const TrainConfig& config, const TrainState& state, double elapsed_s) {
-  return config.train.tokens > 0 ? learning_rate(config, state.step, double(state.control.tokens),
-                                                 double(state.control.warmup_tokens))
-                                 : learning_rate(config, state.step, elapsed_s, state.warmup_s);
+double next_learning_rate(const OptimizerConfig& optimizer, const RunConfig& train,
+                          const TrainState& state, double elapsed_s) {
+  const bool by_tokens = train.tokens > 0;
+  const ControlState& control = state.control;
+  return learning_rate(optimizer, train, state.step, by_tokens ? double(control.tokens) : elapsed_s,
+                       by_tokens ? double(control.warmup_tokens) : state.warmup_s);
 }
 
 int64_t count_targets(const Sampler& sampler, int64_t end) {
@@ -155,18 +156,12 @@ void seek_streams(Communicator& world, const std::string& ledger, int64_t next_s
   sampler.seek(std::get<LedgerStep>(parse_ledger_line(line).record).cursors);
 }
 
-LedgerStart ledger_start(const TrainState& state, const TrainConfig& config,
-                         const Sampler& sampler) {
-  LedgerStart start{state.step,
-                    state.next_sample,
-                    state.data,
-                    sampler.windows(),
-                    state.seq,
-                    state.seed,
-                    config.parallel.dp,
-                    microbatch_size(config),
-                    config.parallel.replicas,
-                    sampler.sources()};
+LedgerStart ledger_start(const TrainState& state, const ParallelConfig& parallel,
+                         const RunConfig& train, const Sampler& sampler) {
+  LedgerStart start{
+      state.step,        state.next_sample, state.data,  sampler.windows(),
+      state.seq,         state.seed,        parallel.dp, microbatch_size(parallel, train),
+      parallel.replicas, sampler.sources()};
   if (start.sources.size() == 1) start.sources.clear();
   return start;
 }

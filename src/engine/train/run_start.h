@@ -9,7 +9,6 @@
 
 #include "core/exec.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/config/config.h"
 #include "engine/data/ledger/ledger_lines.h"
 #include "engine/data/sampler.h"
 #include "engine/data/tokens/token_source.h"
@@ -25,20 +24,22 @@ const TrainRequest& check_request(Communicator& world, const TrainRequest& reque
                                   const TokenSource& source);
 
 /// Lines for the log: model, data, padding, batch ramp-up.
-std::vector<std::string> describe_run(const TrainConfig& config, const TokenSource& source,
+std::vector<std::string> describe_run(const ModelConfig& model, const DataConfig& data,
+                                      const RunConfig& train, const TokenSource& source,
                                       const Sampler& sampler);
 
-/// Layout, size of buckets and layers of stages: part of a checkpoint's description.
-std::string describe_layout(const ParallelDims& dims, const TrainConfig& config, bool on_gpu);
+/// Layout, size of buckets and layers of stages, of a model with `num_layers`: part of a
+/// checkpoint's description.
+std::string describe_layout(const ParallelConfig& parallel, int64_t num_layers, bool on_gpu);
 
 /// "peak memory: 1.2 GB in this process"
 std::string describe_peak(const Exec& exec);
 
 /// Returns the folder of the model `init`, verified, for a run that starts from its weights; an
-/// empty string without one. Throws on every rank if it cannot be read or is another model.
+/// empty string without one. Throws on every rank if it cannot be read or is not `model`.
 /// Collective.
 std::string find_initial_model(Communicator& world, const std::string& init,
-                               const TrainConfig& config,
+                               const ModelConfig& model,
                                const std::function<void(const std::string&)>& note);
 
 /// Resolves train.dtype "auto", in a resumed run to the dtype of its start; `resumed`: its
@@ -50,7 +51,8 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
 std::vector<std::string> describe_streams(const TokenSource& source);
 
 /// Learning rate of the step after `state`. `elapsed_s`: seconds of training.
-double next_learning_rate(const TrainConfig& config, const TrainState& state, double elapsed_s);
+double next_learning_rate(const OptimizerConfig& optimizer, const RunConfig& train,
+                          const TrainState& state, double elapsed_s);
 
 /// Targets of samples [0, end).
 int64_t count_targets(const Sampler& sampler, int64_t end);
@@ -61,7 +63,7 @@ int64_t count_targets(const Sampler& sampler, int64_t end);
 void seek_streams(Communicator& world, const std::string& ledger, int64_t next_sample,
                   const Sampler& sampler);
 
-LedgerStart ledger_start(const TrainState& state, const TrainConfig& config,
-                         const Sampler& sampler);
+LedgerStart ledger_start(const TrainState& state, const ParallelConfig& parallel,
+                         const RunConfig& train, const Sampler& sampler);
 
 }  // namespace tandem

@@ -16,15 +16,15 @@ namespace {
 
 /// Whether separate forward passes count the experts before a step: the auxiliary loss covers all
 /// its tokens, and they need several passes, of so many microbatches of each of a rank's replicas.
-bool counts_experts(const TrainConfig& config, int microbatches, int rounds) {
-  const bool has_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
-  const bool covers_step = config.train.aux_loss_scope == "step" || microbatches == 1;
+bool counts_experts(const ModelConfig& model, const RunConfig& train, int microbatches,
+                    int rounds) {
+  const bool has_loss = model.experts > 0 && model.aux_loss_coeff > 0;
+  const bool covers_step = train.aux_loss_scope == "step" || microbatches == 1;
   return has_loss && covers_step && microbatches * rounds > 1;
 }
 
 /// Whether a stage of this rank reads tokens or targets.
-bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
-  const schedule::PipelineShape shape = pipeline_shape(config);
+bool has_end_stage(const schedule::PipelineShape& shape, const ParallelGroups& groups) {
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     const int stage = schedule::stage_of(shape, groups.pp() ? groups.pp()->rank() : 0, chunk);
     if (stage == 0 || stage + 1 == shape.stages()) return true;
@@ -45,26 +45,29 @@ std::vector<SquareTerm> gather_terms(Communicator& ranks, std::span<const Square
 
 }  // namespace
 
-SamplerOptions make_sampler_options(const TrainConfig& config,
+SamplerOptions make_sampler_options(const DataConfig& data,
                                     std::function<int64_t(int64_t sample)> order) {
-  return {std::move(order), config.data.document_mask, config.data.packing != "none"};
+  return {std::move(order), data.document_mask, data.packing != "none"};
 }
 
-StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
-                           const TokenSource& source, const Sampler& sampler, ModelRanks& ranks)
-    : config_(config),
+StepExecutor::StepExecutor(const RunConfig& train, const ParallelConfig& parallel,
+                           const ParallelGroups& groups, const TokenSource& source,
+                           const Sampler& sampler, ModelRanks& ranks)
+    : train_(train),
+      parallel_(parallel),
       groups_(groups),
       source_(source),
       sampler_(sampler),
       ranks_(ranks),
-      microbatch_(microbatch_size(config)),
-      has_padding_(config.model.moe_layers() > 0 && sampler.has_padding()),
-      reads_text_(config.data.document_mask || has_padding_ || has_end_stage(config, groups)),
-      tokens_(size_t(microbatch_ * config.train.seq)),
+      microbatch_(microbatch_size(parallel, train)),
+      has_padding_(ranks.model.moe_layers() > 0 && sampler.has_padding()),
+      reads_text_(sampler.document_mask() || has_padding_ ||
+                  has_end_stage(pipeline_shape(parallel, train), groups)),
+      tokens_(size_t(microbatch_ * train.seq)),
       targets_(tokens_.size()),
-      document_starts_(config.data.document_mask ? tokens_.size() : 0) {
+      document_starts_(sampler.document_mask() ? tokens_.size() : 0) {
   loader_ = share_loader(groups.world(), source, sampler,
-                         {config.train.seq, microbatch_, config.train.batch / microbatch_});
+                         {train.seq, microbatch_, train.batch / microbatch_});
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
   if (groups.world().on_gpu()) return;
   for (ModelChunk& chunk : ranks_.chunks) {
@@ -76,14 +79,14 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
 void StepExecutor::make_pipeline(int microbatches) {
   microbatches_ = microbatches;
   // Gradients of several replicas that are reduced after every pass alternate between them.
-  const bool alternates = groups_.dims().rounds() > 1 && config_.parallel.zero == 2;
+  const bool alternates = groups_.dims().rounds() > 1 && parallel_.zero == 2;
   const int of_run = alternates ? 1 : microbatches;
   if (std::exchange(pipeline_microbatches_, of_run) == of_run) return;
-  schedule::PipelineShape shape = pipeline_shape(config_);
+  schedule::PipelineShape shape = pipeline_shape(parallel_, train_);
   shape.microbatches = of_run;
   pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
-                    counts_experts(config_, microbatches, groups_.dims().rounds()),
-                    CodecPolicy::parse(config_.parallel.codec).stages);
+                    counts_experts(ranks_.model, train_, microbatches, groups_.dims().rounds()),
+                    CodecPolicy::parse(parallel_.codec).stages);
 }
 
 int64_t StepExecutor::targets(int64_t first) {
@@ -93,7 +96,7 @@ int64_t StepExecutor::targets(int64_t first) {
     for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
   } catch (const IoError& error) {  // of a stream of shards
     ignore_text(error.what());
-    return batch(first) * config_.train.seq;
+    return batch(first) * train_.seq;
   }
   return targets;
 }
@@ -246,7 +249,7 @@ void StepExecutor::update(const AdamStep& step) {
     if (is_owner) chunk.optimizer.await(*tied);
   }
   pipeline_->share_embedding();
-  if (config_.model.router_bias_update_rate == 0) return;
+  if (ranks_.model.router_bias_update_rate == 0) return;
   await_weights();
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.adjust_router_bias();
 }
@@ -269,11 +272,11 @@ void StepExecutor::await_slices() {
 }
 
 void StepExecutor::begin_step() {
-  const bool whole_step = config_.train.aux_loss_scope == "step";
+  const bool whole_step = train_.aux_loss_scope == "step";
   for (ModelChunk& chunk : ranks_.chunks) {
     chunk.stage.begin_step(whole_step ? 1 : microbatches_);
   }
-  if (!counts_experts(config_, microbatches_, groups_.dims().rounds())) return;
+  if (!counts_experts(ranks_.model, train_, microbatches_, groups_.dims().rounds())) return;
   for (const Run& run : runs()) {
     if (!has_replica(run.round)) continue;
     pipeline_->run_forward(batch_of(run));

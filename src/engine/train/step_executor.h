@@ -10,29 +10,31 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/data/config.h"
 #include "engine/data/loader.h"
 #include "engine/data/sampler.h"
+#include "engine/parallel/config.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
+#include "engine/train/config.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_exchange.h"
 
 namespace tandem {
 
-/// Those of a job's samples.
-SamplerOptions make_sampler_options(const TrainConfig& config,
+/// Sampler options of a job.
+SamplerOptions make_sampler_options(const DataConfig& data,
                                     std::function<int64_t(int64_t sample)> order = {});
 
 class StepExecutor {
  public:
   /// All must outlive this object. Collective.
-  StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const TokenSource& source,
-               const Sampler& sampler, ModelRanks& ranks);
+  StepExecutor(const RunConfig& train, const ParallelConfig& parallel, const ParallelGroups& groups,
+               const TokenSource& source, const Sampler& sampler, ModelRanks& ranks);
 
   /// Sequences of the step whose first sample is `first`, over all ranks.
-  int64_t batch(int64_t first) const { return config_.train.batch_at(first); }
+  int64_t batch(int64_t first) const { return train_.batch_at(first); }
   /// Number of target tokens in the step whose first sample is `first`, over all ranks.
   /// After a read error, as for `compute`, all of them.
   int64_t targets(int64_t first);
@@ -99,7 +101,8 @@ class StepExecutor {
   double sum_squares();
   std::vector<SquareTerm> square_terms();
 
-  const TrainConfig& config_;
+  const RunConfig& train_;
+  const ParallelConfig& parallel_;
   const ParallelGroups& groups_;
   const TokenSource& source_;
   const Sampler& sampler_;

@@ -32,20 +32,20 @@ size_t nearest_to_median(const std::vector<double>& values) {
   return size_t(std::min_element(values.begin(), values.end(), further) - values.begin());
 }
 
-TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step,
-                       const std::string& out)
+TraceSteps::TraceSteps(Communicator& world, const TraceConfig& trace, const RunConfig& train,
+                       int64_t first_step, const std::string& out)
     : world_(world),
       out_(out),
-      each_(config.trace.steps),
+      each_(trace.steps),
       begin_(-1),
       end_(-1),
-      max_stream_bytes_(config.trace.stream_mib << 20),
+      max_stream_bytes_(trace.stream_mib << 20),
       first_step_(first_step) {
-  if (!config.trace.enabled) return;
-  const bool timed = !config.train.ends_by_steps();
+  if (!trace.enabled) return;
+  const bool timed = !train.ends_by_steps();
   const int64_t after_warmup = first_step + kWarmupSteps;
-  begin_ = timed ? after_warmup : std::clamp(config.train.steps - each_, first_step, after_warmup);
-  const int64_t left = timed ? kMaxSteps : std::min(config.train.steps - begin_, kMaxSteps);
+  begin_ = timed ? after_warmup : std::clamp(train.steps - each_, first_step, after_warmup);
+  const int64_t left = timed ? kMaxSteps : std::min(train.steps - begin_, kMaxSteps);
   end_ = begin_ + each_ * std::clamp<int64_t>(left / each_, 1, kCandidates);
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/train/config.h"
 #include "observe/clock_offset.h"
 #include "observe/recorder.h"
 #include "observe/span_stream.h"
@@ -23,8 +23,8 @@ class TraceSteps {
  public:
   static constexpr size_t kMaxTraceEvents = 4 * kMaxEvents;
 
-  TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step,
-             const std::string& out);
+  TraceSteps(Communicator& world, const TraceConfig& trace, const RunConfig& train,
+             int64_t first_step, const std::string& out);
   void before_step(int64_t step);
   /// Instead of after_step, for a step that is dropped and made again: trace.json has no events up
   /// to here.

@@ -82,10 +82,10 @@ class Trainer {
     call(&StepHook::before_update, step);
     TrainState& state = run_.state;
     run_.executor->update(
-        AdamStep::make(run_.config, state.step, step.record.lr, step.record.grad_norm));
+        AdamStep::make(run_.config.optimizer, state.step, step.record.lr, step.record.grad_norm));
     step.record.step = ++state.step;
     run_.loss = step.record.loss;
-    run_.ranks->describe_experts(run_.config, step.record);
+    run_.ranks->describe_experts(step.record);
     call(&StepHook::after_update, step);
     measure(step.record, start);
     return true;
@@ -113,23 +113,24 @@ class Trainer {
   /// Consumes the step's samples, unless the run ends. Returns whether it updates the weights.
   bool judge(Step& step) {
     TrainState& state = run_.state;
-    const TrainConfig& config = run_.config;
+    const OptimizerConfig& optimizer = run_.config.optimizer;
+    const RunConfig& train = run_.config.train;
     StepRecord& record = step.record;
     record.loss = step.sums.loss / double(std::max<int64_t>(1, step.targets));
     record.grad_norm = std::sqrt(step.sums.squares);
     step.verdict = step.targets == 0 ? judge_empty_step(step.number, ++empty_steps_)
-                                     : judge_step(config, state.control, step.number, record.loss,
-                                                  record.grad_norm);
+                                     : judge_step(train, optimizer.lr, state.control, step.number,
+                                                  record.loss, record.grad_norm);
     if (step.verdict.action == StepAction::stop) run_.ending.diverged = step.verdict.reason;
     if (!run_.ending.diverged.empty()) return false;
     record.batch = run_.executor->batch(state.next_sample);
     record.tokens = step.targets;
     call(&StepHook::after_verdict, step);
-    if (state.step == config.optimizer.warmup) {
+    if (state.step == optimizer.warmup) {
       state.warmup_s = step.sums.elapsed_s;
       state.control.warmup_tokens = state.control.tokens;
     }
-    record.lr = next_learning_rate(config, state, step.sums.elapsed_s);
+    record.lr = next_learning_rate(optimizer, train, state, step.sums.elapsed_s);
     state.next_sample += record.batch;
     state.control.tokens += step.targets;
     state.elapsed_s = step.sums.elapsed_s;
@@ -170,7 +171,8 @@ class Trainer {
     const TrainState& state = run_.state;
     rethrow_error(unsaved);
     const bool stopped = run_.request.only_saves || !run_.is_finished();
-    if (!stopped && run_.config.train.early_stop > 0) run_.note(describe_end(state, run_.config));
+    if (!stopped && run_.config.train.early_stop > 0)
+      run_.note(describe_end(state, run_.config.train));
     if (!unsaved.empty() && stopped) throw IoError(unsaved);
     if (!unsaved.empty()) {
       run_.note(fmt::format("warning: step {} not saved: {}", state.step, unsaved));

@@ -173,7 +173,7 @@ TrainConfig make_config(const std::string& schedule, const std::string& text) {
 /// As StepExecutor, with its phases apart.
 void run_steps(Communicator& world, const TrainConfig& config, const Moment& moment,
                int killed_rank) {
-  const ParallelGroups groups(world, ParallelDims(config), false);
+  const ParallelGroups groups(world, ParallelDims(config.parallel), false);
   const Corpus corpus(config.data.paths, 0);
   const Sampler sampler(corpus, config.train.seq, 1);
   ModelRanks ranks(groups, config, {});
@@ -183,7 +183,8 @@ void run_steps(Communicator& world, const TrainConfig& config, const Moment& mom
     const int chunk = int(stages.size());
     stages.push_back(std::make_unique<KillingStage>(std::move(stage), chunk, armed, moment));
   }
-  Pipeline pipeline(groups.pp(), pipeline_shape(config), std::move(stages), false);
+  Pipeline pipeline(groups.pp(), pipeline_shape(config.parallel, config.train), std::move(stages),
+                    false);
   for (ModelChunk& chunk : ranks.chunks) {
     chunk.stage.initialize(1);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
@@ -203,7 +204,7 @@ void run_steps(Communicator& world, const TrainConfig& config, const Moment& mom
     for (ModelChunk& chunk : ranks.chunks) chunk.optimizer.reduce();
     if (armed && moment.is_update) kill_this_process();
     for (ModelChunk& chunk : ranks.chunks) {
-      chunk.optimizer.update(AdamStep::make(config, step, 1e-3, 1));
+      chunk.optimizer.update(AdamStep::make(config.optimizer, step, 1e-3, 1));
       chunk.optimizer.await_all();
     }
     if (armed && moment.is_sharing) kill_this_process();
@@ -223,11 +224,12 @@ int main(int argc, char** argv) {
   int rank = -1;
   try {
     const TrainConfig config = make_config(argv[1], argv[4]);
-    const int pipeline_rank = ParallelDims(config).index(kPp, killed_rank);
-    const auto moment =
-        find_moment(schedule::pipeline_actions(pipeline_shape(config), pipeline_rank), argv[2]);
+    const int pipeline_rank = ParallelDims(config.parallel).index(kPp, killed_rank);
+    const auto moment = find_moment(
+        schedule::pipeline_actions(pipeline_shape(config.parallel, config.train), pipeline_rank),
+        argv[2]);
     if (!moment) return kNoSuchPhase;
-    run_world({.ranks = ParallelDims(config).ranks(), .deadline_s = kDeadline},
+    run_world({.ranks = ParallelDims(config.parallel).ranks(), .deadline_s = kDeadline},
               [&](Communicator& world) {
                 rank = world.rank();
                 run_steps(world, config, *moment, killed_rank);

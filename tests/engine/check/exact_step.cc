@@ -414,12 +414,13 @@ ExactStep compute_exact_step(const TrainConfig& config, const Corpus& corpus) {
     model.forward(tokens, targets);
   }
   const bool whole_step = config.train.aux_loss_scope == "step";
-  const ParallelDims dims(config);
-  const int64_t microbatch = whole_step ? batch : microbatch_size(config) * dims.dp();
+  const ParallelDims dims(config.parallel);
+  const int64_t microbatch =
+      whole_step ? batch : microbatch_size(config.parallel, config.train) * dims.dp();
   std::vector<std::vector<size_t>> groups(size_t(batch / microbatch));
   for (int64_t position = 0; position < batch; ++position) {
     groups[size_t(position / microbatch)].push_back(
-        size_t(dims.sample_at(batch, microbatch_size(config), position)));
+        size_t(dims.sample_at(batch, microbatch_size(config.parallel, config.train), position)));
   }
   model.backward(1 / double(batch * seq), groups);
   ExactStep step = model.take();

@@ -53,7 +53,7 @@ void add_schedules(TrainConfig config, std::vector<TrainConfig>& all) {
       config.parallel.schedule = schedule::name_of(kind);
       config.parallel.virtual_stages = schedule::min_chunks(kind);
     }
-    if (is_valid(config)) all.push_back(config);
+    if (config.is_valid()) all.push_back(config);
     if (config.parallel.pp == 1) return;
   }
 }
@@ -88,7 +88,7 @@ TrainConfig tiny_config(bool has_experts) {
 }
 
 std::string describe_layout(const TrainConfig& config) {
-  std::string text = ParallelDims(config).describe();
+  std::string text = ParallelDims(config.parallel).describe();
   if (config.parallel.pp > 1) text += " " + config.parallel.schedule;
   text += fmt::format(", microbatch {}", config.train.microbatch);
   if (config.model.experts > 0) text += ", experts";
@@ -139,7 +139,7 @@ std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
   for (size_t i = 0; i < layouts.size(); ++i) {
     TrainConfig config = layouts[i];
     config.parallel.codec = codecs[i % codecs.size()];
-    if (is_valid(config)) all.push_back(config);
+    if (config.is_valid()) all.push_back(config);
   }
   return all;
 }

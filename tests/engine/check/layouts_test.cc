@@ -76,7 +76,7 @@ class OneRank {
   const Outcome& of(const TrainConfig& config) {
     const TrainConfig one = one_rank_config(config);
     const std::string key =
-        fmt::format("{}\n{} {}", to_toml(one), config.parallel.dp, config.train.microbatch);
+        fmt::format("{}\n{} {}", one.to_toml(), config.parallel.dp, config.train.microbatch);
     const auto found = outcomes_.find(key);
     if (found != outcomes_.end()) return found->second;
     const auto same = [](const std::string& tensor) { return tensor; };

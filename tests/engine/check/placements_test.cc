@@ -19,7 +19,7 @@ namespace {
 TEST(Placements, OfAllGeneratedLayoutsAreConsistent) {
   for (const TrainConfig& config : generate_layouts(5)) {
     SCOPED_TRACE(describe_layout(config));
-    EXPECT_NO_THROW(step_placements(config));
+    EXPECT_NO_THROW(step_placements(config.model, config.parallel));
   }
 }
 
@@ -29,7 +29,7 @@ TEST(Placements, CoverParametersGradientsAndLosses) {
   config.model.router_bias_update_rate = 0.001;
   config.parallel.tp = config.parallel.ep = config.parallel.pp = 2;
   config.parallel.dp = 4;
-  const PlacementTable table = step_placements(config);
+  const PlacementTable table = step_placements(config.model, config.parallel);
   const ModelLayout whole(config.model, 2, 0, {2, 0});
   for (const Parameter& p : whole.parameters) {
     EXPECT_EQ(table.at(p.name + ", updated").placements, table.at(p.name).placements);

@@ -401,34 +401,34 @@ TEST(Resume, NamesChangedKeysAndTheirConsequences) {
   TrainState state;
   state.step = 6;
   state.elapsed_s = 117;
-  state.config = to_toml(before);
-  EXPECT_THAT(describe_resume(state, before), ElementsAre());
+  state.config = before.to_toml();
+  EXPECT_THAT(ResumedRun(before).describe(state), ElementsAre());
 
   TrainConfig now = before;
   now.data.paths = {"b"};  // the text is compared by its hash
   now.train.dtype = "auto";
   now.trace.enabled = true;
-  EXPECT_THAT(describe_resume(state, now), ElementsAre());
+  EXPECT_THAT(ResumedRun(now).describe(state), ElementsAre());
   now.train.batch = 32;
   now.optimizer.beta2 = 0.99;
   now.parallel.strategy = "serial";
-  EXPECT_THAT(describe_resume(state, now),
+  EXPECT_THAT(ResumedRun(now).describe(state),
               ElementsAre("changed since its last checkpoint: train.batch 16 -> 32, "
                           "optimizer.beta2 0.95 -> 0.99, parallel.strategy \"automatic\" -> "
                           "\"serial\""));
   now = before;
   now.train.steps = 6;
-  EXPECT_THAT(describe_resume(state, now),
+  EXPECT_THAT(ResumedRun(now).describe(state),
               ElementsAre("changed since its last checkpoint: train.steps 1000 -> 6; the learning "
                           "rate follows the new schedule from here",
                           "no step is left: it has made 6, train.steps is 6"));
   now.train.seconds = 20;
   EXPECT_THAT(
-      describe_resume(state, now),
+      ResumedRun(now).describe(state),
       testing::Contains("no step is left: it has trained for 117.0 s, train.seconds is 20"));
   state.config = "[gone]\nkey = 1\n";
   EXPECT_THAT(
-      describe_resume(state, before),
+      ResumedRun(before).describe(state),
       ElementsAre(testing::HasSubstr("its keys cannot be compared: state.json:1: unknown")));
 }
 

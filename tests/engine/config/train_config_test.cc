@@ -45,9 +45,9 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
     if (bool* const* flag = std::get_if<bool*>(&slot)) **flag = !**flag;
     if (int64_t* const* whole = std::get_if<int64_t*>(&slot)) **whole += 1;
   }
-  const std::string text = to_toml(config);
+  const std::string text = config.to_toml();
   const TrainConfig back = parse_config(text, "x.toml");
-  EXPECT_EQ(to_toml(back), text);
+  EXPECT_EQ(back.to_toml(), text);
   EXPECT_EQ(back.model, config.model);
   EXPECT_EQ(back.data.paths, config.data.paths);
   EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
@@ -104,14 +104,14 @@ TEST(Config, FormerNamesOfKeysAreReadWithANoteEach) {
     const TrainConfig expected = parse_config(text(name), "job.toml", {}, &notes);
     EXPECT_TRUE(notes.empty());
     const TrainConfig from_file = parse_config(text(old), "job.toml", {}, &notes);
-    EXPECT_EQ(to_toml(from_file), to_toml(expected));
-    EXPECT_NE(to_toml(from_file), to_toml(TrainConfig{}));
+    EXPECT_EQ(from_file.to_toml(), expected.to_toml());
+    EXPECT_NE(from_file.to_toml(), TrainConfig{}.to_toml());
     EXPECT_THAT(notes,
                 testing::ElementsAre(fmt::format("job.toml:2: {} is now called {}", old, name)));
     notes.clear();
     const TrainConfig from_option =
         parse_config("", "job.toml", Overrides{fmt::format("{}={}", old, value)}, &notes);
-    EXPECT_EQ(to_toml(from_option), to_toml(expected));
+    EXPECT_EQ(from_option.to_toml(), expected.to_toml());
     EXPECT_EQ(notes.size(), 1u);
     EXPECT_THAT(error_of(text(old) + fmt::format("{} = {}\n", name.substr(dot + 1), value)),
                 HasSubstr(fmt::format("dir/job.toml:2: {} is now called {}, which line 3 has, too",

@@ -41,7 +41,7 @@ float weight_of(size_t i) {
 }
 
 AdamStep adam_of(int64_t step) {
-  TrainConfig config;
+  OptimizerConfig config;
   return AdamStep::make(config, step, 0.01, 0);
 }
 

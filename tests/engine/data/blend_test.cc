@@ -10,11 +10,11 @@
 
 #include "engine/config/config_paths.h"
 #include "engine/data/blend_order.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/data/tokens/token_files.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/engine/data/open_configured.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -114,7 +114,7 @@ struct BlendOfTwo {
     write_bytes(dir / "a.bin", tokens_as(random_tokens(411, 100, 1), 2));
     write_bytes(dir / "b.bin", tokens_as(random_tokens(150, 100, 2), 2));
     config.data.paths = {"0.7 " + dir / "a.bin", "0.3 " + dir / "b.bin"};
-    source = open_data(config);
+    source = open_configured(config);
   }
 };
 
@@ -151,15 +151,15 @@ TEST(Blend, EachEpochOfASourceHasItsWindowsOnce) {
 TEST(Blend, FingerprintFollowsWeightsAndSources) {
   BlendOfTwo blend;
   const std::string before = blend.source->fingerprint();
-  EXPECT_EQ(open_data(blend.config)->fingerprint(), before);
+  EXPECT_EQ(open_configured(blend.config)->fingerprint(), before);
   blend.config.data.paths[0].replace(0, 3, "0.6");
-  EXPECT_NE(open_data(blend.config)->fingerprint(), before);
+  EXPECT_NE(open_configured(blend.config)->fingerprint(), before);
 }
 
 TEST(Blend, HoldsOutWhatItsSourcesDo) {
   BlendOfTwo blend;
   blend.config.data.val_fraction = 0.1;
-  const auto source = open_data(blend.config);
+  const auto source = open_configured(blend.config);
   ASSERT_TRUE(source->held_out().stream);
   EXPECT_EQ(source->held_out().stream->tokens(), 41 + 15);
   std::vector<int32_t> tokens(56), a(411), b(150);

@@ -8,7 +8,6 @@
 #include <map>
 
 #include "core/system/files.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/data/scored_windows.h"
 #include "engine/data/select_data.h"
@@ -16,6 +15,7 @@
 #include "packed_fixtures.h"
 #include "tandem/error.h"
 #include "tandem/world.h"
+#include "tests/engine/data/open_configured.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -177,7 +177,7 @@ std::string error_of(const std::function<void()>& body) {
 std::string refusal_of(const Paths& paths, const std::string& format = "auto") {
   TrainConfig config = config_of(paths);
   config.data.format = format;
-  return error_of([&] { open_data(config); });
+  return error_of([&] { open_configured(config); });
 }
 
 /// Text and JSON Lines are bytes.
@@ -191,7 +191,7 @@ std::vector<int32_t> expected_tokens(const DataSet& set, const TempDir& dir,
   for (const auto& [name, content] : set.files) write(dir / (folder + "/" + name), content);
   TrainConfig config = config_of({dir / (folder + "/*")}, set.text_key, vocab_of(set));
   config.data.format = set.format;
-  return read_all(*open_data(config));
+  return read_all(*open_configured(config));
 }
 
 TEST(DataKinds, EveryKindHasTheTokensOfItsFilesWhereverTheyStand) {
@@ -223,7 +223,7 @@ TEST(DataKinds, EveryKindHasTheTokensOfItsFilesWhereverTheyStand) {
           if (!has_strangers) named_as.push_back({folder + "/" + below + "*"});
           for (const Paths& paths : named_as) {
             SCOPED_TRACE(set.name + ": " + paths[0]);
-            const auto source = open_data(config_of(paths, set.text_key, vocab_of(set)));
+            const auto source = open_configured(config_of(paths, set.text_key, vocab_of(set)));
             EXPECT_EQ(source->format(), set.format);
             EXPECT_EQ(read_all(*source), expected);
             const bool says = paths[0] == folder && has_strangers;
@@ -317,13 +317,13 @@ TEST(DataKinds, BinaryFilesAreRefusedWhereNamedAndLeftOutOfFolders) {
     EXPECT_THAT(refusal_of({dir / name}), HasSubstr(name));
     EXPECT_THAT(refusal_of({dir.path()}), HasSubstr("none of text")) << name;
     write(dir / "b.txt", "text");
-    const auto source = open_data(config_of({dir.path()}));
+    const auto source = open_configured(config_of({dir.path()}));
     EXPECT_EQ(source->tokens(), 5) << name;
     EXPECT_THAT(source->notes(), ::testing::Contains(HasSubstr(name)));
     if (name == std::string("a.bin")) continue;
     TrainConfig bytes = config_of({dir / name});
     bytes.data.format = "text";
-    EXPECT_EQ(open_data(bytes)->tokens(), 1 + int64_t(content.size())) << name;
+    EXPECT_EQ(open_configured(bytes)->tokens(), 1 + int64_t(content.size())) << name;
   }
 }
 
@@ -348,7 +348,7 @@ TEST(DataKinds, SeveralFormatsInAFolderAreRefusedUntilOneIsChosen) {
         const std::string& name = files.at(format).first;
         const SelectedData selected = select_data({dir.path()}, format, "text");
         EXPECT_THAT(selected.files, ::testing::Contains(dir / name)) << first << second;
-        EXPECT_EQ(open_data(config)->format(), format);
+        EXPECT_EQ(open_configured(config)->format(), format);
       }
       write(dir / "d.parquet", "PAR1");
       EXPECT_THAT(refusal_of({dir.path()}), HasSubstr("expected one format"));
@@ -377,9 +377,9 @@ TEST(DataKinds, CompressedTextSplitsShufflesAndStreamsAsItsFilesUnpacked) {
           config.data.shuffle_windows = 8;
           if (!is_lines) config.data.document_separator = separator;
           if (order == std::string("shuffle")) config.data.val_fraction = 0.3;
-          const auto stored = open_data(config);
+          const auto stored = open_configured(config);
           config.data.paths = {b};
-          const auto unpacked = open_data(config);
+          const auto unpacked = open_configured(config);
           SCOPED_TRACE(fmt::format("{} {} {}", b, order, separator));
           EXPECT_EQ(unpacked->tokens(), stored->tokens());
           if (order == std::string("shuffle")) {
@@ -415,15 +415,15 @@ TEST(DataKinds, RanksUnpackEachFileOnceAndSeeTheSame) {
     write(dir / fmt::format("{}.jsonl.gz", i), gzip(make_lines("text", i)));
     write(dir / fmt::format("{}.jsonl.zst", i), zstd(make_lines("text", 50 + i)));
   }
-  const std::vector<int32_t> expected = read_all(*open_data(config_of({dir.path()})));
+  const std::vector<int32_t> expected = read_all(*open_configured(config_of({dir.path()})));
   run_threads({.ranks = 3}, [&](Communicator& comm) {
-    EXPECT_EQ(read_all(*open_data(config_of({dir.path()}), &comm)), expected);
+    EXPECT_EQ(read_all(*open_configured(config_of({dir.path()}), &comm)), expected);
   });
   std::string damaged = gzip(make_lines("text", 99));
   damaged.resize(damaged.size() - 9);
   write(dir / "8.jsonl.gz", damaged);
   run_threads({.ranks = 3}, [&](Communicator& comm) {
-    EXPECT_THAT(error_of([&] { open_data(config_of({dir.path()}), &comm); }),
+    EXPECT_THAT(error_of([&] { open_configured(config_of({dir.path()}), &comm); }),
                 HasSubstr("8.jsonl.gz: damaged gzip file: byte "));
   });
 }

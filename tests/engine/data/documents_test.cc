@@ -13,13 +13,13 @@
 #include <set>
 #include <utility>
 
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/data/scored_windows.h"
 #include "engine/data/text/packing.h"
 #include "engine/data/tokens/token_layout.h"
 #include "engine/model/config.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -224,7 +224,7 @@ TEST(Documents, AreThoseOfFilesLinesAndIndices) {
   }
   write_bytes(dir / "lines.jsonl", lines);
   for (const std::string& path : {dir / "text", dir / "lines.jsonl"}) {
-    const auto source = open_data(config_for(path, true));
+    const auto source = open_configured(config_for(path, true));
     EXPECT_THAT(source->document_begins(), ElementsAre(0, 6, 19, 21)) << path;
     EXPECT_EQ(source->start_token(), kBos);
   }
@@ -235,7 +235,7 @@ TEST(Documents, AreThoseOfFilesLinesAndIndices) {
   write_megatron(dir / "b", random_tokens(7, 257), {4, 3});
   TrainConfig config = config_for(dir / "a", true);
   config.data.paths.push_back(dir / "b");
-  const auto source = open_data(config);
+  const auto source = open_configured(config);
   EXPECT_THAT(source->document_begins(), ElementsAre(0, 5, 5, 9, 10, 14, 17));
   EXPECT_EQ(source->start_token(), -1);
 }
@@ -255,7 +255,7 @@ TEST(Documents, OfALargeIndexAreAllRead) {
 
 std::string refusal(const TrainConfig& config) {
   try {
-    open_data(config);
+    open_configured(config);
   } catch (const Error& error) {
     return error.what();
   }
@@ -277,12 +277,13 @@ TEST(Documents, OfFilesWithoutThemAreRefusedByName) {
 TEST(Documents, OfAPackedRunAreInItsFingerprint) {
   const TempDir dir;
   write_megatron(dir / "x", random_tokens(100, 257), {40, 60});
-  const std::string windows = open_data(config_for(dir / "x", true))->fingerprint();
-  const std::string packed = open_data(config_for(dir / "x", true, "best_fit"))->fingerprint();
+  const std::string windows = open_configured(config_for(dir / "x", true))->fingerprint();
+  const std::string packed =
+      open_configured(config_for(dir / "x", true, "best_fit"))->fingerprint();
   EXPECT_NE(windows, packed);
   write_megatron(dir / "x", random_tokens(100, 257), {50, 50});
-  EXPECT_EQ(open_data(config_for(dir / "x", true))->fingerprint(), windows);
-  EXPECT_NE(open_data(config_for(dir / "x", true, "best_fit"))->fingerprint(), packed);
+  EXPECT_EQ(open_configured(config_for(dir / "x", true))->fingerprint(), windows);
+  EXPECT_NE(open_configured(config_for(dir / "x", true, "best_fit"))->fingerprint(), packed);
 }
 
 TEST(Documents, AreKnownToTheWindowsOfValidation) {

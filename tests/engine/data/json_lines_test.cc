@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "engine/data/corpus.h"
-#include "engine/data/open_data.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
@@ -119,9 +119,9 @@ TEST(JsonLines, IsChosenByName) {
   write_bytes(dir / "x.jsonl", "{\"text\": \"before\"}\n");
   TrainConfig config;
   config.data.paths = {dir.path()};
-  EXPECT_EQ(open_data(config)->describe(), "1 file of JSON Lines, 1 documents, 7 tokens");
+  EXPECT_EQ(open_configured(config)->describe(), "1 file of JSON Lines, 1 documents, 7 tokens");
   config.data.format = "text";
-  EXPECT_EQ(open_data(config)->describe(), "1 files, 19 bytes of text, 0 files held out");
+  EXPECT_EQ(open_configured(config)->describe(), "1 files, 19 bytes of text, 0 files held out");
 }
 
 }  // namespace

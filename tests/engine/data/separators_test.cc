@@ -9,7 +9,6 @@
 
 #include "engine/config/config.h"
 #include "engine/data/corpus.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/data/stream/shard_stream.h"
 #include "engine/data/text/documents.h"
@@ -18,6 +17,7 @@
 #include "engine/data/tokens/tokenized_text.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -256,7 +256,7 @@ TEST(Separators, OfAnotherKindThanTheFilesAreRefused) {
     config.data.paths = {dir / name};
     config.data.document_separator = separator;
     try {
-      open_data(config);
+      open_configured(config);
     } catch (const ConfigError& error) {
       return std::string(error.what());
     }

@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "core/system/files.h"
-#include "engine/data/open_data.h"
 #include "engine/data/scored_windows.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -402,7 +402,7 @@ TEST(OpenData, ChoosesTheFormatByTheNamesOfFiles) {
   TrainConfig config;
   const auto describe = [&](const Paths& paths) {
     config.data.paths = paths;
-    return error_of([&] { throw ConfigError(open_data(config)->describe()); });
+    return error_of([&] { throw ConfigError(open_configured(config)->describe()); });
   };
   EXPECT_EQ(describe({dir / "tokens"}), "2 token files, 120 tokens of 2 documents");
   EXPECT_EQ(describe({dir / "tokens/a"}), "1 token file, 60 tokens of 2 documents");

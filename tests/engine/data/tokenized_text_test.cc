@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/data/open_data.h"
 #include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
@@ -153,10 +153,10 @@ TEST(OpenData, VocabularyMustHoldTheTokenizers) {
   config.data.paths = {dir / "a.txt"};
   config.data.tokenizer = kTokenizer;
   config.model.vocab = 703;
-  EXPECT_THAT(open_data(config)->describe(), HasSubstr("1 file of text, "));
+  EXPECT_THAT(open_configured(config)->describe(), HasSubstr("1 file of text, "));
   config.model.vocab = 600;  // fewer than without the added tokens at the end
   try {
-    open_data(config);
+    open_configured(config);
     ADD_FAILURE() << "is opened";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(),

@@ -10,8 +10,8 @@
 
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/data/open_data.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
 #include "tests/engine/train/sample_text.h"
 #include "token_fixtures.h"
@@ -127,7 +127,7 @@ TEST(TrainData, ValidatesOnTheLastDocumentsOrOnASeparateSet) {
   EXPECT_NEAR(split[0], std::log(257), 0.5);
   EXPECT_LT(split[1], split[0]);
   // The same documents as a set of their own.
-  const auto source = open_data(
+  const auto source = open_configured(
       request_with({"data.paths=" + dir / "megatron", "data.val_fraction=0.2"}, dir / "x").config);
   std::vector<int32_t> training(static_cast<size_t>(source->tokens()));
   source->read(0, training);

@@ -16,10 +16,10 @@
 #include "engine/check/layout_check.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger/ledger_check.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
 #include "token_fixtures.h"
 
@@ -52,7 +52,7 @@ TrainEnd train_on(const TrainRequest& request) {
   WorldOptions world;
   world.ranks = int(config.parallel.tp * config.parallel.dp * config.parallel.pp);
   run_threads(world, [&](Communicator& comm) {
-    const auto source = open_data(config, &comm);
+    const auto source = open_configured(config, &comm);
     const TrainEnd of_rank = train(comm, request, *source);
     if (comm.rank() == 0) end = of_rank;
   });
@@ -85,7 +85,7 @@ TEST(TrainDocuments, EveryLayoutComputesWhatOneRankDoes) {
       overrides.push_back(std::string("data.packing=") + packing);
       const TrainConfig config =
           checked_config(request_on(path, "", overrides, layout.layout).config);
-      const auto source = open_data(config);
+      const auto source = open_configured(config);
       const LayoutCheck check = check_layout(config, *source);
       EXPECT_TRUE(check.ok()) << describe_differences(check);
     }
@@ -172,7 +172,7 @@ TEST(TrainDocuments, SeparatedDocumentsTrainTheBitsOfFiles) {
 /// Rows of the first step that are not padding.
 int64_t count_real_rows(const TrainConfig& config, const TokenSource& source) {
   const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed),
-                        make_sampler_options(config));
+                        make_sampler_options(config.data));
   EXPECT_TRUE(sampler.has_padding());
   std::vector<int32_t> tokens(size_t(config.train.seq)), targets(tokens.size());
   int64_t count = 0;
@@ -214,7 +214,7 @@ TEST(TrainDocuments, PaddingGoesToNoExpertOnAnyLayout) {
       overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
       const std::string out = dir / fmt::format("out {} {}", path, layout.name);
       const TrainRequest request = request_on(dir / path, out, overrides, layout.layout);
-      const auto source = open_data(request.config);
+      const auto source = open_configured(request.config);
       const LayoutCheck check = check_layout(checked_config(request.config), *source);
       EXPECT_TRUE(check.ok()) << describe_differences(check);
       train_on(request);

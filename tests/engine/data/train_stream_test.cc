@@ -14,10 +14,10 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger/ledger_check.h"
 #include "engine/data/ledger/ledger_rehash.h"
-#include "engine/data/open_data.h"
 #include "engine/data/stream/shard_stream.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
 #include "token_fixtures.h"
 
@@ -79,9 +79,9 @@ LedgerCheck check_run(const std::string& out, bool all_steps) {
   }
   LedgerCheck check = check_ledger(out + "/ledger.jsonl", saved);
   const TrainConfig config = parse_config(read_file(out + "/config.toml"), "config.toml");
-  const auto source = open_data(config);
+  const auto source = open_configured(config);
   const Sampler sampler(*source, check.start.seq, uint64_t(check.start.seed),
-                        make_sampler_options(config));
+                        make_sampler_options(config.data));
   for (const std::string& problem : rehash_steps(check, sampler, all_steps ? 0 : 3)) {
     check.problems.push_back(problem);
   }
@@ -107,9 +107,9 @@ void expect_shards_opened_once(const std::string& data, int64_t batch, bool docu
   overrides.push_back("data.document_separator=\"256\"");
   overrides.push_back(fmt::format("data.document_mask={}", document_mask));
   const TrainConfig config = request_for({1, 2}, "out", overrides).config;
-  const auto source = open_data(config);
+  const auto source = open_configured(config);
   const int64_t seq = config.train.seq, share = batch / 2, end = 480 / batch * batch;
-  const Sampler sampler(*source, seq, 5, make_sampler_options(config));
+  const Sampler sampler(*source, seq, 5, make_sampler_options(config.data));
   std::vector<int32_t> tokens(static_cast<size_t>(seq)), targets(tokens.size());
   for (int64_t first = 0; first < end; first += batch) {
     for (const int64_t rank : {1, 0}) {

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "engine/data/data_file.h"
-#include "engine/data/open_data.h"
 #include "packed_fixtures.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 
 namespace tandem {
 namespace {
@@ -36,7 +36,7 @@ TEST(Unpacked, DamageIsNamedWithTheFileAndTheByte) {
         config.data.paths = {dir / name};
         config.data.order = order;
         const std::string error = error_of([&] {
-          const auto source = open_data(config);
+          const auto source = open_configured(config);
           std::vector<int32_t> all(text.size() + 10);
           source->read(0, all);
         });

@@ -136,7 +136,7 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
     }
     optimizer.ready({0, layout.experts_begin});
     optimizer.reduce();
-    optimizer.update(AdamStep::make(config(), step, kRate, 0));
+    optimizer.update(AdamStep::make(config().optimizer, step, kRate, 0));
     optimizer.await_all();
   }
   return w;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/config/config.h"
 #include "engine/optim/adamw.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
@@ -52,7 +53,8 @@ TEST(AdamW, MatchesTheReference) {
           g[i] = normal(1, uint64_t(t) + 2, i);
           reference[i].step(c, t, 0.01, g[i], decay);
         }
-        adamw({}, AdamStep::make(c, t, 0.01, 0), decay, {flat(w), flat(m), flat(v)}, flat(g));
+        adamw({}, AdamStep::make(c.optimizer, t, 0.01, 0), decay, {flat(w), flat(m), flat(v)},
+              flat(g));
       }
       for (size_t i = 0; i < count; ++i) EXPECT_NEAR(w[i], reference[i].w, 2e-5);
     }
@@ -60,8 +62,8 @@ TEST(AdamW, MatchesTheReference) {
 }
 
 TEST(AdamW, ClipsByTheGlobalNorm) {
-  EXPECT_FLOAT_EQ(AdamStep::make(config(), 0, 0.1, 4).gradient_scale, 0.25f);
-  EXPECT_FLOAT_EQ(AdamStep::make(config(), 0, 0.1, 0.5).gradient_scale, 1);
+  EXPECT_FLOAT_EQ(AdamStep::make(config().optimizer, 0, 0.1, 4).gradient_scale, 0.25f);
+  EXPECT_FLOAT_EQ(AdamStep::make(config().optimizer, 0, 0.1, 0.5).gradient_scale, 1);
 }
 
 TEST(AdamW, SumOfSquaresMatchesReference) {
@@ -78,26 +80,27 @@ TEST(AdamW, SumOfSquaresMatchesReference) {
 
 TEST(LearningRate, CosineStartsAtThePeakAfterTheWarmUp) {
   const TrainConfig c = config();  // 10 of 100 steps
-  EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.001);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 55, 0, 0), 0.0055);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 100, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 0, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 9, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 10, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 55, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 100, 0, 0), 0.001);
   for (int step = 11; step <= 100; ++step) {
-    EXPECT_LT(learning_rate(c, step, 0, 0), learning_rate(c, step - 1, 0, 0));
+    EXPECT_LT(learning_rate(c.optimizer, c.train, step, 0, 0),
+              learning_rate(c.optimizer, c.train, step - 1, 0, 0));
   }
 }
 
 TEST(LearningRate, CosineOfATimedRunStartsWhenTheWarmUpEnds) {
   TrainConfig c = config();
   c.train.seconds = 50;
-  EXPECT_DOUBLE_EQ(learning_rate(c, 9, 20, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 20, 20), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 30, 35, 20), 0.0055);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 40, 50, 20), 0.001);
-  EXPECT_DOUBLE_EQ(learning_rate(c, 41, 55, 20), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 9, 20, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 10, 20, 20), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 30, 35, 20), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 40, 50, 20), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 41, 55, 20), 0.001);
   c.train.seconds = 15;  // the warm-up took longer
-  EXPECT_DOUBLE_EQ(learning_rate(c, 10, 20, 20), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 10, 20, 20), 0.001);
 }
 
 /// Warm-up of 10 of 100 steps, peak 0.01, minimum 0.001.
@@ -110,42 +113,44 @@ TrainConfig with_schedule(const std::string& schedule) {
 TEST(LearningRate, SchedulesWarmUpAlikeAndBeginAtThePeak) {
   for (const char* schedule : {"constant", "linear", "cosine", "wsd", "inverse-sqrt"}) {
     TrainConfig c = with_schedule(schedule);
-    EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.001) << schedule;
-    EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0, 0), 0.01) << schedule;
-    EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0, 0), 0.01) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 0, 0, 0), 0.001) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 9, 0, 0), 0.01) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 10, 0, 0), 0.01) << schedule;
     c.optimizer.warmup = 0;
-    EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.01) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 0, 0, 0), 0.01) << schedule;
   }
 }
 
 TEST(LearningRate, SchedulesMatchTheirClosedForms) {
   const TrainConfig constant = with_schedule("constant"), linear = with_schedule("linear");
-  EXPECT_DOUBLE_EQ(learning_rate(constant, 99, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(constant, 1000, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(linear, 11, 0, 0), 0.01 - 0.009 / 90);
-  EXPECT_DOUBLE_EQ(learning_rate(linear, 55, 0, 0), 0.0055);
-  EXPECT_DOUBLE_EQ(learning_rate(linear, 99, 0, 0), 0.001 + 0.009 / 90);
-  EXPECT_DOUBLE_EQ(learning_rate(linear, 100, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(constant.optimizer, constant.train, 99, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(constant.optimizer, constant.train, 1000, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(linear.optimizer, linear.train, 11, 0, 0), 0.01 - 0.009 / 90);
+  EXPECT_DOUBLE_EQ(learning_rate(linear.optimizer, linear.train, 55, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(linear.optimizer, linear.train, 99, 0, 0), 0.001 + 0.009 / 90);
+  EXPECT_DOUBLE_EQ(learning_rate(linear.optimizer, linear.train, 100, 0, 0), 0.001);
 
   TrainConfig wsd = with_schedule("wsd");
   wsd.optimizer.decay_fraction = 1.0 / 3;  // 30 of 90 steps, from step 70
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 69, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 70, 0, 0), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 71, 0, 0), 0.01 - 0.009 / 30);
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 85, 0, 0), 0.0055);
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 100, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 69, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 70, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 71, 0, 0), 0.01 - 0.009 / 30);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 85, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 100, 0, 0), 0.001);
   wsd.optimizer.decay_fraction = 1;
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 55, 0, 0), learning_rate(linear, 55, 0, 0));
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 55, 0, 0),
+                   learning_rate(linear.optimizer, linear.train, 55, 0, 0));
   wsd.train.seconds = 50;  // 30 s after a warm-up of 20 s
   wsd.optimizer.decay_fraction = 0.5;
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 30, 35, 20), 0.01);
-  EXPECT_DOUBLE_EQ(learning_rate(wsd, 31, 42.5, 20), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 30, 35, 20), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd.optimizer, wsd.train, 31, 42.5, 20), 0.0055);
 
   const TrainConfig inverse = with_schedule("inverse-sqrt");
-  EXPECT_DOUBLE_EQ(learning_rate(inverse, 40, 0, 0), 0.005);
-  EXPECT_DOUBLE_EQ(learning_rate(inverse, 90, 0, 0), 0.01 / 3);
-  EXPECT_DOUBLE_EQ(learning_rate(inverse, 1000, 0, 0), 0.001);
-  EXPECT_DOUBLE_EQ(learning_rate(inverse, 4000, 0, 0), 0.001);  // the minimum
+  EXPECT_DOUBLE_EQ(learning_rate(inverse.optimizer, inverse.train, 40, 0, 0), 0.005);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse.optimizer, inverse.train, 90, 0, 0), 0.01 / 3);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse.optimizer, inverse.train, 1000, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse.optimizer, inverse.train, 4000, 0, 0),
+                   0.001);  // the minimum
 }
 
 TEST(LearningRate, DecaysOfWsdMatchTheirClosedForms) {
@@ -157,22 +162,23 @@ TEST(LearningRate, DecaysOfWsdMatchTheirClosedForms) {
       {"1-sqrt", [](double d) { return 1 - std::sqrt(d); }}};
   for (const auto& [type, left] : decays) {
     c.optimizer.decay_type = type;
-    EXPECT_DOUBLE_EQ(learning_rate(c, 69, 0, 0), 0.01) << type;
+    EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 69, 0, 0), 0.01) << type;
     for (int64_t step = 70; step <= 100; ++step) {
       const double expected = 0.001 + 0.009 * left(double(step - 70) / 30);
-      EXPECT_NEAR(learning_rate(c, step, 0, 0), expected, 1e-9) << type << " " << step;
+      EXPECT_NEAR(learning_rate(c.optimizer, c.train, step, 0, 0), expected, 1e-9)
+          << type << " " << step;
     }
   }
   // Other schedules have their own shape.
   TrainConfig cosine = with_schedule("cosine");
   cosine.optimizer.decay_type = "1-sqrt";
-  EXPECT_DOUBLE_EQ(learning_rate(cosine, 55, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(cosine.optimizer, cosine.train, 55, 0, 0), 0.0055);
 }
 
 TEST(LearningRate, ShortRunEndsInItsWarmUp) {
   TrainConfig c = config();
   c.train.steps = 5;
-  EXPECT_DOUBLE_EQ(learning_rate(c, 4, 0, 0), 0.005);
+  EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 4, 0, 0), 0.005);
 }
 
 TEST(Buckets, ShardsCoverEveryElementOnceFromTheBack) {
@@ -285,7 +291,7 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
       const auto squares = dp->reduce();
       if (delayed) pause(uint64_t(step), comm.rank(), kElements + 1);
       local.sharded += squares.sharded, local.replicated += squares.replicated;
-      dp->update(AdamStep::make(config(), step, 0.01, 0));
+      dp->update(AdamStep::make(config().optimizer, step, 0.01, 0));
       for (int64_t begin = 0; begin < int64_t(kElements); begin += 11) {
         if (delayed) pause(uint64_t(step), comm.rank(), size_t(begin));
         dp->await({begin, 11});
@@ -325,7 +331,7 @@ TEST(ShardedOptimizer, EqualsOneRankThatSumsInRankOrder) {
         for (int r = 1; r < ranks; ++r) g[i] += gradient_of(uint64_t(step), r, i);
         squares += double(g[i]) * double(g[i]);
       }
-      const AdamStep adam = AdamStep::make(config(), step, 0.01, 0);
+      const AdamStep adam = AdamStep::make(config().optimizer, step, 0.01, 0);
       for (const auto& run : parameter_runs(sample_parameters())) {
         const auto begin = size_t(run.begin), count = size_t(run.count);
         const auto slice = [&](std::vector<float>& values) {
@@ -378,7 +384,7 @@ TEST(ShardedOptimizer, OrderOfReportsAndOfAwaitedRangesChangesNoBits) {
           for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(uint64_t(step), comm.rank(), i);
           for (int64_t i = 0; i < 12; ++i) dp->ready({(5 * i + step) % 12 * 11, 11});
           dp->reduce();
-          dp->update(AdamStep::make(config(), step, 0.01, 0));
+          dp->update(AdamStep::make(config().optimizer, step, 0.01, 0));
           for (int64_t i = 0; i < 4; ++i) dp->await({(i + step) % 4 * 33, 33});
         }
         EXPECT_EQ(w, expected.parameters);
@@ -415,7 +421,7 @@ TEST(ShardedOptimizer, LateRanksChangeNoBitsOfTwoGroups) {
           optimizer.ready({kAll - 1 - at, 1});
         }
         sum += optimizer.reduce().sharded;
-        optimizer.update(AdamStep::make(config(), step, 0.01, 0));
+        optimizer.update(AdamStep::make(config().optimizer, step, 0.01, 0));
         EXPECT_THROW(optimizer.reduce(), InvalidArgument);  // before the weights are awaited
         optimizer.await_all();
       }

@@ -35,14 +35,14 @@ struct RankBytes {
 /// By world rank, after a step.
 std::vector<RankBytes> run_step(const TrainConfig& config) {
   WorldOptions world;
-  world.ranks = ParallelDims(config).ranks();
+  world.ranks = ParallelDims(config.parallel).ranks();
   std::vector<RankBytes> ranks(static_cast<size_t>(world.ranks));
   run_threads(world, [&](Communicator& comm) {
     set_kernel_threads(1);
-    const ParallelGroups groups(comm, ParallelDims(config), config.model.experts > 0);
+    const ParallelGroups groups(comm, ParallelDims(config.parallel), config.model.experts > 0);
     const Sampler sampler(corpus(), config.train.seq, 1);
     ModelRanks model(groups, config, {});
-    StepExecutor executor(config, groups, corpus(), sampler, model);
+    StepExecutor executor(config.train, config.parallel, groups, corpus(), sampler, model);
     for (ModelChunk& chunk : model.chunks) {
       chunk.stage.initialize(1);
       chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());

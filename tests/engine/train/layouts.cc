@@ -9,11 +9,11 @@
 #include <sstream>
 
 #include "core/system/files.h"
-#include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "sample_text.h"
 #include "temp_dir.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/init_tests.h"
 
 namespace tandem {
@@ -47,9 +47,9 @@ TrainRequest request_for(Layout layout, const std::string& out,
 
 TrainEnd run_on_threads(const TrainRequest& request) {
   check_config(request.config);
-  const std::unique_ptr<const TokenSource> source = open_data(request.config);
+  const std::unique_ptr<const TokenSource> source = open_configured(request.config);
   WorldOptions options;
-  options.ranks = ParallelDims(request.config).ranks();
+  options.ranks = ParallelDims(request.config.parallel).ranks();
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) options.link = EmulatedLink::parse(link);
   TrainEnd end;
@@ -69,7 +69,7 @@ TrainEnd run_layout(TrainRequest request) {
   };
   take_rank_0s(request.out);
   for (std::string& path : request.config.data.paths) take_rank_0s(path);
-  return train(*mpi_world, request, *open_data(request.config));
+  return train(*mpi_world, request, *open_configured(request.config));
 }
 
 bool is_root() {

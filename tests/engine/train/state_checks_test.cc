@@ -102,14 +102,14 @@ Outcome run_with_faults(
   const TempDir out;
   const Corpus corpus(config.data.paths, 0);
   Outcome outcome;
-  const ParallelDims dims(config);
+  const ParallelDims dims(config.parallel);
   const FaultPlan plan(plan_text, "faults.toml", dims.ranks());
   run_threads({.ranks = dims.ranks()}, [&](Communicator& world) {
     const ParallelGroups groups(world, dims, config.model.experts > 0);
     const Sampler sampler(corpus, config.train.seq, 1);
     ModelRanks ranks(groups, config, {});
-    StepExecutor executor(config, groups, corpus, sampler, ranks);
-    StateChecks checks(groups, config, ranks, out.path());
+    StepExecutor executor(config.train, config.parallel, groups, corpus, sampler, ranks);
+    StateChecks checks(groups, config.check, ranks, out.path());
     FaultInjector injector(plan, groups, ranks, out.path());
     const TestRank rank{groups, ranks, executor, checks, injector};
     rank.initialize();
@@ -155,7 +155,7 @@ void expect_all_found(const std::vector<Trial>& all, uint64_t seed, int flips) {
       ASSERT_EQ(int(outcome.injected.size()), flips);
       for (size_t i = 0; i < outcome.injected.size(); ++i, ++trials_run) {
         const Json& fault = outcome.injected[i];
-        SCOPED_TRACE(fmt::format("{} {} {} {}: {}", ParallelDims(config).describe(), dtype,
+        SCOPED_TRACE(fmt::format("{} {} {} {}: {}", ParallelDims(config.parallel).describe(), dtype,
                                  trial.config, config.parallel.codec, fault.dump()));
         ASSERT_EQ(outcome.found[i].size(), 1u);
         const CheckFinding& finding = outcome.found[i][0];
@@ -223,7 +223,7 @@ Outcome train_with_flips(TrainConfig config, const std::string& plan_text, int64
     local.checks = rank.checks.sums(step);
     const StepSums sums = rank.exchange(local);
     const auto found = rank.checks.find(sums.checks, step);
-    rank.executor.update(AdamStep::make(config, step - 1, 1e-4, std::sqrt(sums.squares)));
+    rank.executor.update(AdamStep::make(config.optimizer, step - 1, 1e-4, std::sqrt(sums.squares)));
     return found;
   });
 }
@@ -289,7 +289,7 @@ TEST(StateHashesLong, FindTheirShareOfFlipsInAllLayouts) {
       ASSERT_EQ(outcome.injected.size(), 39u);
       const int of_run = count_found(outcome, "state");
       if (share == 1) {
-        EXPECT_EQ(of_run, 39) << ParallelDims(config).describe();
+        EXPECT_EQ(of_run, 39) << ParallelDims(config.parallel).describe();
         continue;
       }
       flips += 39;
@@ -320,7 +320,8 @@ TEST(StateChecksLong, UndisturbedTrainingHasNoFindings) {
       config.check.state = config.check.recompute = 1;
       const Outcome outcome = train_with_flips(config, "", 40);
       EXPECT_THAT(outcome.found, testing::Each(testing::IsEmpty()))
-          << ParallelDims(config).describe() << " " << dtype << " " << config.parallel.codec;
+          << ParallelDims(config.parallel).describe() << " " << dtype << " "
+          << config.parallel.codec;
     }
   }
 }

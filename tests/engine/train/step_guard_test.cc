@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "engine/checkpoint/run/run_end.h"
+#include "engine/config/config.h"
 #include "engine/optim/learning_rate.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
@@ -25,21 +26,22 @@ TrainConfig guard_config() {
 TEST(StepGuard, NonfiniteStepsAreSkippedWithinTheirBudget) {
   TrainConfig config = guard_config();
   ControlState state;
-  const std::string stop = judge_step(config, state, 7, NAN, 1).reason;
+  const std::string stop = judge_step(config.train, config.optimizer.lr, state, 7, NAN, 1).reason;
   EXPECT_EQ(stop,
             "step 7: loss is nan, gradient norm 1: expected finite numbers (lower optimizer.lr = "
             "0.003)");
   config.train.skip_nonfinite = 2;
   for (const auto& [loss, norm] : {std::pair(double(NAN), 1.0), {1.0, HUGE_VAL}}) {
-    const StepVerdict verdict = judge_step(config, state, 7, loss, norm);
+    const StepVerdict verdict = judge_step(config.train, config.optimizer.lr, state, 7, loss, norm);
     EXPECT_EQ(verdict.action, StepAction::skip);
-    EXPECT_EQ(judge_step(config, state, 7, 2, 1).action, StepAction::update);
+    EXPECT_EQ(judge_step(config.train, config.optimizer.lr, state, 7, 2, 1).action,
+              StepAction::update);
   }
   EXPECT_EQ(state.nonfinite_skips, 2);
   EXPECT_EQ(state.mean_steps, 2);
   EXPECT_EQ(state.mean_loss, 2);  // without those of dropped steps
   const ControlState before = state;
-  const StepVerdict verdict = judge_step(config, state, 8, 1, NAN);
+  const StepVerdict verdict = judge_step(config.train, config.optimizer.lr, state, 8, 1, NAN);
   EXPECT_EQ(verdict.action, StepAction::stop);
   EXPECT_EQ(verdict.reason,
             "step 8: loss is 1, gradient norm nan, after train.skip_nonfinite = 2 skipped steps: "
@@ -53,32 +55,35 @@ TEST(StepGuard, SpikeIsALossFarAboveTheMeanOfThoseBefore) {
   config.train.skip_loss_spikes = 1;
   ControlState state;
   for (int i = 0; i < 10; ++i) {  // of the first ten none is a spike
-    EXPECT_EQ(judge_step(config, state, i, i == 4 ? 55 : 5, 1).action, StepAction::update);
+    EXPECT_EQ(judge_step(config.train, config.optimizer.lr, state, i, i == 4 ? 55 : 5, 1).action,
+              StepAction::update);
   }
   EXPECT_DOUBLE_EQ(state.mean_loss, 10);
-  EXPECT_EQ(judge_step(config, state, 11, 20, 1).action, StepAction::update);
+  EXPECT_EQ(judge_step(config.train, config.optimizer.lr, state, 11, 20, 1).action,
+            StepAction::update);
   const double mean = state.mean_loss;
-  const StepVerdict skip = judge_step(config, state, 12, 2.01 * mean, 1);
+  const StepVerdict skip = judge_step(config.train, config.optimizer.lr, state, 12, 2.01 * mean, 1);
   EXPECT_EQ(skip.action, StepAction::skip);
   EXPECT_THAT(skip.reason, HasSubstr(", 2.01 times the mean of those before"));
   EXPECT_EQ(state.mean_loss, mean);
-  const StepVerdict stop = judge_step(config, state, 12, 30, 1);
+  const StepVerdict stop = judge_step(config.train, config.optimizer.lr, state, 12, 30, 1);
   EXPECT_EQ(stop.action, StepAction::stop);
   EXPECT_EQ(stop.reason,
             "step 12: loss is 30, 2.75 times the mean of those before, after "
             "train.skip_loss_spikes = 1 skipped steps: expected at most train.max_loss_spike = 2");
   config.train.max_loss_spike = 0;
-  EXPECT_EQ(judge_step(config, state, 12, 1e6, 1).action, StepAction::update);
+  EXPECT_EQ(judge_step(config.train, config.optimizer.lr, state, 12, 1e6, 1).action,
+            StepAction::update);
 }
 
 TEST(StepGuard, MeanFollowsTheLossesOfAboutFiftySteps) {
   const TrainConfig config = guard_config();
   ControlState state;
-  for (int i = 0; i < 50; ++i) judge_step(config, state, i, 8, 1);
+  for (int i = 0; i < 50; ++i) judge_step(config.train, config.optimizer.lr, state, i, 8, 1);
   EXPECT_DOUBLE_EQ(state.mean_loss, 8);
   double expected = 8;
   for (int i = 0; i < 100; ++i) {
-    judge_step(config, state, i, 2, 1);
+    judge_step(config.train, config.optimizer.lr, state, i, 2, 1);
     expected = expected * 49 / 50 + 2.0 / 50;
     EXPECT_NEAR(state.mean_loss, expected, 1e-12);
   }
@@ -88,19 +93,19 @@ TEST(RunEnd, StepsTokensTimeAndValidationEndARun) {
   TrainConfig config = guard_config();
   TrainState state;
   state.step = 999;
-  EXPECT_EQ(describe_end(state, config), "");
+  EXPECT_EQ(describe_end(state, config.train), "");
   state.step = 1000;
-  EXPECT_EQ(describe_end(state, config), "it has made 1000, train.steps is 1000");
+  EXPECT_EQ(describe_end(state, config.train), "it has made 1000, train.steps is 1000");
   config.train.tokens = 5000;
   state.control.tokens = 4999;
-  EXPECT_EQ(describe_end(state, config), "");
+  EXPECT_EQ(describe_end(state, config.train), "");
   state.control.tokens = 5100;
-  EXPECT_EQ(describe_end(state, config), "it has consumed 5100 tokens, train.tokens is 5000");
+  EXPECT_EQ(describe_end(state, config.train), "it has consumed 5100 tokens, train.tokens is 5000");
   config.train.tokens = 0;
   config.train.seconds = 3;
-  EXPECT_EQ(describe_end(state, config), "");
+  EXPECT_EQ(describe_end(state, config.train), "");
   state.elapsed_s = 3.25;
-  EXPECT_EQ(describe_end(state, config), "it has trained for 3.2 s, train.seconds is 3");
+  EXPECT_EQ(describe_end(state, config.train), "it has trained for 3.2 s, train.seconds is 3");
 }
 
 TEST(RunEnd, EarlyStopCountsValidationsSinceTheLowest) {
@@ -109,16 +114,16 @@ TEST(RunEnd, EarlyStopCountsValidationsSinceTheLowest) {
   TrainState state;
   const auto ends_after = [&](double loss) {
     add_validation(state.control, loss);
-    return !describe_end(state, config).empty();
+    return !describe_end(state, config.train).empty();
   };
   for (const double loss : {double(NAN), double(NAN), 3.0, 3.0, 2.5, 2.6, 2.4, 2.4}) {
     EXPECT_FALSE(ends_after(loss)) << loss;
   }
   EXPECT_TRUE(ends_after(NAN));
-  EXPECT_EQ(describe_end(state, config),
+  EXPECT_EQ(describe_end(state, config.train),
             "none of the last 2 validation losses is below 2.4000, train.early_stop is 2");
   config.train.early_stop = 3;  // a resumed run may go on
-  EXPECT_EQ(describe_end(state, config), "");
+  EXPECT_EQ(describe_end(state, config.train), "");
   config.train.early_stop = 0;
   EXPECT_FALSE(ends_after(9));
 }
@@ -153,10 +158,10 @@ TEST(LearningRate, FollowsTheTokensThatEndARun) {
   config.optimizer.warmup = 4;
   config.optimizer.lr = 1;
   config.optimizer.min_lr = 0;
-  EXPECT_DOUBLE_EQ(learning_rate(config, 1, 100, 0), 0.5);
-  EXPECT_DOUBLE_EQ(learning_rate(config, 4, 200, 200), 1);
-  EXPECT_DOUBLE_EQ(learning_rate(config, 9, 600, 200), 0.5);
-  EXPECT_DOUBLE_EQ(learning_rate(config, 12, 1200, 200), 0);
+  EXPECT_DOUBLE_EQ(learning_rate(config.optimizer, config.train, 1, 100, 0), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(config.optimizer, config.train, 4, 200, 200), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(config.optimizer, config.train, 9, 600, 200), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(config.optimizer, config.train, 12, 1200, 200), 0);
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ void expect_same_weights(Communicator& all, Layout layout, const CodecPolicy& co
     model.forward(tokens, targets);
     model.backward(1.0f / 64, [&](FlatRange range) { optimizer.ready(range); });
     optimizer.reduce();
-    optimizer.update(AdamStep::make(config, step, 0.01, 0));
+    optimizer.update(AdamStep::make(config.optimizer, step, 0.01, 0));
     optimizer.await_all();
     model.parameters_changed();
     dp->require_same("sharded parameters", std::to_string(hash_of(model, true)));

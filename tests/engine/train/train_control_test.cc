@@ -197,12 +197,12 @@ TEST(TrainControl, NonfiniteStepsAreSkippedAndThenStopTheRun) {
 /// weights, moments and residuals at the end, by rank.
 std::vector<std::vector<float>> train_steps(const TrainConfig& config, const Corpus& corpus,
                                             bool with_dropped_step) {
-  std::vector<std::vector<float>> states(size_t(ParallelDims(config).ranks()));
-  run_threads({.ranks = ParallelDims(config).ranks()}, [&](Communicator& world) {
-    const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
+  std::vector<std::vector<float>> states(size_t(ParallelDims(config.parallel).ranks()));
+  run_threads({.ranks = ParallelDims(config.parallel).ranks()}, [&](Communicator& world) {
+    const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
     const Sampler sampler(corpus, kSeq, 1);
     ModelRanks ranks(groups, config, {});
-    StepExecutor executor(config, groups, corpus, sampler, ranks);
+    StepExecutor executor(config.train, config.parallel, groups, corpus, sampler, ranks);
     for (ModelChunk& chunk : ranks.chunks) {
       chunk.stage.initialize(1);
       chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
@@ -219,7 +219,7 @@ std::vector<std::vector<float>> train_steps(const TrainConfig& config, const Cor
         std::ranges::copy(saved, values.begin());
       }
       executor.compute(step * kBatch, kBatch * kSeq);
-      executor.update(AdamStep::make(config, step, 1e-2, 1));
+      executor.update(AdamStep::make(config.optimizer, step, 1e-2, 1));
     }
     executor.await_weights();
     std::vector<float>& state = states[size_t(world.rank())];

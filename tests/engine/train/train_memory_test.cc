@@ -41,7 +41,7 @@ double measured_bytes(const MemoryCase& c, TrainConfig& config) {
   WorldOptions options;
   options.ranks = c.tp * c.dp;
   run_threads(options, [&](Communicator& world) {
-    const ParallelGroups groups(world, ParallelDims(config), false);
+    const ParallelGroups groups(world, ParallelDims(config.parallel), false);
     const ModelRanks ranks(groups, config, {});
     if (world.rank() > 0) return;
     const ShardedOptimizer& optimizer = ranks.chunks.front().optimizer;

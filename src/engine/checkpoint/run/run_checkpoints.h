@@ -23,11 +23,11 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/config.h"
 #include "engine/checkpoint/run/trained_ranks.h"
 #include "engine/checkpoint/snapshot/peer_copies.h"
 #include "engine/checkpoint/snapshot/snapshot.h"
 #include "engine/checkpoint/snapshot/snapshot_memory.h"
-#include "engine/config/config.h"
 
 namespace tandem {
 
@@ -37,12 +37,12 @@ struct CheckpointSchedule {
   double every_s;          ///< seconds of training; 0: none
   bool first_step;         ///< also after step 1
   bool peer_copy;          ///< snapshots are copied to peers
-  explicit CheckpointSchedule(const TrainConfig& config)
-      : snapshot_every(config.checkpoint.snapshot_every),
-        every(config.checkpoint.every),
-        every_s(config.checkpoint.every_s),
-        first_step(config.checkpoint.first_step),
-        peer_copy(config.checkpoint.peer_copy) {}
+  explicit CheckpointSchedule(const CheckpointConfig& checkpoint)
+      : snapshot_every(checkpoint.snapshot_every),
+        every(checkpoint.every),
+        every_s(checkpoint.every_s),
+        first_step(checkpoint.first_step),
+        peer_copy(checkpoint.peer_copy) {}
   bool is_periodic() const { return snapshot_every > 0 || every > 0 || every_s > 0 || first_step; }
   /// The newest one and the one that is taken, and more often than checkpoints also the one that is
   /// written to disk. With peers also the last one of which they have copies, while the next one is

@@ -6,8 +6,7 @@
 
 namespace tandem {
 
-std::string describe_end(const TrainState& state, const TrainConfig& config) {
-  const auto& train = config.train;
+std::string describe_end(const TrainState& state, const RunConfig& train) {
   const ControlState& control = state.control;
   if (train.seconds > 0 && state.elapsed_s >= train.seconds) {
     return fmt::format("it has trained for {:.1f} s, train.seconds is {}", state.elapsed_s,
@@ -17,7 +16,7 @@ std::string describe_end(const TrainState& state, const TrainConfig& config) {
     return fmt::format("it has consumed {} tokens, train.tokens is {}", control.tokens,
                        train.tokens);
   }
-  if (config.train.ends_by_steps() && state.step >= train.steps) {
+  if (train.ends_by_steps() && state.step >= train.steps) {
     return fmt::format("it has made {}, train.steps is {}", state.step, train.steps);
   }
   if (train.early_stop > 0 && control.validations_since_lowest >= train.early_stop) {

@@ -5,12 +5,12 @@
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/config/config.h"
+#include "engine/train/config.h"
 
 namespace tandem {
 
 /// Why no step is left, such as "it has made 6, train.steps is 6"; empty: there are steps left.
-std::string describe_end(const TrainState& state, const TrainConfig& config);
+std::string describe_end(const TrainState& state, const RunConfig& train);
 
 /// Records a validation loss for train.early_stop. One that is not finite is not below any other.
 void add_validation(ControlState& state, double loss);

@@ -57,21 +57,21 @@ void set_sample_keys(const TrainState& state, TrainConfig& found) {
     found.data.document_separator = before.data.document_separator;
     found.data.order = before.data.order;
     found.data.shuffle_windows = before.data.shuffle_windows;
-  } catch (const ConfigError&) {  // of another version: describe_resume says so
+  } catch (const ConfigError&) {  // of another version: ResumedRun::describe says so
   }
 }
 
 }  // namespace
 
-void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
-                      const std::string& fingerprint, const std::string& changes) {
-  TrainConfig found = config;
+void ResumedRun::require_same(const Checkpoint& checkpoint, const std::string& fingerprint,
+                              const std::string& changes) const {
+  TrainConfig found = config_;
   found.model = checkpoint.model;
   found.train.seq = checkpoint.state.seq;
   found.train.seed = checkpoint.state.seed;
   set_sample_keys(checkpoint.state, found);
   std::vector<std::string> different;
-  for (const KeyDifference& key : differing_keys(found, config)) {
+  for (const KeyDifference& key : differing_keys(found, config_)) {
     different.push_back(
         fmt::format("{} is {} in this checkpoint: expected {}", key.key, key.before, key.after));
   }
@@ -86,16 +86,17 @@ void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
 }
 
 void require_same_model(const std::string& path, const ModelConfig& model,
-                        const TrainConfig& config) {
+                        const ModelConfig& expected) {
   try {
     model.check_training(1);
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("--init {}: {}", path, error.what()));
   }
-  TrainConfig found = config;
+  TrainConfig found, wanted;
   found.model = model;
+  wanted.model = expected;
   std::vector<std::string> different;
-  for (const KeyDifference& key : differing_keys(found, config)) {
+  for (const KeyDifference& key : differing_keys(found, wanted)) {
     if (std::ranges::find(kNotInWeights, key.key) != std::end(kNotInWeights)) continue;
     different.push_back(
         fmt::format("{} is {} in this model: expected {}", key.key, key.before, key.after));
@@ -104,17 +105,17 @@ void require_same_model(const std::string& path, const ModelConfig& model,
   throw ConfigError(fmt::format("--init {}: {}", path, fmt::join(different, "; ")));
 }
 
-std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config) {
+std::vector<std::string> ResumedRun::describe(const TrainState& state) const {
   std::vector<std::string> lines;
   try {
     TrainConfig before = parse_config(state.config, "state.json");
     const bool has_scope = state.config.find("aux_loss_scope") != std::string::npos;
-    if (config.model.experts > 0 && !has_scope) before.train.aux_loss_scope = "step";  // as it was
-    lines.push_back(describe_changes(before, config));
+    if (config_.model.experts > 0 && !has_scope) before.train.aux_loss_scope = "step";  // as it was
+    lines.push_back(describe_changes(before, config_));
   } catch (const ConfigError& error) {
     lines.push_back(fmt::format("its keys cannot be compared: {}", error.what()));
   }
-  const std::string end = describe_end(state, config);
+  const std::string end = describe_end(state, config_.train);
   if (!end.empty()) lines.push_back("no step is left: " + end);
   std::erase(lines, "");
   return lines;

@@ -68,24 +68,24 @@ int Buckets::at(int64_t element) const {
   return int(std::ranges::lower_bound(numbers_, number) - numbers_.begin());
 }
 
-double bucket_mib(const TrainConfig& config, bool on_gpus) {
-  if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
+double bucket_mib(const ParallelConfig& parallel, bool on_gpus) {
+  if (parallel.dp_bucket_mib > 0) return parallel.dp_bucket_mib;
   return on_gpus ? 100 : 1;  // GPUs: a kernel of the optimizer is launched per bucket
 }
 
-int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
-  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
+int64_t bucket_elements(const ParallelConfig& parallel, bool on_gpus) {
+  const double elements = bucket_mib(parallel, on_gpus) * (1 << 20) / sizeof(float);
   return std::max<int64_t>(1, int64_t(elements));
 }
 
-GradientWindow gradient_window(const TrainConfig& config, bool on_gpus) {
-  const ParallelDims dims(config);
-  const bool every_pass = config.parallel.zero == 2;
+GradientWindow gradient_window(const ParallelConfig& parallel, bool on_gpus) {
+  const ParallelDims dims(parallel);
+  const bool every_pass = parallel.zero == 2;
   const bool is_used = every_pass || dims.rounds() > 1;
   return {.dense = is_used && dims.replicas() > 1,
           .experts = is_used && dims.replicas() > dims.ep(),
           .every_pass = every_pass,
-          .bucket_elements = bucket_elements(config, on_gpus)};
+          .bucket_elements = bucket_elements(parallel, on_gpus)};
 }
 
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters, bool by_tensor) {

@@ -14,9 +14,9 @@
 #include <span>
 #include <vector>
 
-#include "engine/config/config.h"
 #include "engine/model/parameter.h"
 #include "engine/model/stage.h"
+#include "engine/parallel/config.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -95,10 +95,10 @@ class Buckets {
 };
 
 /// parallel.dp_bucket_mib, or what is chosen for it.
-double bucket_mib(const TrainConfig& config, bool on_gpus);
-int64_t bucket_elements(const TrainConfig& config, bool on_gpus);
+double bucket_mib(const ParallelConfig& parallel, bool on_gpus);
+int64_t bucket_elements(const ParallelConfig& parallel, bool on_gpus);
 /// Groups whose gradients are a window with parallel.zero.
-GradientWindow gradient_window(const TrainConfig& config, bool on_gpus);
+GradientWindow gradient_window(const ParallelConfig& parallel, bool on_gpus);
 
 /// FlatRange of the flat array with uniform properties. Padding belongs to none.
 struct ParameterRun {

@@ -88,7 +88,7 @@ DType faster_dtype(double f32_ms, double bf16_ms) {
 DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config) {
   if (world.on_gpu()) return {.dtype = DType::bf16};
   const auto& train = config.train;
-  const int64_t batch = microbatch_size(config);
+  const int64_t batch = microbatch_size(config.parallel, config.train);
   DTypeChoice choice;
   for (const Shape& shape : gemm_shapes(config)) {
     Products f32(DType::f32, batch * train.seq, shape.n, shape.k);

@@ -24,7 +24,7 @@ struct Sizes {
         on_gpus(gpus),
         element(c.train.dtype == "f32" ? 4 : 2),
         tp(double(c.parallel.tp)),
-        tokens(double(microbatch_size(c)) * double(c.train.seq)),
+        tokens(double(microbatch_size(c.parallel, c.train)) * double(c.train.seq)),
         residual(tokens / tp * 4 * double(model.hidden)) {}
 
   const TrainConfig& config;
@@ -193,8 +193,8 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 }
 
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus) {
-  const schedule::PipelineShape shape = pipeline_shape(config);
-  const std::vector<StageLayers> layers = pipeline_layers(config);
+  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
+  const std::vector<StageLayers> layers = pipeline_layers(config.parallel, config.model.layers);
   const Sizes sizes(config, on_gpus);
   double bytes = 0;
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {

@@ -20,7 +20,7 @@ struct RankLayers {
 
 RankLayers rank_layers(const TrainConfig& config) {
   RankLayers ranks{std::vector<double>(size_t(config.parallel.pp)), 0};
-  for (const tandem::StageLayers& stage : pipeline_layers(config)) {
+  for (const tandem::StageLayers& stage : pipeline_layers(config.parallel, config.model.layers)) {
     ranks.counts[size_t(stage.pp_rank)] += double(stage.count);
     if (stage.head) ranks.head = size_t(stage.pp_rank);
   }
@@ -39,7 +39,7 @@ double bubble_share(const schedule::PipelineShape& shape, const schedule::PassCo
 double num_buckets(const TrainConfig& config) {
   const double elements = double(config.model.parameters()) /
                           double(config.parallel.tp * config.parallel.pp) /
-                          double(bucket_elements(config, false));
+                          double(bucket_elements(config.parallel, false));
   return std::max(1.0, std::ceil(elements));
 }
 
@@ -56,7 +56,7 @@ Factors unit_factors() {
 
 StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   const auto layers = double(config.model.layers), stages = double(config.parallel.pp);
-  const schedule::PipelineShape shape = pipeline_shape(config);
+  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
   const RankLayers ranks = rank_layers(config);
   StepWork work;
   work.layer.gemm = costs.layer.compute();
@@ -68,7 +68,7 @@ StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   work.stage_layers = std::ranges::max(ranks.counts);
   work.last_stage_layers = ranks.counts[ranks.head];
   work.stages = stages;
-  work.microbatches = shape.microbatches * ParallelDims(config).rounds();
+  work.microbatches = shape.microbatches * ParallelDims(config.parallel).rounds();
   const double chunk_layers = work.mean_layers / shape.chunks;
   const double others = (work.layer.launch + work.layer.tp + work.layer.ep) / 2;
   const double backward = costs.layer.backward + others;

@@ -61,7 +61,8 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
   // Groups of ranks have copies of the state.
   const double copies = double(config.parallel.dp) / double(config.parallel.state_shards());
   const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
-  const bool has_sums = ParallelDims(config).rounds() > 1;  // beside the gradients of one replica
+  const bool has_sums =
+      ParallelDims(config.parallel).rounds() > 1;  // beside the gradients of one replica
   bytes.gradients = config.parallel.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
   bytes.optimizer = (has_masters ? 12.0 : 8.0) * of_state;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
@@ -70,7 +71,7 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
 
 double training_bytes(const TrainConfig& config) {
   const auto& parallel = config.parallel;
-  const int64_t expert_replicas = ParallelDims(config).size(kExpertDp);
+  const int64_t expert_replicas = ParallelDims(config.parallel).size(kExpertDp);
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
   const double validation =
@@ -83,11 +84,11 @@ double training_bytes(const TrainConfig& config) {
 
 double gradient_window_bytes(const TrainConfig& config, bool on_gpus, int pp_rank) {
   const auto& parallel = config.parallel;
-  const GradientWindow window = gradient_window(config, on_gpus);
+  const GradientWindow window = gradient_window(config.parallel, on_gpus);
   if (!window.dense || !window.every_pass) return 0;
-  const int stage = schedule::stage_of(pipeline_shape(config), pp_rank, 0);
+  const int stage = schedule::stage_of(pipeline_shape(config.parallel, config.train), pp_rank, 0);
   const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
-                           pipeline_layers(config)[size_t(stage)]);
+                           pipeline_layers(config.parallel, config.model.layers)[size_t(stage)]);
   return 4.0 * double(assign_gradients(layout, config.model, window).elements);
 }
 
@@ -98,7 +99,7 @@ double message_bytes(const TrainConfig& config, double parameters, bool on_gpus)
   const auto ranks = double(config.parallel.dp);
   const double share = owned_share(config, config.parallel.dp);
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  const int64_t bucket = bucket_elements(config, on_gpus);
+  const int64_t bucket = bucket_elements(config.parallel, on_gpus);
   const auto buckets = int64_t(parameters / double(bucket)) + 1;
   const auto ring = [&](bool is_staged) {
     const int window = MessageRing::max_window(buckets, bucket, is_staged, on_gpus);
@@ -107,7 +108,7 @@ double message_bytes(const TrainConfig& config, double parameters, bool on_gpus)
   const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none() &&
                           !config.parallel.replicates_state();
   // Gradients of a window are copied when they are sent.
-  const double copies = gradient_window(config, on_gpus).dense ? 1 : 0;
+  const double copies = gradient_window(config.parallel, on_gpus).dense ? 1 : 0;
   const double gradients = ring(copies > 0 || !codec.gradients.is_none());
   const double weights = ring(!codec.weights.is_none());
   const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
@@ -115,7 +116,7 @@ double message_bytes(const TrainConfig& config, double parameters, bool on_gpus)
       double(config.parallel.state_shards());  // gathered among the copies of their state
   const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
   // Within a host and between hosts.
-  const double host = ParallelDims(config).host_replicas();
+  const double host = ParallelDims(config.parallel).host_replicas();
   const double levels = host > 1 && host < ranks ? 1 + 1 / host : 1;
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
@@ -137,7 +138,7 @@ PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
     }
   };
   const ModelConfig& model = config.model;
-  const int64_t tokens = microbatch_size(config) * config.train.seq;
+  const int64_t tokens = microbatch_size(config.parallel, config.train) * config.train.seq;
   for (const BranchLayout& branch : layout.branches) {
     add(tokens, branch.in);
     add(tokens, branch.out);
@@ -154,8 +155,8 @@ PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
 
 RankMemory rank_memory(const TrainConfig& config, int pp_rank, bool on_gpus, bool with_packing) {
   const auto& parallel = config.parallel;
-  const schedule::PipelineShape shape = pipeline_shape(config);
-  const std::vector<StageLayers> layers = pipeline_layers(config);
+  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
+  const std::vector<StageLayers> layers = pipeline_layers(config.parallel, config.model.layers);
   double dense = 0, experts = 0;
   PackedBytes packed;
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
@@ -172,9 +173,10 @@ RankMemory rank_memory(const TrainConfig& config, int pp_rank, bool on_gpus, boo
   const double validated = (double(config.model.parameters()) - all_experts) / double(parallel.tp) +
                            all_experts / double(parallel.tp * parallel.ep);
   RankMemory memory;
-  memory.state = dense * state_bytes(config, parallel.dp).total() +
-                 experts * state_bytes(config, ParallelDims(config).size(kExpertDp)).total() +
-                 (config.train.validate_every > 0 ? kValidationBytes * validated : 0);
+  memory.state =
+      dense * state_bytes(config, parallel.dp).total() +
+      experts * state_bytes(config, ParallelDims(config.parallel).size(kExpertDp)).total() +
+      (config.train.validate_every > 0 ? kValidationBytes * validated : 0);
   memory.messages = message_bytes(config, dense + experts, on_gpus) +
                     gradient_window_bytes(config, on_gpus, pp_rank);
   memory.activations = rank_activation_bytes(config, pp_rank, on_gpus);
@@ -187,7 +189,7 @@ RankMemory rank_memory(const TrainConfig& config, int pp_rank, bool on_gpus, boo
 RankMemory largest_rank_memory(const TrainConfig& config, bool on_gpus, bool with_packing) {
   RankMemory largest;
   constexpr double kAnyMachine = 1e14;  // offsets in the weights of larger ranks may overflow
-  const double mean = training_bytes(config) / ParallelDims(config).ranks();
+  const double mean = training_bytes(config) / ParallelDims(config.parallel).ranks();
   if (mean > kAnyMachine) {
     largest.state = mean;
     return largest;
@@ -209,11 +211,11 @@ double checkpoint_bytes(const TrainConfig& config) {
   };
   const auto experts = double(config.model.expert_parameters());
   return of(double(config.model.parameters()) - experts, config.parallel.dp) +
-         of(experts, ParallelDims(config).size(kExpertDp));
+         of(experts, ParallelDims(config.parallel).size(kExpertDp));
 }
 
 double snapshot_bytes(const TrainConfig& config) {
-  const CheckpointSchedule schedule(config);
+  const CheckpointSchedule schedule(config.checkpoint);
   if (!schedule.is_periodic()) return 0;
   return (schedule.generations() + (config.checkpoint.peer_copy ? 2 : 0)) *
          checkpoint_bytes(config);
@@ -237,7 +239,7 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
-  const int ranks = ParallelDims(config).ranks();
+  const int ranks = ParallelDims(config.parallel).ranks();
   const double snapshots = snapshot_bytes(config) / ranks;
   const RankMemory memory = largest_rank_memory(config, on_gpus, uses_packing());
   return fmt::format(
@@ -252,7 +254,7 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
-  const int ranks = ParallelDims(config).ranks();
+  const int ranks = ParallelDims(config.parallel).ranks();
   const double share = double(ranks_here(ranks)) / ranks;
   const double packing = largest_rank_memory(config, on_gpus, uses_packing()).packing;
   const double bytes = training_bytes(config) * share,
@@ -268,7 +270,7 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
       "train.recompute)",
       double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp,
       config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
-      microbatch_size(config), config.train.seq, activations / 1e9,
+      microbatch_size(config.parallel, config.train), config.train.seq, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",
       machine / 1e9));
 }

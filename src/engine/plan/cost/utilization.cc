@@ -135,7 +135,7 @@ std::optional<std::string> Utilization::check_peak(double tokens_per_s) {
 }
 
 std::vector<std::string> Utilization::describe(const TrainConfig& config) const {
-  const int ranks = ParallelDims(config).ranks();
+  const int ranks = ParallelDims(config.parallel).ranks();
   std::vector<std::string> lines{
       fmt::format("MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and "
                   "backward:",

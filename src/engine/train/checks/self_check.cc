@@ -5,8 +5,6 @@
 #include <cstring>
 
 #include "core/system/files.h"
-#include "engine/plan/cost/measured_cost.h"
-#include "engine/train/cost_probe.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -21,16 +19,14 @@ void add_split(plan::StepSplit& sum, const plan::StepSplit& split, double share)
 
 }  // namespace
 
-bool SelfCheck::applies(const TrainConfig& config, const ParallelGroups& groups, int64_t begin) {
-  const bool is_short =
-      config.train.ends_by_steps() && config.train.steps - begin < kWarmSteps + kComparedSteps;
-  return config.trace.ranks && !groups.world().on_gpu() && !is_short &&
-         config.train.batch_start == 0;
+bool SelfCheck::applies(const TraceConfig& trace, const RunConfig& train,
+                        const ParallelGroups& groups, int64_t begin) {
+  const bool is_short = train.ends_by_steps() && train.steps - begin < kWarmSteps + kComparedSteps;
+  return trace.ranks && !groups.world().on_gpu() && !is_short && train.batch_start == 0;
 }
 
-SelfCheck::SelfCheck(const TrainConfig& config, const ParallelGroups& groups)
-    : groups_(groups),
-      predicted_(plan::split_of(plan::predict_step(config, measure_costs(config, groups)))) {}
+SelfCheck::SelfCheck(const plan::StepTime& predicted, const ParallelGroups& groups)
+    : groups_(groups), predicted_(plan::split_of(predicted)) {}
 
 std::vector<std::string> SelfCheck::add(const StepRecord& step, const PhaseTimes& phases,
                                         const std::string& path) {

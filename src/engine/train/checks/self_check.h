@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/cost/step_split.h"
+#include "engine/train/config.h"
 #include "engine/train/records/step_record.h"
 
 namespace tandem {
@@ -16,11 +16,11 @@ class SelfCheck {
  public:
   /// Whether a run after step `begin` is checked: with trace.ranks on CPU ranks, if it is long
   /// enough and its batch does not grow.
-  static bool applies(const TrainConfig& config, const ParallelGroups& groups, int64_t begin);
+  static bool applies(const TraceConfig& trace, const RunConfig& train,
+                      const ParallelGroups& groups, int64_t begin);
 
-  /// Measures the costs that the prediction is made of (cost_probe.h). `groups` and `config` must
-  /// outlive this object. Collective.
-  SelfCheck(const TrainConfig& config, const ParallelGroups& groups);
+  /// `predicted`: of a step. `groups` must outlive this object.
+  SelfCheck(const plan::StepTime& predicted, const ParallelGroups& groups);
 
   /// Adds a step of this rank. With the last one that is compared, on rank 0 returns the lines that
   /// compare them and writes them to `path`, unless that is empty, as JSON; empty for others and

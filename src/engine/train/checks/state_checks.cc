@@ -43,17 +43,17 @@ std::string tensor_at(const ModelChunk& chunk, int64_t element) {
 
 }  // namespace
 
-StateChecks::StateChecks(const ParallelGroups& groups, const TrainConfig& config,
+StateChecks::StateChecks(const ParallelGroups& groups, const IntegrityConfig& check,
                          const ModelRanks& ranks, const std::string& out)
-    : groups_(groups), config_(config), ranks_(ranks), out_(out) {
-  if (config.check.action == "off") return;
-  if (config.check.weights > 0) replicas_.emplace(groups, ranks, config.check.weights);
+    : groups_(groups), check_(check), ranks_(ranks), out_(out) {
+  if (check.action == "off") return;
+  if (check.weights > 0) replicas_.emplace(groups, ranks, check.weights);
 }
 
 void StateChecks::compute_again(int64_t step, const std::function<StepExecutor::Result()>& compute,
                                 StepExecutor::Result& result) {
   changed_gradients_.clear();
-  if (config_.check.action == "off" || !is_checked(0, step, config_.check.recompute)) return;
+  if (check_.action == "off" || !is_checked(0, step, check_.recompute)) return;
   const std::vector<uint64_t> expected = hash_gradients();
   const double loss = std::exchange(result, compute()).loss;
   const std::vector<uint64_t> found = hash_gradients();

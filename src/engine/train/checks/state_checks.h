@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
 #include "engine/parallel/dims.h"
 #include "engine/train/checks/finding.h"
 #include "engine/train/checks/replica_check.h"
+#include "engine/train/config.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_executor.h"
 
@@ -18,9 +18,9 @@ namespace tandem {
 
 class StateChecks {
  public:
-  /// `config.check`, whose action may be "off". Findings are appended to OUT/checks.jsonl, on rank
+  /// The action of `check` may be "off". Findings are appended to OUT/checks.jsonl, on rank
   /// 0. Arguments must outlive this object. CPU ranks, or "off".
-  StateChecks(const ParallelGroups& groups, const TrainConfig& config, const ModelRanks& ranks,
+  StateChecks(const ParallelGroups& groups, const IntegrityConfig& check, const ModelRanks& ranks,
               const std::string& out);
 
   /// In the share `check.recompute` of steps: computes the gradients again, compares the bits of
@@ -33,9 +33,9 @@ class StateChecks {
   /// Collective.
   std::vector<CheckFinding> find(const CheckSums& sums, int64_t step);
   /// Whether a finding ends the run in these processes.
-  bool stops() const { return config_.check.action == "stop" || replaces(); }
+  bool stops() const { return check_.action == "stop" || replaces(); }
   /// Whether the ranks that it names are to be replaced.
-  bool replaces() const { return config_.check.action == "replace"; }
+  bool replaces() const { return check_.action == "replace"; }
 
  private:
   /// An element of a chunk's flat array, or none of the loss.
@@ -48,7 +48,7 @@ class StateChecks {
   std::string describe_spots(const std::vector<Spot>& spots, const char* check, int64_t step) const;
 
   const ParallelGroups& groups_;
-  const TrainConfig& config_;
+  const IntegrityConfig& check_;
   const ModelRanks& ranks_;
   std::string out_;
   std::optional<ReplicaCheck> replicas_;

@@ -24,14 +24,12 @@ StepVerdict spend(int64_t budget, int64_t& spent, const char* key, int64_t step,
 
 }  // namespace
 
-StepVerdict judge_step(const TrainConfig& config, ControlState& state, int64_t step, double loss,
-                       double grad_norm) {
-  const auto& train = config.train;
+StepVerdict judge_step(const RunConfig& train, double lr, ControlState& state, int64_t step,
+                       double loss, double grad_norm) {
   if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
-    return spend(
-        train.skip_nonfinite, state.nonfinite_skips, "train.skip_nonfinite", step,
-        fmt::format("loss is {}, gradient norm {}", loss, grad_norm),
-        fmt::format("expected finite numbers (lower optimizer.lr = {})", config.optimizer.lr));
+    return spend(train.skip_nonfinite, state.nonfinite_skips, "train.skip_nonfinite", step,
+                 fmt::format("loss is {}, gradient norm {}", loss, grad_norm),
+                 fmt::format("expected finite numbers (lower optimizer.lr = {})", lr));
   }
   const double max_loss = train.max_loss_spike * state.mean_loss;
   if (train.max_loss_spike > 0 && state.mean_steps >= kMinLosses && loss > max_loss) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/config/config.h"
+#include "engine/train/config.h"
 
 namespace tandem {
 
@@ -21,12 +21,12 @@ struct StepVerdict {
   std::string reason;  ///< of skip: "loss is nan, …"; of stop: an error message
 };
 
-/// `step`: its number. Records the loss of a step that updates the weights, and counts one that is
-/// skipped. A loss is compared with the mean of the accepted ones before it: of all, up to 50, then
-/// an exponential one over about 50; if there are at least 10. Equal on all ranks for equal
-/// arguments.
-StepVerdict judge_step(const TrainConfig& config, ControlState& state, int64_t step, double loss,
-                       double grad_norm);
+/// `step`: its number; `lr`: peak learning rate. Records the loss of a step that updates the
+/// weights, and counts one that is skipped. A loss is compared with the mean of the accepted ones
+/// before it: of all, up to 50, then an exponential one over about 50; if there are at least 10.
+/// Equal on all ranks for equal arguments.
+StepVerdict judge_step(const RunConfig& train, double lr, ControlState& state, int64_t step,
+                       double loss, double grad_norm);
 
 /// Verdict on a step without targets, number `in_a_row` of those: skip, up to 1000 of them.
 StepVerdict judge_empty_step(int64_t step, int64_t in_a_row);

@@ -15,7 +15,7 @@ namespace {
 class Checks : public StepHook {
  public:
   explicit Checks(Run& run)
-      : run_(run), checks_(run.groups, run.config, *run.ranks, run.request.out) {}
+      : run_(run), checks_(run.groups, run.config.check, *run.ranks, run.request.out) {}
 
   void after_passes(Step& step) override {
     checks_.compute_again(step.number, step.compute, step.result);

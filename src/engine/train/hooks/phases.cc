@@ -1,6 +1,8 @@
 #include <optional>
 
+#include "engine/plan/cost/measured_cost.h"
 #include "engine/train/checks/self_check.h"
+#include "engine/train/cost_probe.h"
 #include "engine/train/hooks/hooks.h"
 
 namespace tandem::hooks {
@@ -9,8 +11,10 @@ namespace {
 class Phases : public StepHook {
  public:
   explicit Phases(Run& run) : run_(run) {
-    if (run.measured_peak && SelfCheck::applies(run.config, run.groups, run.state.step)) {
-      self_check_.emplace(run.config, run.groups);
+    if (run.measured_peak &&
+        SelfCheck::applies(run.config.trace, run.config.train, run.groups, run.state.step)) {
+      const plan::MeasuredCosts costs = measure_costs(run.config, run.groups);
+      self_check_.emplace(plan::predict_step(run.config, costs), run.groups);
     }
   }
 

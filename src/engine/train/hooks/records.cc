@@ -10,7 +10,8 @@ namespace {
 class Records : public StepHook {
  public:
   explicit Records(Run& run) : run_(run) {
-    if (run.files) progress_.emplace(run.config, *run.progress, run.state);
+    if (!run.files) return;
+    progress_.emplace(run.config.train, run.config.parallel, *run.progress, run.state);
   }
 
   void before_passes(Step&) override {

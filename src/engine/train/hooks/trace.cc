@@ -7,7 +7,8 @@ namespace {
 class Trace : public StepHook {
  public:
   explicit Trace(const Run& run)
-      : run_(run), steps_(run.world, run.config, run.state.step, run.request.out) {}
+      : run_(run),
+        steps_(run.world, run.config.trace, run.config.train, run.state.step, run.request.out) {}
 
   void before_step(Step&) override { steps_.before_step(run_.state.step); }
   void after_step(Step&) override { steps_.after_step(run_.state.step); }

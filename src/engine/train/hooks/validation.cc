@@ -13,7 +13,9 @@ using Clock = std::chrono::steady_clock;
 
 class HeldOut : public StepHook {
  public:
-  explicit HeldOut(Run& run) : run_(run), validation_(run.groups, run.config, run.source) {
+  explicit HeldOut(Run& run)
+      : run_(run),
+        validation_(run.groups, run.config.model, run.config.data, run.config.train, run.source) {
     run.note(validation_.describe());
   }
 

@@ -19,12 +19,12 @@ void warn_of_records(const IoError& error) {
 
 }  // namespace
 
-PhaseLog::PhaseLog(const TrainConfig& config, const std::string& folder,
+PhaseLog::PhaseLog(const TraceConfig& trace, const std::string& folder,
                    const ParallelGroups& groups, int64_t begin)
     : groups_(groups) {
   StepRecord before;
   count_layer_bytes(before);
-  if (!config.trace.ranks) return;
+  if (!trace.ranks) return;
   const ParallelDims& dims = groups.dims();
   const int rank = groups.world().rank();
   const RankPosition position{rank,

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "engine/config/config.h"
 #include "engine/parallel/dims.h"
+#include "engine/train/config.h"
 #include "engine/train/records/step_record.h"
 #include "observe/rank_records.h"
 
@@ -16,7 +16,7 @@ class PhaseLog {
  public:
   /// Records steps after `begin` in `folder` if trace.ranks is set. A file that cannot be written
   /// is reported once, and ends the records, not the run.
-  PhaseLog(const TrainConfig& config, const std::string& folder, const ParallelGroups& groups,
+  PhaseLog(const TraceConfig& trace, const std::string& folder, const ParallelGroups& groups,
            int64_t begin);
 
   /// Fills tp_bytes and expert_bytes with this rank's since the last call.

@@ -10,8 +10,8 @@ namespace tandem {
 
 void ProgressSink::add(const StepRecord& step) {
   if (++num_steps_ == 2) {  // the first step sends no weights
-    for (const std::string& line : describe_sent(CodecPolicy::parse(config_.parallel.codec),
-                                                 config_.parallel.error_feedback, step)) {
+    for (const std::string& line :
+         describe_sent(CodecPolicy::parse(parallel_.codec), parallel_.error_feedback, step)) {
       progress_.note(line);
     }
   }
@@ -20,7 +20,7 @@ void ProgressSink::add(const StepRecord& step) {
                     .loss = step.loss,
                     .tokens_per_s = step.tokens_per_s,
                     .elapsed_s = state_.elapsed_s,
-                    .seconds = config_.train.seconds,
+                    .seconds = train_.seconds,
                     .lr = step.lr,
                     .grad_norm = step.grad_norm,
                     .mfu = step.mfu});
@@ -28,9 +28,9 @@ void ProgressSink::add(const StepRecord& step) {
 
 /// Steps of the run; 0 if it ends by time.
 int64_t ProgressSink::estimate_steps(const StepRecord& step) const {
-  if (config_.train.seconds > 0) return 0;
-  if (config_.train.tokens == 0) return config_.train.steps;
-  const auto left = double(config_.train.tokens - state_.control.tokens);
+  if (train_.seconds > 0) return 0;
+  if (train_.tokens == 0) return train_.steps;
+  const auto left = double(train_.tokens - state_.control.tokens);
   return step.step + std::max<int64_t>(0, std::llround(left / double(step.tokens)));
 }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/config/config.h"
+#include "engine/parallel/config.h"
 #include "engine/report/progress.h"
+#include "engine/train/config.h"
 #include "engine/train/records/step_record.h"
 
 namespace tandem {
@@ -11,15 +12,17 @@ namespace tandem {
 class ProgressSink : public StepSink {
  public:
   /// All must outlive this object. `state`: of the run, with the step that is added.
-  ProgressSink(const TrainConfig& config, ProgressLine& progress, const TrainState& state)
-      : config_(config), progress_(progress), state_(state) {}
+  ProgressSink(const RunConfig& train, const ParallelConfig& parallel, ProgressLine& progress,
+               const TrainState& state)
+      : train_(train), parallel_(parallel), progress_(progress), state_(state) {}
 
   void add(const StepRecord& step) override;
 
  private:
   int64_t estimate_steps(const StepRecord& step) const;
 
-  const TrainConfig& config_;
+  const RunConfig& train_;
+  const ParallelConfig& parallel_;
   ProgressLine& progress_;
   const TrainState& state_;
   int64_t num_steps_ = 0;

@@ -34,9 +34,9 @@ std::string read_run_id(const std::string& out) {
 
 }  // namespace
 
-RunFiles::RunFiles(const std::string& out, bool resume, const TokenSource& source,
-                   ProgressLine& progress, double patience_s)
-    : out_(out), source_(source), progress_(progress) {
+RunFiles::RunFiles(const std::string& out, bool resume, const TrainConfig& config,
+                   const TokenSource& source, ProgressLine& progress, double patience_s)
+    : out_(out), config_(config), source_(source), progress_(progress) {
   make_directories(out);
   lock_.emplace(out, patience_s);
   restore_final(out);
@@ -44,11 +44,11 @@ RunFiles::RunFiles(const std::string& out, bool resume, const TokenSource& sourc
   run_id_ = read_run_id(out);
 }
 
-std::string RunFiles::find_checkpoint(const TrainConfig& config, int64_t after_step) {
+std::string RunFiles::find_checkpoint(int64_t after_step) {
   const auto found = newest_checkpoint(
       out_, [this](const std::string& text) { warn(text); }, after_step);
   if (found) {
-    accept(*found, config);
+    accept(*found);
     return found->path;
   }
   if (after_step < 0) {
@@ -57,33 +57,33 @@ std::string RunFiles::find_checkpoint(const TrainConfig& config, int64_t after_s
   return "";
 }
 
-void RunFiles::accept_memory(const TrainState& state, const std::string& name,
-                             const TrainConfig& config) {
-  accept({name, state, parse_config(state.config, name).model}, config);
+void RunFiles::accept_memory(const TrainState& state, const std::string& name) {
+  accept({name, state, parse_config(state.config, name).model});
 }
 
-void RunFiles::accept(const Checkpoint& found, const TrainConfig& config) {
+void RunFiles::accept(const Checkpoint& found) {
   std::string changes;
   if (found.state.data != source_.fingerprint() && path_exists(manifest_path(out_))) {
     changes = describe_changes(Manifest::read(manifest_path(out_)), source_.records());
   }
-  require_same_run(found, config, source_.fingerprint(), changes);
+  const ResumedRun run(config_);
+  run.require_same(found, source_.fingerprint(), changes);
   const std::string change = describe_change(found.state.made_by, build_identity());
   if (!change.empty()) warn(change);
   progress_.note(fmt::format("resuming from {}", found.path));
-  for (const std::string& line : describe_resume(found.state, config)) progress_.note(line);
+  for (const std::string& line : run.describe(found.state)) progress_.note(line);
 }
 
-void RunFiles::write_configuration(const TrainConfig& config) const {
+void RunFiles::write_configuration() const {
   replace_file(out_ + "/heldout.txt", join_paths(source_.held_out().files));
-  TrainConfig absolute = config;  // which may be used from any folder
+  TrainConfig absolute = config_;  // which may be used from any folder
   make_paths_relative_to(absolute, std::filesystem::current_path().string());
-  replace_file(out_ + "/config.toml", to_toml(absolute));
+  replace_file(out_ + "/config.toml", absolute.to_toml());
   replace_file(out_ + kRunId, run_id_);
-  const std::string& tokenizer = config.data.tokenizer;
+  const std::string& tokenizer = config_.data.tokenizer;
   if (!tokenizer.empty()) {
     copy_tokenizer(tokenizer, out_);
-    if (has_chats(config.data.format)) copy_side_files(folder_of_tokenizer(tokenizer), out_);
+    if (has_chats(config_.data.format)) copy_side_files(folder_of_tokenizer(tokenizer), out_);
   }
   if (!source_.records().empty()) {
     replace_file(manifest_path(out_), Manifest(source_.records()).to_json());
@@ -104,12 +104,12 @@ std::string RunFiles::find_other_owner() const {
   return "";
 }
 
-void RunFiles::check_room(const TrainConfig& config, int64_t step, bool in_memory) {
-  const auto bytes = double(size_of(parse_dtype(config.checkpoint.export_dtype)));
+void RunFiles::check_room(int64_t step, bool in_memory) {
+  const auto bytes = double(size_of(parse_dtype(config_.checkpoint.export_dtype)));
   const std::string text = check_disk_room(
       out_, step,
-      {checkpoint_bytes(config), bytes * double(config.model.parameters()), config.checkpoint.keep,
-       CheckpointSchedule(config).is_periodic(), !in_memory});
+      {checkpoint_bytes(config_), bytes * double(config_.model.parameters()),
+       config_.checkpoint.keep, CheckpointSchedule(config_.checkpoint).is_periodic(), !in_memory});
   if (!text.empty()) warn(text);
 }
 
@@ -196,10 +196,10 @@ void RunFiles::try_writing(bool& fails, const Write& write) {
   }
 }
 
-void RunFiles::prepare_checkpoint(const TrainConfig& config) {
+void RunFiles::prepare_checkpoint() {
   is_removed_ = lock_->renew() || is_removed_;
   if (is_removed_) {
-    write_configuration(config);
+    write_configuration();
     const std::lock_guard lock(mutex_);
     replace_logs(LedgerStart(position_));
     is_removed_ = false;

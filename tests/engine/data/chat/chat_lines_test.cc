@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "chat_cases.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/data/scored_windows.h"
 #include "engine/data/text/chat_messages.h"
 #include "engine/data/text/documents.h"
 #include "tandem/error.h"
+#include "tests/engine/data/open_configured.h"
 
 namespace tandem {
 namespace {
@@ -27,7 +27,7 @@ TrainConfig config_of(const std::string& folder, const std::string& data) {
   config.train.seq = 192;
   config.data.paths = {data};
   config.data.tokenizer = folder;
-  set_chat_keys(config);
+  set_chat_keys(config.data);
   return config;
 }
 
@@ -49,7 +49,7 @@ TEST(ChatLines, TokensAndMasksAreThoseOfTransformers) {
     write_chats(dir / "chats.jsonl", expected);
     const TrainConfig config = config_of(dir / "model", dir / "chats.jsonl");
     EXPECT_EQ(config.data.format, "chat");
-    const auto source = open_data(config);
+    const auto source = open_configured(config);
     const auto begins = source->document_begins();
     ASSERT_EQ(begins.size(), expected["chats"].size() + 1);
     for (size_t i = 0; i + 1 < begins.size(); ++i) {
@@ -62,7 +62,7 @@ TEST(ChatLines, TokensAndMasksAreThoseOfTransformers) {
     const auto open = [&](const std::string& file) {
       return config_of(dir / "model/" + file, dir / "chats.jsonl");
     };
-    EXPECT_EQ(open_data(open("tokenizer.json"))->fingerprint(), source->fingerprint());
+    EXPECT_EQ(open_configured(open("tokenizer.json"))->fingerprint(), source->fingerprint());
   }
 }
 
@@ -82,7 +82,7 @@ TEST(ChatLines, PackedSequencesScoreEveryAnswerOnce) {
     std::ranges::copy_if(targets, std::back_inserter(all), [](int32_t t) { return t >= 0; });
   };
   const std::shared_ptr<const TokenSource> source =
-      open_data(config_of(dir / "model", dir / "chats.jsonl"));
+      open_configured(config_of(dir / "model", dir / "chats.jsonl"));
   const Sampler sampler(*source, 192, 1, {{}, true, true});
   EXPECT_LT(sampler.windows(), 20);
   for (int64_t sample = 0; sample < sampler.windows(); ++sample) {
@@ -184,7 +184,7 @@ TEST(ChatLines, LinesThatAreNoChatsAreNamed) {
   for (const BadLine& bad : lines) {
     write_bytes(dir / "x.jsonl", good + "\n" + bad.line + "\n" + good + "\n");
     try {
-      open_data(config_of(dir / "model", dir / "x.jsonl"));
+      open_configured(config_of(dir / "model", dir / "x.jsonl"));
       ADD_FAILURE() << "accepted: " << bad.line;
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr(dir / "x.jsonl:2: "));
@@ -209,7 +209,7 @@ TEST(ChatLines, TemplateWhoseChatsDoNotBeginWithPromptsIsRefused) {
   for (const auto& [form, reason] : templates) {
     write_bytes(dir / "model/chat_template.jinja", form);
     try {
-      open_data(config_of(dir / "model", dir / "x.jsonl"));
+      open_configured(config_of(dir / "model", dir / "x.jsonl"));
       ADD_FAILURE() << "accepted: " << form;
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr(reason));
@@ -226,7 +226,7 @@ TEST(ChatLines, KeysThatChatsDoNotHaveAreRefused) {
     TrainConfig config = config_of(dir / "model", dir / "x.jsonl");
     change(config.data);
     try {
-      open_data(config);
+      open_configured(config);
     } catch (const ConfigError& error) {
       return error.what();
     }

@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "chat_cases.h"
-#include "engine/data/open_data.h"
 #include "engine/data/sampler.h"
 #include "engine/model/config.h"
+#include "tests/engine/data/open_configured.h"
 #include "tests/engine/infer/families.h"
 #include "tests/engine/train/layouts.h"
 
@@ -36,8 +36,9 @@ TrainRequest request_of(const TempDir& dir, const Json& expected, const std::str
   config.parallel.strategy = "serial";
   config.data.paths = {dir / "chats.jsonl"};
   config.data.tokenizer = dir / "model";
-  set_chat_keys(config);
-  config.train.batch = Sampler(*open_data(config), config.train.seq, 1, {{}, true, true}).windows();
+  set_chat_keys(config.data);
+  config.train.batch =
+      Sampler(*open_configured(config), config.train.seq, 1, {{}, true, true}).windows();
   return request;
 }
 
