@@ -6,6 +6,8 @@ import sys
 
 MAX_LINES = 500
 MAX_OPENING = 12  # lines of the comment that a public header begins with
+# Lines of src that take the whole job: a function takes the sections that it reads.
+MAX_WHOLE_JOBS = 40
 CODE = (".h", ".cc", ".cu", ".cuh")
 LOADED = '#include "core/cuda/load_module.cuh"'
 TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
@@ -122,6 +124,16 @@ def word_rules(line, opens):
                 yield f"{name}: write {WORDS[part.lower()]} for '{part.lower()}'"
 
 
+def whole_jobs(paths):
+    lines = 0
+    for path in paths:
+        if path.startswith("src/") and path.endswith(CODE):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines += sum(bool(re.search(r"const TrainConfig ?&", line)) for line in file)
+    if lines > MAX_WHOLE_JOBS:
+        yield f"src: {lines} lines with const TrainConfig&: at most {MAX_WHOLE_JOBS}: take the sections that are read"
+
+
 def check(path):
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -185,7 +197,11 @@ def check(path):
 
 def main():
     count = 0
-    for path in sorted({line.strip() for line in sys.stdin if line.strip()}):
+    paths = sorted({line.strip() for line in sys.stdin if line.strip()})
+    for finding in whole_jobs(paths):
+        print(finding)
+        count += 1
+    for path in paths:
         if not (path.endswith(TEXT) or path.split("/")[-1] in ("Makefile", "run")):
             continue
         for number, message in check(path):

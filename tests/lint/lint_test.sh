@@ -161,6 +161,7 @@ int saved_rows(bool in_place);
 END
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
+for i in $(seq 41); do echo "void f$i(const TrainConfig& config);"; done | file src/engine/train/whole.cc
 
 if found=$("$lint" "$dir" 2>&1); then
   echo "a bad tree passes" >&2
@@ -217,6 +218,7 @@ if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc:2' <<<"$found"; then
 fi
 expect 'src/core/style.cc:1: no newline at the end'
 expect 'src/core/long.cc:501: 501 lines: at most 500'
+expect 'src: 41 lines with const TrainConfig&: at most 40'
 if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi
 
 # Functions that only tests call.
