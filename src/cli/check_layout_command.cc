@@ -58,17 +58,16 @@ TrainConfig make_config(const CheckArguments& arguments) {
                     "process",
                     ranks, kMaxRanks));
   }
-  check_memory(config);
+  MemoryEstimate(config).check();
   return config;
 }
 
-std::string describe(const TrainConfig& config, const LayoutCheck& check) {
+std::string describe(const ParallelDims& dims, const std::string& dtype, const LayoutCheck& check) {
   std::string text = fmt::format(
       "{}, {}, against one rank: {} tensors, bound {:g}\n\n"
       "| tensor | largest difference / max | found | expected |\n"
       "| --- | --- | --- | --- |\n",
-      ParallelDims(config.parallel).describe(), config.train.dtype, check.num_tensors(),
-      check.bound);
+      dims.describe(), dtype, check.num_tensors(), check.bound);
   for (size_t i = 0; i < std::min(kRows, check.differences.size()); ++i) {
     const TensorDifference& d = check.differences[i];
     text += fmt::format("| {}{} | {:.2e} | {:.8g} | {:.8g} |\n",
@@ -106,13 +105,13 @@ void run(const CheckArguments& arguments) {
   const bool prints_json = arguments.json == "-";
   if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
   now_doing("checking the layout of " + arguments.config);
-  const LayoutCheck check =
-      check_layout(config, *open_data(config.data, config.model.vocab, config.train));
+  const auto data = open_data(config);
+  const LayoutCheck check = check_layout(config, *data, run_one_rank(config, *data));
   if (!arguments.json.empty()) {
     const std::string text = to_json(check);
     prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
   }
-  if (!prints_json) fmt::print("{}", describe(config, check));
+  if (!prints_json) fmt::print("{}", describe(ParallelDims(config), config.train.dtype, check));
   if (check.ok()) return;
   finish_output();
   throw Ended{kDiffers};

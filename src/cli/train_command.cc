@@ -62,10 +62,10 @@ std::string resuming(int ranks) {
 }
 
 /// Commands for a model of text; of token files no tokenizer is known, nor text to score.
-std::string next_commands(const TrainConfig& config, const TokenSource& source,
+std::string next_commands(const DataConfig& data, const TokenSource& source,
                           const std::string& out) {
   const std::string format = source.format();
-  if (config.data.tokenizer.empty() && !has_text(format)) return "";
+  if (data.tokenizer.empty() && !has_text(format)) return "";
   const std::string folder = shell_quote(out);
   return fmt::format(
       "\nNext: tandem generate {} {}\n"
@@ -94,7 +94,7 @@ void set_dp(TrainConfig& config, int dp) {
   parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
   check_config(config);
-  check_memory(config, false);
+  MemoryEstimate(config).check();
 }
 
 void run(TrainArguments arguments) {
@@ -158,12 +158,12 @@ void run(TrainArguments arguments) {
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   const auto check_gpus = [&] {
     check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
-    return largest_rank_memory(request.config, true, false).total();
+    return MemoryEstimate(request.config, true).largest_rank(false).total();
   };
   if (arguments.devices.on_gpus()) check_gpus();
   set_devices(arguments.devices, world,
               {member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
-  check_memory(request.config, arguments.devices.on_gpus());
+  MemoryEstimate(request.config, arguments.devices.on_gpus()).check();
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
@@ -191,7 +191,7 @@ void run(TrainArguments arguments) {
       if (launched()) read_data(&comm);
       const TrainEnd of_rank = train(comm, request, *source);
       if (comm.rank() == 0 && !(request.only_saves && of_rank.checkpoint.empty())) {
-        print(of_rank, request.out, next_commands(request.config, *source, request.out),
+        print(of_rank, request.out, next_commands(request.config.data, *source, request.out),
               comm.size());
       }
       if (comm.rank() == 0 || launched()) end = of_rank;

@@ -49,15 +49,16 @@ ModelConfig shard_of_layers(ModelConfig config, int tp) {
   return config;
 }
 
-TransformerOptions make_options(const TrainConfig& config, const ParallelGroups* groups,
+/// `batch`: sequences of this rank.
+TransformerOptions make_options(const RunConfig& train, int64_t batch, const ParallelGroups* groups,
                                 Strategy strategy) {
   TransformerOptions options;
-  options.batch = config.train.batch / config.parallel.dp;
-  options.seq = config.train.seq;
-  options.dtype = parse_dtype(config.train.dtype);
+  options.batch = batch;
+  options.seq = train.seq;
+  options.dtype = parse_dtype(train.dtype);
   options.overlap.strategy = strategy;
-  options.deterministic = config.train.deterministic;
-  options.recompute = {parse_recompute(config.train.recompute)};
+  options.deterministic = train.deterministic;
+  options.recompute = {parse_recompute(train.recompute)};
   if (!groups || !groups->experts()) return options;
   options.experts = groups->experts();
   options.step = groups->world_axes();
@@ -169,24 +170,22 @@ std::pair<double, double> difference(std::span<const float> found, const Paramet
 
 /// Compares one layer on a few tokens with CPU ranks, with a window shorter than these. All EP
 /// ranks have the same tokens, so that an expert's gradient is as many times that of one rank.
-void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
+void check_gradients(const ParallelGroups& groups, ModelConfig model, RunConfig train,
                      TrainBenchResult& result) {
-  TrainConfig one = config;
-  one.model.layers = 1;
-  one.train.batch = one.parallel.dp;
-  one.train.seq = std::min<int64_t>(64, config.train.seq);
-  one.model.sliding_window = std::min(config.model.sliding_window, one.train.seq / 3);
-  const TransformerOptions options = make_options(one, &groups, Strategy::automatic);
-  const WholeGradients exact = gradients_on_cpu(one.model, options, DType::f32);
+  model.layers = 1;
+  train.seq = std::min<int64_t>(64, train.seq);
+  model.sliding_window = std::min(model.sliding_window, train.seq / 3);
+  const TransformerOptions options = make_options(train, 1, &groups, Strategy::automatic);
+  const WholeGradients exact = gradients_on_cpu(model, options, DType::f32);
   const WholeGradients rounded =
-      options.dtype == DType::f32 ? exact : gradients_on_cpu(one.model, options, options.dtype);
-  LayerStep step(groups.tp(), one.model, options, 0);
+      options.dtype == DType::f32 ? exact : gradients_on_cpu(model, options, options.dtype);
+  LayerStep step(groups.tp(), model, options, 0);
   step.run();
   const HostCopy copied(step.exec(), step.stage().gradients());
   const std::vector<Parameter>& shards = step.stage().parameter_list();
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].sharding.absent) continue;
-    const double times = shards[i].sharding.over_ep() ? double(one.parallel.ep) : 1;
+    const double times = shards[i].sharding.over_ep() ? double(groups.dims().ep()) : 1;
     const auto [error, size] =
         difference(copied.values(), shards[i], exact.values, exact.parameters[i], times);
     if (size == 0 && error == 0) continue;  // without a gradient, or on another rank
@@ -194,7 +193,7 @@ void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
         difference(rounded.values, exact.parameters[i], exact.values, exact.parameters[i], 1)
             .first /
         size;
-    const double bound = 1.5 * of_cpu + 2e-5 + (one.model.experts > 0 ? 0.1 : 0);
+    const double bound = 1.5 * of_cpu + 2e-5 + (model.experts > 0 ? 0.1 : 0);
     const double ratio = std::isfinite(error) ? error / size / bound : HUGE_VAL;
     if (ratio <= result.of_bound) continue;
     result.of_bound = ratio;
@@ -265,7 +264,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   }
   config.model.check_training(q.tp, q.ep);
   if (on_gpus) check_gpu_training(config, ranks_share_gpu);
-  check_memory(config, on_gpus);
+  MemoryEstimate(config, on_gpus).check();
   return config;
 }
 
@@ -274,19 +273,19 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
   TrainBenchResult result;
   result.deterministic = q.deterministic;
-  check_gradients(groups, config, result);
+  check_gradients(groups, config.model, config.train, result);
 
   const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own
   std::optional<uint64_t> saved;
   if (q.recompute != "none") {
-    TransformerOptions options = make_options(config, &groups, Strategy::automatic);
+    TransformerOptions options = make_options(config.train, q.batch, &groups, Strategy::automatic);
     options.recompute = {};
     LayerStep step(groups.tp(), config.model, options, tokens);
     step.run();
     saved = step.digest();
   }
-  LayerStep step(groups.tp(), config.model, make_options(config, &groups, Strategy::automatic),
-                 tokens);
+  LayerStep step(groups.tp(), config.model,
+                 make_options(config.train, q.batch, &groups, Strategy::automatic), tokens);
   step.run();
   const uint64_t digest = step.digest();
   step.run();
@@ -299,11 +298,13 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   std::unique_ptr<Communicator> one;
   std::unique_ptr<LayerStep> serial, alone;
   if (compares) {
-    serial = std::make_unique<LayerStep>(groups.tp(), config.model,
-                                         make_options(config, &groups, Strategy::serial), tokens);
+    serial = std::make_unique<LayerStep>(
+        groups.tp(), config.model, make_options(config.train, q.batch, &groups, Strategy::serial),
+        tokens);
     one = world.split(world.rank(), 0);
-    alone = std::make_unique<LayerStep>(*one, shard_of_layers(config.model, q.tp),
-                                        make_options(config, nullptr, Strategy::automatic), tokens);
+    alone = std::make_unique<LayerStep>(
+        *one, shard_of_layers(config.model, q.tp),
+        make_options(config.train, q.batch, nullptr, Strategy::automatic), tokens);
     variants.push_back(timed_step(world, *serial));
     variants.push_back(timed_step(world, *alone));
   }

@@ -95,42 +95,32 @@ constexpr std::string_view kRecompute = "recompute";
 constexpr std::array<std::string_view, 5> kAxes{"tp", "ep", "dp", "pp", kRecompute};
 constexpr std::string_view kMicrobatches = "microbatches";
 
-int64_t size_of_axis(const TrainConfig& config, std::string_view axis) {
-  const auto& parallel = config.parallel;
+int64_t size_of_axis(const ParallelConfig& parallel, const RunConfig& train,
+                     std::string_view axis) {
   if (axis == "tp") return parallel.tp;
   if (axis == "ep") return parallel.ep;
-  if (axis == kRecompute) return config.train.recompute == "none" ? 1 : 2;
+  if (axis == kRecompute) return train.recompute == "none" ? 1 : 2;
   return axis == "dp" ? parallel.dp : parallel.pp;
 }
 
-/// The same job without an axis or recomputation, with the same microbatches.
-TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
-  TrainConfig other = config;
-  auto& parallel = other.parallel;
+/// Makes it the same job without an axis or recomputation, with the same microbatches.
+void remove_axis(TrainConfig& config, std::string_view axis) {
+  auto& parallel = config.parallel;
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    other.train.microbatch =
-        microbatch_size(config.parallel, config.train) * config.parallel.logical_replicas();
+    config.train.microbatch = microbatch_size(config) * logical_replicas(config);
     parallel.dp = 1;
     parallel.replicas = 0;
   }
   if (axis == kRecompute) {
-    other.train.recompute = "none";
-    other.train.recompute_layers = 0;
+    config.train.recompute = "none";
+    config.train.recompute_layers = 0;
   }
   if (axis == "pp") {
     parallel.pp = parallel.virtual_stages = 1;
     parallel.layers_per_stage.clear();
   }
-  return other;
-}
-
-/// Without gradient accumulation.
-TrainConfig with_one_microbatch(const TrainConfig& config) {
-  TrainConfig other = config;
-  other.train.microbatch = config.train.batch / config.parallel.logical_replicas();
-  return other;
 }
 
 /// Factor of the whole tensor, or another property of the difference, in parentheses.
@@ -215,15 +205,15 @@ std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
   return differences;
 }
 
-double layout_bound(const TrainConfig& config) {
-  if (config.train.dtype == "bf16") return 2e-2;
-  const double tokens = double(config.train.batch) * double(config.train.seq);
+double layout_bound(const RunConfig& train) {
+  if (train.dtype == "bf16") return 2e-2;
+  const double tokens = double(train.batch) * double(train.seq);
   return 2e-6 * std::sqrt(std::max(1.0, tokens / 512));
 }
 
 TrainConfig one_rank_config(const TrainConfig& config) {
   TrainConfig one = config;
-  for (const std::string_view axis : kAxes) one = without_axis(one, axis);
+  for (const std::string_view axis : kAxes) remove_axis(one, axis);
   return one;
 }
 
@@ -263,33 +253,32 @@ TrainConfig checked_config(TrainConfig config) {
   return config;
 }
 
-LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
-                         const StepHooks& hooks) {
-  return check_layout(config, source, run_steps({one_rank_config(config), config}, source), hooks);
+StepsOutcome run_one_rank(const TrainConfig& config, const TokenSource& source) {
+  return run_steps({one_rank_config(config), config}, source);
 }
 
 LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
                          const StepsOutcome& expected, const StepHooks& hooks) {
-  const auto compare_layout = [&](const TrainConfig& layout, const TrainConfig& reference,
-                                  const StepsOutcome& of_one) {
-    return compare_steps(run_steps({layout, reference, 1, hooks}, source), of_one);
+  const auto compare = [&](const LayoutRun& run, const StepsOutcome& of_one) {
+    return compare_steps(run_steps(run, source), of_one);
   };
-  LayoutCheck check{compare_layout(config, config, expected), layout_bound(config), ""};
+  LayoutCheck check{compare({config, config, 1, hooks}, expected), layout_bound(config.train), ""};
   if (check.ok()) return check;
   for (const std::string_view axis : kAxes) {
-    if (size_of_axis(config, axis) == 1) continue;
-    const TrainConfig layout = without_axis(config, axis);
-    if (!layout.is_valid()) continue;
-    if (compare_layout(layout, config, expected).front().relative <= check.bound) {
+    if (size_of_axis(config.parallel, config.train, axis) == 1) continue;
+    TrainConfig layout = config;
+    remove_axis(layout, axis);
+    if (!is_valid(layout)) continue;
+    if (compare({layout, config, 1, hooks}, expected).front().relative <= check.bound) {
       check.axis = axis;
       return check;
     }
   }
-  const TrainConfig one = with_one_microbatch(config);
-  const bool is_same = one.train.microbatch == microbatch_size(config.parallel, config.train);
-  if (is_same || !one.is_valid()) return check;
-  const StepsOutcome of_one = run_steps({one_rank_config(one), one}, source);
-  if (compare_layout(one, one, of_one).front().relative <= check.bound) check.axis = kMicrobatches;
+  TrainConfig one = config;  // without gradient accumulation
+  one.train.microbatch = config.train.batch / logical_replicas(config);
+  if (one.train.microbatch == microbatch_size(config) || !is_valid(one)) return check;
+  const auto differences = compare({one, one, 1, hooks}, run_one_rank(one, source));
+  if (differences.front().relative <= check.bound) check.axis = kMicrobatches;
   return check;
 }
 

@@ -40,7 +40,7 @@ std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
 /// Max relative difference of a layout in the first step. f32: 2e-6 up to 512 tokens in a step;
 /// beyond, it grows with the square root of the tokens, as the rounding of gradients' sums does.
 /// bf16: 2e-2.
-double layout_bound(const TrainConfig& config);
+double layout_bound(const RunConfig& train);
 
 /// The job as one rank runs it, in whole microbatches of all replicas, without recomputation.
 TrainConfig one_rank_config(const TrainConfig& config);
@@ -69,12 +69,11 @@ std::string describe_differences(const LayoutCheck& check);
 /// serial. Throws InvalidArgument for a wire format, which rounds.
 TrainConfig checked_config(TrainConfig config);
 
-/// `config`: checked by check_config and made by checked_config. Throws IoError if the text cannot
-/// be read.
+/// First step of the job, as one_rank_config has it, with the samples of the job's microbatches.
+StepsOutcome run_one_rank(const TrainConfig& config, const TokenSource& source);
+/// Compares with `expected`, of run_one_rank. `config`: checked by check_config and made by
+/// checked_config. Throws IoError if the text cannot be read.
 LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
-                         const StepHooks& hooks = {});
-/// The same against a known outcome of one rank.
-LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
-                         const StepsOutcome& expected, const StepHooks& hooks);
+                         const StepsOutcome& expected, const StepHooks& hooks = {});
 
 }  // namespace tandem

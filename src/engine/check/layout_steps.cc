@@ -27,16 +27,13 @@ constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
 
 /// Order of the samples that gives every microbatch of the job those of the reference.
 std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
-  return [&run](int64_t sample) {
+  const ParallelDims dims(run.config), reference(run.reference);
+  const int64_t microbatch = microbatch_size(run.config), other = microbatch_size(run.reference);
+  return [&run, dims, reference, microbatch, other](int64_t sample) {
     const int64_t batch = run.config.train.batch, step = sample / batch;
-    const ParallelConfig& parallel = run.config.parallel;
-    const ParallelConfig& reference = run.reference.parallel;
-    const int64_t position = ParallelDims(parallel).microbatch_position(
-        batch, microbatch_size(parallel, run.config.train), sample % batch);
-    const int64_t ordered =
-        step * batch + ParallelDims(reference).sample_at(
-                           batch, microbatch_size(reference, run.reference.train), position);
-    return run.hooks.samples ? run.hooks.samples(run.config, ordered) : ordered;
+    const int64_t position = dims.microbatch_position(batch, microbatch, sample % batch);
+    const int64_t ordered = step * batch + reference.sample_at(batch, other, position);
+    return run.hooks.samples ? run.hooks.samples(run.config.train, dims.dp(), ordered) : ordered;
   };
 }
 
@@ -136,22 +133,16 @@ void initialize(Stage& stage, const LayoutRun& run) {
   stage.parameters_changed();
 }
 
-double read_aux_loss(const ModelRanks& ranks) {
-  StepRecord record;
-  ranks.describe_experts(record);
-  return record.aux_loss.value_or(0);
-}
-
 /// On one rank. Returns the numbers of the first step, the same on every rank.
 StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSource& source,
                       Gathers& gathers) {
-  const TrainConfig& config = run.config;
   set_kernel_threads(threads_per_rank(world.size()));
-  const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
-  const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed),
-                        make_sampler_options(config.data, make_order(run)));
-  ModelRanks ranks(groups, config, {});
-  StepExecutor executor(config.train, config.parallel, groups, source, sampler, ranks);
+  const ParallelGroups groups(world, ParallelDims(run.config), run.config.model.experts > 0);
+  const RunConfig& train = run.config.train;
+  const Sampler sampler(source, train.seq, uint64_t(train.seed),
+                        make_sampler_options(run.config, make_order(run)));
+  ModelRanks ranks(groups, run.config, {});
+  StepExecutor executor(run.config, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
@@ -160,14 +151,14 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
   executor.weights_changed();
   StepsOutcome outcome;
   for (int step = 0; step < run.steps; ++step) {
-    RankStep rank{config, groups, ranks};
+    RankStep rank{train, groups, ranks};
     if (run.hooks.before_step) run.hooks.before_step(rank);
     if (step == 0) {
       for (const ModelChunk& chunk : ranks.chunks) {
         gathers.initial.add_weights(chunk.stage, groups.tp());
       }
     }
-    const int64_t first = step * config.train.batch, targets = executor.targets(first);
+    const int64_t first = step * train.batch, targets = executor.targets(first);
     const StepExecutor::Result result = executor.compute(first, targets);
     if (!executor.read_error().empty()) throw IoError(executor.read_error());
     rank.loss = result.loss;
@@ -181,14 +172,16 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
     if (step == 0) {
       outcome.loss = sums.loss / double(targets);
       outcome.grad_norm = norm;
-      outcome.aux_loss = read_aux_loss(ranks);
+      StepRecord record;
+      ranks.describe_experts(run.config, record);
+      outcome.aux_loss = record.aux_loss.value_or(0);
       for (const ModelChunk& chunk : ranks.chunks) {
         gathers.gradients.add_gradients(chunk);
       }
     }
     if (run.steps == 1) return outcome;
-    const double lr = learning_rate(config.optimizer, config.train, step, 0, 0);
-    executor.update(AdamStep::make(config.optimizer, step, lr, norm));
+    const double lr = learning_rate(run.config, step, 0, 0);
+    executor.update(AdamStep::make(run.config, step, lr, norm));
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {

@@ -35,7 +35,7 @@ struct StepsOutcome {
 
 /// One rank in a step.
 struct RankStep {
-  const TrainConfig& config;
+  const RunConfig& train;
   const ParallelGroups& groups;
   ModelRanks& ranks;
   double loss = 0, squares = 0;  ///< this rank's terms of the step's sums, after its passes
@@ -49,7 +49,7 @@ struct StepHooks {
   std::function<void(Stage& stage)> initialize = {};
   std::function<void(RankStep&step)> before_step = {}, after_passes = {};
   /// Maps samples after the layout's order.
-  std::function<int64_t(const TrainConfig& config, int64_t sample)> samples = {};
+  std::function<int64_t(const RunConfig& train, int dp, int64_t sample)> samples = {};
 };
 
 /// Job in a layout whose microbatches have the samples that they have in `reference`.

@@ -18,35 +18,6 @@ bool divides(double divisor, double number) {
   return std::fmod(number, divisor) == 0;
 }
 
-/// Row of the job without a layout.
-RunRow make_row(const TrainConfig& base, double gpus, const GpuSpec& gpu) {
-  RunRow row;
-  const ModelConfig& model = base.model;
-  row.id = row.model = "job";
-  row.gpu = gpu.name;
-  row.precision = "bf16";
-  row.layers = double(model.layers);
-  row.hidden = double(model.hidden);
-  row.heads = double(model.heads);
-  row.kv_heads = double(model.kv_heads);
-  row.head_dim = double(model.head_dim);
-  row.ffn = double(model.experts > 0 ? model.ffn_per_expert() : model.ffn);
-  row.vocab = double(model.vocab);
-  row.gated = true;
-  row.experts = double(model.experts);
-  row.top_k = double(model.top_k);
-  row.of_engine = true;
-  row.tied_embeddings = base.model.tie_word_embeddings;
-  row.moe_layer_share = 1 / double(model.moe_layer_freq);
-  if (model.experts > 0)
-    row.shared_experts = double(model.shared_ffn) / double(model.ffn_per_expert());
-  row.seq = double(base.train.seq);
-  row.gbs = double(base.train.batch);
-  row.gpus = gpus;
-  row.sharding = "ZeRO-1";
-  return row;
-}
-
 /// Divisors of `number` that are at most `bound`.
 std::vector<double> divisors(double number, double bound) {
   std::vector<double> found;
@@ -155,10 +126,10 @@ bool is_as_good(const Layout& a, const Layout& b) {
 /// Search over the formats of one row after another.
 class FormatSearch {
  public:
-  FormatSearch(const TrainConfig& base, const GpuSpec& gpu, const FactorsOf& factors,
-               const LayoutLimits& limits, LayoutSearch& result)
-      : model_(base.model),
-        tp_sums_(formatted_sums(base.model)),
+  FormatSearch(const ModelConfig& model, const GpuSpec& gpu, const FactorsOf& factors,
+               const LayoutLimits& limits, FoundLayouts& result)
+      : model_(model),
+        tp_sums_(formatted_sums(model)),
         gpu_(gpu),
         factors_(factors),
         limits_(limits),
@@ -220,7 +191,7 @@ class FormatSearch {
   const FactorsOf& factors_;
   const LayoutLimits& limits_;
   const std::vector<double> levels_;
-  LayoutSearch& result_;
+  FoundLayouts& result_;
 };
 
 }  // namespace
@@ -239,9 +210,37 @@ std::array<NamedSeconds, 11> terms_of(const StepTime& time) {
            {"jitter", time.jitter}}};
 }
 
-std::vector<RunRow> search_rows(const TrainConfig& base, double gpus, const GpuSpec& gpu) {
+RunRow LayoutSearch::row_without_layout(double gpus) const {
+  RunRow row;
+  const ModelConfig& model = config_.model;
+  row.id = row.model = "job";
+  row.gpu = gpu_.name;
+  row.precision = "bf16";
+  row.layers = double(model.layers);
+  row.hidden = double(model.hidden);
+  row.heads = double(model.heads);
+  row.kv_heads = double(model.kv_heads);
+  row.head_dim = double(model.head_dim);
+  row.ffn = double(model.experts > 0 ? model.ffn_per_expert() : model.ffn);
+  row.vocab = double(model.vocab);
+  row.gated = true;
+  row.experts = double(model.experts);
+  row.top_k = double(model.top_k);
+  row.of_engine = true;
+  row.tied_embeddings = model.tie_word_embeddings;
+  row.moe_layer_share = 1 / double(model.moe_layer_freq);
+  if (model.experts > 0)
+    row.shared_experts = double(model.shared_ffn) / double(model.ffn_per_expert());
+  row.seq = double(config_.train.seq);
+  row.gbs = double(config_.train.batch);
+  row.gpus = gpus;
+  row.sharding = "ZeRO-1";
+  return row;
+}
+
+std::vector<RunRow> LayoutSearch::rows(double gpus) const {
   std::vector<RunRow> rows;
-  for_each_layout(make_row(base, gpus, gpu), gpu, [&](const RunRow& row) { rows.push_back(row); });
+  for_each_layout(row_without_layout(gpus), gpu_, [&](const RunRow& row) { rows.push_back(row); });
   return rows;
 }
 
@@ -264,25 +263,25 @@ std::vector<Wire> searched_formats(bool of_dp) {
   return formats;
 }
 
-LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec& gpu,
-                            const FactorsOf& factors, const LayoutLimits& limits) {
-  LayoutSearch search;
-  FormatSearch formats(base, gpu, factors, limits, search);
-  for_each_layout(make_row(base, gpus, gpu), gpu, [&](const RunRow& row) { formats.add(row); });
-  if (search.considered == 0) {
+FoundLayouts LayoutSearch::find(double gpus, const FactorsOf& factors,
+                                const LayoutLimits& limits) const {
+  FoundLayouts found;
+  FormatSearch formats(config_.model, gpu_, factors, limits, found);
+  for_each_layout(row_without_layout(gpus), gpu_, [&](const RunRow& row) { formats.add(row); });
+  if (found.considered == 0) {
     throw InvalidArgument(fmt::format(
         "--gpus {:g}: no layout of {} layers, {} key heads and a batch of {}: expected GPUs = tp x "
         "pp x dp, where tp divides the heads, pp the layers and dp the batch",
-        gpus, base.model.layers, base.model.kv_heads, base.train.batch));
+        gpus, config_.model.layers, config_.model.kv_heads, config_.train.batch));
   }
-  std::ranges::stable_sort(search.fitting, {}, [](const Layout& layout) {
+  std::ranges::stable_sort(found.fitting, {}, [](const Layout& layout) {
     return std::tuple(layout.time.total, layout.memory_gib, layout.error);
   });
-  return search;
+  return found;
 }
 
-TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
-  TrainConfig config = base;
+TrainConfig LayoutSearch::config_in(const Layout& layout) const {
+  TrainConfig config = config_;
   const RunRow& row = layout.row;
   config.train.dtype = "bf16";
   config.train.microbatch = int64_t(row.mbs);

@@ -23,7 +23,7 @@ struct Layout {
   double memory_gib = 0;
 };
 
-struct LayoutSearch {
+struct FoundLayouts {
   std::vector<Layout>
       fitting;  ///< that no layout with the same row beats; fastest first, then smallest
   size_t considered = 0, num_fitting = 0;
@@ -40,19 +40,37 @@ struct LayoutLimits {
   bool dp_formats = false;
 };
 
-/// Tries TP within a host, PP with each schedule but gpipe, EP, microbatch, recomputation, ZeRO
-/// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of the
-/// configuration, in bf16. Rows are always divided over TP (sequence parallelism), as the engine
-/// does. Throws InvalidArgument if no layout divides the job.
-///
-/// For each bound of the error every site has its fastest format: a step is no slower if an
-/// exchange is faster, and formats of TP, EP and PP take no memory. Those of gradients and weights
-/// do, so none, an exact and a lossy one are tried.
-LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec& gpu,
-                            const FactorsOf& factors, const LayoutLimits& limits = {});
+/// Layouts of one job on GPUs of one kind.
+class LayoutSearch {
+ public:
+  /// Both must outlive this object.
+  LayoutSearch(const TrainConfig& config, const GpuSpec& gpu) : config_(config), gpu_(gpu) {}
 
-/// Rows of all layouts that divide the job, whatever their memory: those that search_layouts tries.
-std::vector<RunRow> search_rows(const TrainConfig& base, double gpus, const GpuSpec& gpu);
+  /// Tries TP within a host, PP with each schedule but gpipe, EP, microbatch, recomputation, ZeRO
+  /// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of
+  /// the job, in bf16. Rows are always divided over TP (sequence parallelism), as the engine does.
+  /// Throws InvalidArgument if no layout divides the job.
+  ///
+  /// For each bound of the error every site has its fastest format: a step is no slower if an
+  /// exchange is faster, and formats of TP, EP and PP take no memory. Those of gradients and
+  /// weights do, so none, an exact and a lossy one are tried.
+  FoundLayouts find(double gpus, const FactorsOf& factors, const LayoutLimits& limits = {}) const;
+  /// Rows of all layouts that divide the job, whatever their memory: those that `find` tries.
+  std::vector<RunRow> rows(double gpus) const;
+  /// The job in a layout. It is checked as a job file is: throws ConfigError if an operator cannot
+  /// run it.
+  TrainConfig config_in(const Layout& layout) const;
+
+  const ModelConfig& model() const { return config_.model; }
+  const GpuSpec& gpu() const { return gpu_; }
+
+ private:
+  RunRow row_without_layout(double gpus) const;
+
+  const TrainConfig& config_;
+  const GpuSpec& gpu_;
+};
+
 /// ZeRO stages that the search considers for a row, the first one always.
 std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model);
 /// Sums of a layer's forward pass, of two, that may have a format.
@@ -68,10 +86,6 @@ std::array<NamedSeconds, 11> terms_of(const StepTime& time);
 /// Wire formats that the search considers, exact ones first: of gradients and weights, or of the
 /// other sites.
 std::vector<Wire> searched_formats(bool of_dp);
-
-/// The job in a layout. It is checked as a job file is: throws ConfigError if an operator cannot
-/// run it.
-TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout);
 
 /// Layouts that no other beats in step time, memory and error, fastest first.
 std::vector<Layout> pareto_front(const std::vector<Layout>& fastest_first);

@@ -39,13 +39,12 @@ plan::FactorsOf prior_factors() {
 }
 
 /// Factors of the fit to a file's runs of this kind of GPU.
-plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
-                               const plan::GpuSpec& gpu) {
+plan::FactorsOf fitted_factors(const std::string& path, int64_t experts, const plan::GpuSpec& gpu) {
   plan::RunRow row;
   row.id = "job";
   row.gpu = gpu.name;
   row.precision = "bf16";
-  row.experts = double(base.model.experts);
+  row.experts = double(experts);
   const plan::RunRow* predicted = &row;
   std::vector<plan::RunRow> rows = plan::read_rows(path);
   std::erase_if(rows, [](const plan::RunRow& run) { return !plan::find_gpu(run.gpu); });
@@ -55,19 +54,20 @@ plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
 }
 
 /// Throws ConfigError if the engine cannot run the layout.
-TrainConfig check_layout(const TrainConfig& base, const Layout& layout, bool on_gpus) {
-  TrainConfig config = plan::config_in_layout(base, layout);
+TrainConfig runnable_config(const plan::LayoutSearch& search, const Layout& layout, bool on_gpus) {
+  TrainConfig config = search.config_in(layout);
   if (on_gpus) check_gpu_training(config, false);
   return config;
 }
 
 /// First layout that the engine can run, moved to the front; nothing if there is none.
-std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::LayoutSearch& search,
-                                           bool on_gpus, std::string& reason) {
-  for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
+std::optional<TrainConfig> first_runnable_config(const plan::LayoutSearch& search,
+                                                 std::vector<Layout>& layouts, bool on_gpus,
+                                                 std::string& reason) {
+  for (size_t i = 0; i < std::min(layouts.size(), kMaxTried); ++i) {
     try {
-      TrainConfig config = check_layout(base, search.fitting[i], on_gpus);
-      search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
+      TrainConfig config = runnable_config(search, layouts[i], on_gpus);
+      layouts.erase(layouts.begin(), layouts.begin() + std::ptrdiff_t(i));
       return config;
     } catch (const ConfigError& error) {
       if (reason.empty()) reason = error.what();
@@ -139,11 +139,11 @@ double parse_accuracy_option(const std::string& text) {
   }
 }
 
-void write_page(const PlanSearchOptions& options, const TrainConfig& base, const plan::GpuSpec& gpu,
+void write_page(const PlanSearchOptions& options, const plan::LayoutSearch& search,
                 const plan::FactorsOf& factors, double max_error) {
   const auto can_run = [&](const Layout& layout) {
     try {
-      check_layout(base, layout, !options.dp_formats);
+      runnable_config(search, layout, !options.dp_formats);
       return true;
     } catch (const ConfigError&) {
       return false;
@@ -152,10 +152,9 @@ void write_page(const PlanSearchOptions& options, const TrainConfig& base, const
   const plan::WhatIfParams params{
       .name = single_line(std::filesystem::path(options.config).filename().string()),
       .gpus = options.gpus,
-      .gpu = gpu,
       .factors = factors({}),
       .limits = {.max_error = max_error, .dp_formats = options.dp_formats}};
-  write_output(options.page, plan::what_if_page(base, params, can_run));
+  write_output(options.page, plan::what_if_page(search, params, can_run));
 }
 
 /// Returns the number of traces.
@@ -176,12 +175,13 @@ void plan_layout(const PlanSearchOptions& options) {
   const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   const plan::FactorsOf factors =
-      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu);
+      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base.model.experts, gpu);
   const double max_error = parse_accuracy_option(options.accuracy);
-  plan::LayoutSearch search = plan::search_layouts(
-      base, options.gpus, gpu, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
-  if (search.fitting.empty()) {
-    const Layout& smallest = search.smallest;
+  const plan::LayoutSearch search(base, gpu);
+  plan::FoundLayouts found = search.find(
+      options.gpus, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
+  if (found.fitting.empty()) {
+    const Layout& smallest = found.smallest;
     throw InvalidArgument(fmt::format(
         "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
         "expected at most 92 % of {:.1f}",
@@ -189,20 +189,20 @@ void plan_layout(const PlanSearchOptions& options) {
         smallest.row.pp, gpu.memory_bytes / plan::kGiB));
   }
   std::string reason;
-  const auto config = runnable_config(base, search, !options.dp_formats, reason);
+  const auto config = first_runnable_config(search, found.fitting, !options.dp_formats, reason);
   if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
-  const Layout& best = search.fitting.front();
-  const auto fastest = first(search.fitting, kShown), front = plan::pareto_front(search.fitting);
-  if (!options.out.empty()) write_output(options.out, config->to_toml());
-  if (!options.page.empty()) write_page(options, base, gpu, factors, max_error);
+  const Layout& best = found.fitting.front();
+  const auto fastest = first(found.fitting, kShown), front = plan::pareto_front(found.fitting);
+  if (!options.out.empty()) write_output(options.out, to_toml(*config));
+  if (!options.page.empty()) write_page(options, search, factors, max_error);
   size_t traces = 0;
   if (!options.chakra.empty()) {
     traces =
         write_traces(options, {best, gpu, factors(best.row), plan::formatted_sums(base.model)});
   }
   if (!options.json.empty()) {
-    const Json json{{"considered", search.considered},
-                    {"fitting", search.num_fitting},
+    const Json json{{"considered", found.considered},
+                    {"fitting", found.num_fitting},
                     {"best", to_json(best, best)},
                     {"fastest", to_json(fastest, best)},
                     {"pareto", to_json(front, best)}};
@@ -211,7 +211,7 @@ void plan_layout(const PlanSearchOptions& options) {
   }
   if (options.json == "-") return;
   fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time, memory or error:\n\n{}",
-             search.considered, search.num_fitting, table(fastest, best),
+             found.considered, found.num_fitting, table(fastest, best),
              table(first(front, kFrontShown), best));
   if (front.size() > kFrontShown) {
     fmt::print("{} more: --json\n", front.size() - kFrontShown);

@@ -25,6 +25,7 @@ constexpr double kValueBytes = 2, kRateUnit = 1e9;
 struct WhatIfRow {
   RunRow row;
   StepWork work;
+  LayoutExchanges exchanges;
   std::vector<int> stages;
   double seconds = std::numeric_limits<double>::infinity();  ///< of the fastest stage that fits
 };
@@ -47,34 +48,31 @@ Json dp_peaks(const RunRow& row, int zero) {
 }
 
 /// Work of a row with a ZeRO stage and without wire formats.
-StepWork staged_work(const WhatIfRow& entry, const TrainConfig& base, const GpuSpec& gpu,
-                     int zero) {
-  const auto exchanges = exchanges_of(entry.row, gpu, entry.work, formatted_sums(base.model));
-  return work_in_formats(entry.row, gpu, entry.work, exchanges, {zero, {}});
+StepWork staged_work(const WhatIfRow& entry, const GpuSpec& gpu, int zero) {
+  return work_in_formats(entry.row, gpu, entry.work, entry.exchanges, {zero, {}});
 }
 
-Json row_json(const WhatIfRow& entry, const TrainConfig& base, const WhatIfParams& params) {
-  const auto& [row, work, stages, seconds] = entry;
-  const auto exchanges = exchanges_of(row, params.gpu, work, formatted_sums(base.model));
+Json row_json(const WhatIfRow& entry, const GpuSpec& gpu, const WhatIfParams& params) {
+  const auto& [row, work, exchanges, stages, seconds] = entry;
   const auto bytes = [](const Exchange& exchange) { return kValueBytes * exchange.elements; };
   // The bytes that stay uncompressed, by the share of time that they take on the same link.
   const auto all_bytes = [&](const Exchange& exchange, double seconds_left) {
     if (exchange.seconds == 0) return 0.0;
     return bytes(exchange) * (1 + seconds_left / exchange.seconds);
   };
-  const auto rings = weight_rings(row, params.gpu);
+  const auto rings = weight_rings(row, gpu);
   const double optimizer = params.factors[size_t(Term::optimizer)];
   const bool has_dp_formats = params.limits.dp_formats && row.dp > 1;
   Json variants = Json::array();
   for (const int zero : stages) {
     variants.push_back({zero, peak_bytes(row, zero) / kGiB,
-                        optimizer * staged_work(entry, base, params.gpu, zero).optimizer,
+                        optimizer * staged_work(entry, gpu, zero).optimizer,
                         has_dp_formats && zero > 0 ? dp_peaks(row, zero) : Json::array()});
   }
   CodecPolicy lossy;
   lossy.gradients = {.codec = Codec::int8};
   const double residual =
-      work_in_formats(row, params.gpu, work, exchanges, {1, lossy}).optimizer - work.optimizer;
+      work_in_formats(row, gpu, work, exchanges, {1, lossy}).optimizer - work.optimizer;
   return {row.tp,
           row.pp,
           row.vpp,
@@ -93,7 +91,7 @@ Json row_json(const WhatIfRow& entry, const TrainConfig& base, const WhatIfParam
           bytes(exchanges.tp),
           all_bytes(exchanges.ep, exchanges.ep_left),
           bytes(exchanges.ep),
-          row.ep * row.tp > params.gpu.host_gpus,
+          row.ep * row.tp > gpu.host_gpus,
           bytes(exchanges.stages),
           rings[0].elements,
           rings[0].adapters,
@@ -142,15 +140,18 @@ constexpr std::array kColumns{"tp",
                               "variants"};
 
 /// Rows of a world, the fastest ones if there are too many.
-Json world_json(const TrainConfig& base, const WhatIfParams& params, double gpus,
+Json world_json(const LayoutSearch& search, const WhatIfParams& params, double gpus,
                 const CanRun& can_run) {
+  const GpuSpec& gpu = search.gpu();
+  const double tp_sums = formatted_sums(search.model());
   std::vector<WhatIfRow> entries;
-  for (const RunRow& row : search_rows(base, gpus, params.gpu)) {
-    WhatIfRow entry{row, work_of(row, params.gpu), searched_stages(row, base.model)};
+  for (const RunRow& row : search.rows(gpus)) {
+    const StepWork work = work_of(row, gpu);
+    WhatIfRow entry{row, work, exchanges_of(row, gpu, work, tp_sums),
+                    searched_stages(row, search.model())};
     for (const int zero : entry.stages) {
-      if (peak_bytes(row, zero) > params.limits.memory_share * params.gpu.memory_bytes) continue;
-      const double seconds =
-          step_time(staged_work(entry, base, params.gpu, zero), params.factors).total;
+      if (peak_bytes(row, zero) > params.limits.memory_share * gpu.memory_bytes) continue;
+      const double seconds = step_time(staged_work(entry, gpu, zero), params.factors).total;
       entry.seconds = std::min(entry.seconds, seconds);
     }
     entries.push_back(std::move(entry));
@@ -165,7 +166,7 @@ Json world_json(const TrainConfig& base, const WhatIfParams& params, double gpus
     std::erase_if(entry.stages, [&](int zero) {
       return !can_run({entry.row, {zero, {}}, 0, {}, 0});
     });
-    if (!entry.stages.empty()) rows.push_back(row_json(entry, base, params));
+    if (!entry.stages.empty()) rows.push_back(row_json(entry, gpu, params));
   }
   return {{"gpus", gpus}, {"divided", divided}, {"considered", entries.size()}, {"rows", rows}};
 }
@@ -212,14 +213,14 @@ Json formats_json(const GpuSpec& gpu) {
   return formats;
 }
 
-Json dp_formats_json(const WhatIfParams& params) {
+Json dp_formats_json(const GpuSpec& gpu, const WhatIfParams& params) {
   constexpr double kGradientBytes = 4;
   Json formats = Json::array();
   for (const Wire& wire : dp_formats(params)) {
     formats.push_back({{"name", wire.describe()},
                        {"gradient_bytes", bytes_per_element(wire, kGradientBytes)},
                        {"weight_bytes", bytes_per_element(wire, kValueBytes)},
-                       {"rate", codec_rate(wire, params.gpu)},
+                       {"rate", codec_rate(wire, gpu)},
                        {"error", wire.is_exact() ? 0 : wire.error_bound()}});
   }
   return formats;
@@ -237,13 +238,14 @@ Json factors_json(const Factors& factors) {
 
 }  // namespace
 
-std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
+std::string what_if_page(const LayoutSearch& search, const WhatIfParams& params,
                          const CanRun& can_run) {
+  const GpuSpec& gpu = search.gpu();
   Json worlds = Json::array();
   for (const double times : {.25, .5, 1.0, 2.0, 4.0}) {
     const double gpus = params.gpus * times;
     if (gpus != std::floor(gpus)) continue;
-    Json world = world_json(base, params, gpus, can_run);
+    Json world = world_json(search, params, gpus, can_run);
     if (!world["rows"].empty())
       worlds.push_back(std::move(world));
     else if (times == 1)
@@ -251,16 +253,16 @@ std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
   }
   const Json data{{"job", params.name},
                   {"gpus", params.gpus},
-                  {"gpu", params.gpu.name},
-                  {"gpus_per_host", params.gpu.host_gpus},
-                  {"host", params.gpu.nvlink_rate / kRateUnit},
-                  {"network", params.gpu.nic_rate / kRateUnit},
-                  {"memory_gib", params.gpu.memory_bytes / kGiB},
+                  {"gpu", gpu.name},
+                  {"gpus_per_host", gpu.host_gpus},
+                  {"host", gpu.nvlink_rate / kRateUnit},
+                  {"network", gpu.nic_rate / kRateUnit},
+                  {"memory_gib", gpu.memory_bytes / kGiB},
                   {"memory_share", params.limits.memory_share},
                   {"max_error", params.limits.max_error},
-                  {"formats", formats_json(params.gpu)},
-                  {"dp_formats", dp_formats_json(params)},
-                  {"codecs", codecs_json(base.model, params)},
+                  {"formats", formats_json(gpu)},
+                  {"dp_formats", dp_formats_json(gpu, params)},
+                  {"codecs", codecs_json(search.model(), params)},
                   {"factors", factors_json(params.factors)},
                   {"columns", kColumns},
                   {"worlds", worlds}};

@@ -2,7 +2,7 @@
 //
 // Kernels' seconds, bytes over each link and memory of every layout are computed here; the page
 // divides bytes by the links' rates, chooses wire formats and adds up the step
-// (page/what_if_model.js). Its steps, layouts and memory are those of search_layouts with such a
+// (page/what_if_model.js). Its steps, layouts and memory are those of LayoutSearch with such a
 // hardware file.
 #pragma once
 
@@ -15,9 +15,8 @@ namespace tandem::plan {
 
 struct WhatIfParams {
   std::string name;
-  double gpus = 0;  ///< shown first; a quarter, half, twice and four times as many may be chosen
-  GpuSpec gpu;
-  Factors factors{};       ///< of every layout
+  double gpus = 0;    ///< shown first; a quarter, half, twice and four times as many may be chosen
+  Factors factors{};  ///< of every layout
   LayoutLimits limits;     ///< shown first
   size_t max_rows = 1500;  ///< of a number of GPUs: the fastest
 };
@@ -26,7 +25,7 @@ struct WhatIfParams {
 using CanRun = std::function<bool(const Layout&)>;
 
 /// One HTML file with everything in it. Throws InvalidArgument if no layout divides the job.
-std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
+std::string what_if_page(const LayoutSearch& search, const WhatIfParams& params,
                          const CanRun& can_run);
 
 }  // namespace tandem::plan

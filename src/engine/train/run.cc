@@ -35,7 +35,7 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
   }
   note_lines(describe_run(config.model, config.data, config.train, source, sampler));
   resolve_dtype(begin_at);
-  note(describe_memory(config, world.on_gpu()));
+  note(MemoryEstimate(config, world.on_gpu()).describe());
   ranks.emplace(groups, config, request.routed);
   executor.emplace(config.train, config.parallel, groups, source, sampler, *ranks);
   trained.emplace(trained_ranks());

@@ -52,7 +52,7 @@ std::map<std::string, double> sum_magnitudes(const TrainConfig& config, int64_t 
   std::map<std::string, double> sums;
   for (int64_t begin = 0; begin < config.train.batch; begin += size) {
     StepHooks hooks;  // the whole batch reads the group's samples
-    hooks.samples = [&](const TrainConfig&, int64_t sample) { return begin + sample % size; };
+    hooks.samples = [&](const RunConfig&, int, int64_t sample) { return begin + sample % size; };
     const StepsOutcome of_group =
         run_steps({one_rank_config(config), config, 1, hooks}, tiny_corpus());
     std::map<std::string, double> largest;
@@ -97,7 +97,8 @@ void expect_one_rank(std::span<const TrainConfig> layouts) {
     const StepsOutcome found = run_steps({config, config, kSteps}, tiny_corpus());
     EXPECT_GT(expected.grad_norm, config.optimizer.grad_clip) << "no step is clipped";
     const std::vector<TensorDifference> differences = compare_steps(found, expected);
-    EXPECT_LE(differences.front().relative, layout_bound(config)) << differences.front().tensor;
+    EXPECT_LE(differences.front().relative, layout_bound(config.train))
+        << differences.front().tensor;
     gradients.add(differences.front(), config);
     if (config.train.dtype != "f32") continue;
     for (TensorDifference d : differences) {
@@ -135,7 +136,7 @@ void expect_tp_with_wires(std::span<const TrainConfig> layouts) {
     const StepsOutcome expected = run_steps({only_tp(config), config}, tiny_corpus());
     const StepsOutcome found = run_steps({config, config}, tiny_corpus());
     const TensorDifference gradient = compare_steps(found, expected).front();
-    EXPECT_LE(gradient.relative, layout_bound(config)) << gradient.tensor;
+    EXPECT_LE(gradient.relative, layout_bound(config.train)) << gradient.tensor;
     gradients.add(gradient, config);
   }
   fmt::print("{} layouts\n", layouts.size());
@@ -160,13 +161,13 @@ void expect_gradients_within_wire(std::span<const TrainConfig> layouts) {
     // Times the format's error bound: the largest error of a sum over the replicas.
     const std::map<std::string, double> magnitudes = sum_magnitudes(
         uncompressed, uncompressed.train.batch / uncompressed.parallel.dp, message_of);
-    const StepsOutcome expected =
-        run_steps({one_rank_config(uncompressed), uncompressed}, tiny_corpus());
+    const StepsOutcome expected = run_one_rank(uncompressed, tiny_corpus());
     const StepsOutcome found = run_steps({config, config}, tiny_corpus());
     double largest = 0;
     for (const TensorDifference& d : compare_tensors(found.gradients, expected.gradients)) {
       const double difference = std::abs(d.found - d.expected);
-      const double rounding = layout_bound(config) * max_magnitude(expected.gradients.at(d.tensor));
+      const double rounding =
+          layout_bound(config.train) * max_magnitude(expected.gradients.at(d.tensor));
       const double bound = error * magnitudes.at(message_of(d.tensor)) + rounding;
       EXPECT_LE(difference, bound) << d.tensor;
       largest = std::max(largest, difference / bound);
@@ -248,7 +249,7 @@ TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
   EXPECT_EQ(schedules.size(), 6u);
   EXPECT_EQ(scopes.size(), 2u);
   EXPECT_EQ(recomputed.size(), 3u);
-  EXPECT_EQ(layout_bound(layouts.front()), 2e-6);
+  EXPECT_EQ(layout_bound(layouts.front().train), 2e-6);
   fmt::print("{} layouts, {} in bf16, {} with wires of activations, {} of gradients\n",
              layouts.size(), bf16_layouts().size(), activation_layouts().size(),
              gradient_layouts().size());

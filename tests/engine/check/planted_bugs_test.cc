@@ -99,7 +99,7 @@ StepHooks with_config(std::function<void(TrainConfig&)> change) {
   hooks.config = std::move(change);
   return hooks;
 }
-StepHooks with_samples(std::function<int64_t(const TrainConfig&, int64_t)> samples) {
+StepHooks with_samples(std::function<int64_t(const RunConfig&, int, int64_t)> samples) {
   StepHooks hooks;
   hooks.samples = std::move(samples);
   return hooks;
@@ -109,8 +109,8 @@ StepHooks scaled(std::string name, std::function<float(const RankStep&)> factor)
       [name, factor](RankStep& step) { scale_gradients(step, name, factor(step)); });
 }
 
-float num_microbatches(const TrainConfig& config) {
-  return float(config.train.batch / config.parallel.dp / config.train.microbatch);
+float num_microbatches(const RunConfig& train, int64_t dp) {
+  return float(train.batch / dp / train.microbatch);
 }
 float inverse_tp(const RankStep& step) {
   return 1 / float(step.groups.dims().tp());
@@ -323,8 +323,9 @@ std::vector<PlantedBug> planted_bugs() {
       {"loss counted per TP rank", kTpDp, after_passes(count_loss_per_tp_rank), "loss (2 x)", "tp"},
       {"loss averaged over DP", kTpDp,
        after_passes([](RankStep& step) { step.loss *= inverse_dp(step); }), "loss (0.5 x)", "dp"},
-      {"loss divided by the accumulation", kTpDp,
-       after_passes([](RankStep& step) { step.loss /= num_microbatches(step.config); }),
+      {"loss divided by the accumulation", kTpDp, after_passes([](RankStep& step) {
+         step.loss /= num_microbatches(step.train, step.groups.dims().dp());
+       }),
        "loss (0.25 x)", "microbatches"},
       {"auxiliary loss scaled by TP", kMoe,
        with_config([](TrainConfig& c) { c.model.aux_loss_coeff *= double(c.parallel.tp); }),
@@ -336,30 +337,34 @@ std::vector<PlantedBug> planted_bugs() {
       {"auxiliary loss averaged over DP", kMoeDp,
        with_config([](TrainConfig& c) { c.model.aux_loss_coeff /= double(c.parallel.dp); }),
        "aux_loss (0.25 x), grad_norm, " + below_last_router, "dp"},
-      {"auxiliary loss of every microbatch added", kMoePp,
-       with_config([](TrainConfig& c) { c.model.aux_loss_coeff *= num_microbatches(c); }),
+      {"auxiliary loss of every microbatch added", kMoePp, with_config([](TrainConfig& c) {
+         c.model.aux_loss_coeff *= num_microbatches(c.train, c.parallel.dp);
+       }),
        "aux_loss (4 x), grad_norm (0.9998 x), " + below_last_router, "microbatches"},
       {"auxiliary loss averaged over stages", kMoePp,
        with_config([](TrainConfig& c) { c.model.aux_loss_coeff /= double(c.parallel.pp); }),
        "aux_loss (0.5 x), grad_norm, " + below_last_router, "pp"},
       // All gradients.
       {"accumulation divided at every microbatch", kTpDp,
-       scaled("", [](const RankStep& step) { return 1 / num_microbatches(step.config); }),
+       scaled("",
+              [](const RankStep& step) {
+                return 1 / num_microbatches(step.train, step.groups.dims().dp());
+              }),
        "all gradients (0.25 x)", "microbatches"},
       {"gradients averaged over DP", kTpDp, scaled("", inverse_dp), "all gradients (0.5 x)", "dp"},
       {"experts' outputs added per TP rank", kMoe,
        with_config([](TrainConfig& c) { c.model.route_scale *= double(c.parallel.tp); }),
        "grad_norm, loss, all gradients", "tp"},
       {"replicas read the same samples", kTpDp,
-       with_samples([](const TrainConfig& c, int64_t sample) {
-         return sample % (c.train.batch / c.parallel.dp);
+       with_samples([](const RunConfig& train, int dp, int64_t sample) {
+         return sample % (train.batch / dp);
        }),
        "all numbers, all gradients", "dp"},
       {"last microbatch replaced by the one before",
        {2},
-       with_samples([](const TrainConfig& c, int64_t sample) {
-         const int64_t m = c.train.microbatch;
-         return sample < c.train.batch - m || c.train.batch == m ? sample : sample - m;
+       with_samples([](const RunConfig& train, int, int64_t sample) {
+         const int64_t m = train.microbatch;
+         return sample < train.batch - m || train.batch == m ? sample : sample - m;
        }),
        "all numbers, all gradients",
        "microbatches"},
@@ -422,9 +427,8 @@ class Correct {
     const auto found = outcomes_.find(layout);
     if (found != outcomes_.end()) return found->second;
     const TrainConfig config = make_config(layout);
-    StepsOutcome& one = outcomes_[layout] =
-        run_steps({one_rank_config(config), config}, tiny_corpus());
-    const LayoutCheck correct = check_layout(config, tiny_corpus(), one, {});
+    StepsOutcome& one = outcomes_[layout] = run_one_rank(config, tiny_corpus());
+    const LayoutCheck correct = check_layout(config, tiny_corpus(), one);
     EXPECT_TRUE(correct.ok()) << describe_differences(correct);
     EXPECT_EQ(describe_differences(correct), "");
     EXPECT_EQ(correct.axis, "");
@@ -450,10 +454,10 @@ TEST(PlantedBugs, AreFoundAndNamed) {
 
 TEST(PlantedBugs, DroppedMicrobatchIsFound) {
   const TrainConfig config = make_config({2});
-  const StepsOutcome expected = run_steps({one_rank_config(config), config}, tiny_corpus());
+  const StepsOutcome expected = run_one_rank(config, tiny_corpus());
   TrainConfig dropped = config;
   dropped.train.batch -= dropped.train.microbatch;
-  const LayoutCheck check = check_layout(dropped, tiny_corpus(), expected, {});
+  const LayoutCheck check = check_layout(dropped, tiny_corpus(), expected);
   EXPECT_FALSE(check.ok());
   EXPECT_EQ(describe_differences(check), "all numbers, all gradients");
 }

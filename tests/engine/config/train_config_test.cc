@@ -8,8 +8,6 @@
 
 #include "core/system/files.h"
 #include "engine/config/gpu_training.h"
-#include "engine/plan/cost/activations.h"
-#include "engine/plan/cost/memory.h"
 #include "engine/train/checks/fault_plan.h"
 #include "engine/train/records/metrics_log.h"
 #include "tandem/error.h"
@@ -228,94 +226,6 @@ TEST(Config, OverridesAreTomlOrStrings) {
   EXPECT_THAT(error_of("", {"train.steps=x"}), HasSubstr("train.steps is \"x\": expected an int"));
   EXPECT_THAT(error_of("", {"train.steps=1\ntrain.batch=2"}), HasSubstr("expected an integer"));
   EXPECT_THAT(error_of("", {"train.steps"}), HasSubstr("expected table.key=value"));
-}
-
-TEST(Config, ExpectedMemoryIsThatOfTheRankThatNeedsMost) {
-  TrainConfig config;
-  config.model.tie_word_embeddings = true;
-  config.model.vocab = 1 << 15;
-  config.train.microbatch = 1;
-  config.train.dtype = "bf16";
-  config.parallel.pp = 2;  // the last stage has the head, and saves its logits
-  const double first = rank_activation_bytes(config, 0), last = rank_activation_bytes(config, 1);
-  ASSERT_LT(first, last);
-  const RankMemory memory = largest_rank_memory(config, false, false);
-  EXPECT_EQ(memory.activations, last);
-  EXPECT_GT(memory.state, training_bytes(config) / 2);
-  EXPECT_EQ(memory.packing, 0);
-  EXPECT_THAT(describe_memory(config, false), HasSubstr("; the rank that needs most: "));
-  // The head's weight for the gradient of its input, and that of its output for the weight's.
-  const auto vocab = double(config.model.vocab);
-  EXPECT_EQ(largest_rank_memory(config, false, true).packing,
-            2 * vocab * double(config.model.hidden) + 2 * vocab * double(config.train.seq));
-  EXPECT_EQ(largest_rank_memory(config, true, true).packing, 0);
-}
-
-TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
-  TrainConfig config;
-  EXPECT_NO_THROW(check_memory(config));
-  config.parallel.tp = 2;
-  config.parallel.dp = 3;
-  // Two ranks share a replica, three replicas the moments: 3 x (4 + 4) + 8 bytes per parameter.
-  EXPECT_DOUBLE_EQ(training_bytes(config), 32.0 * double(config.model.parameters()));
-  config.parallel.codec = "gradients=int4,weights=lossless";  // two residuals per replica
-  EXPECT_DOUBLE_EQ(training_bytes(config), 56.0 * double(config.model.parameters()));
-  config.parallel.codec = "gradients=int4,weights=int8";  // the owners' weights once
-  EXPECT_DOUBLE_EQ(training_bytes(config), 60.0 * double(config.model.parameters()));
-  EXPECT_EQ(snapshot_bytes(config), 0);
-  config.checkpoint.every_s = 60;  // twice the owners' weights of both kinds and moments; residuals
-  EXPECT_DOUBLE_EQ(snapshot_bytes(config), (32.0 + 3 * 8) * double(config.model.parameters()));
-  config.parallel.error_feedback = false;
-  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 32.0 * double(config.model.parameters()));
-  EXPECT_DOUBLE_EQ(training_bytes(config), 36.0 * double(config.model.parameters()));
-  config.checkpoint.snapshot_every = 1;  // three, and with copies four of each rank and two copies
-  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 48.0 * double(config.model.parameters()));
-  config.checkpoint.peer_copy = true;
-  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 96.0 * double(config.model.parameters()));
-  config.model.hidden = 1 << 20;
-  config.model.layers = 4096;
-  config.model.ffn = 1 << 22;
-  try {
-    check_memory(config);
-    ADD_FAILURE() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("on tp 2 x dp 3 ranks: its weights, gradients and moments"));
-    EXPECT_THAT(error.what(), HasSubstr(", snapshots for checkpoints "));
-    EXPECT_THAT(error.what(), HasSubstr("expected at most this machine's"));
-  }
-}
-
-TEST(Config, ActivationsTooLargeForThisMachineAreRefused) {
-  TrainConfig config;
-  config.model = {
-      .vocab = 100, .hidden = 8, .layers = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .ffn = 10};
-  config.train.batch = 6;
-  config.train.seq = 5;
-  config.train.dtype = "f32";
-  // A layer: two residuals and norms of 8 with a number each, q 8, k and v 4, gate and up 10, their
-  // results 8 and 10, two heads' sums. Token and target, the first residual, the head's norm,
-  // logits with three numbers, their gradient.
-  const double of_layer = 4 * 8 + 2 + 8 + 2 * 4 + 2 * 10 + 8 + 10 + 2;
-  const double of_token = 4.0 * (3 * of_layer + 2 + 8 + 9 + 103 + 100);
-  EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
-  config.parallel.dp = 3;  // each rank its third
-  EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
-  config.train.microbatch = 1;
-  EXPECT_DOUBLE_EQ(activation_bytes(config), 15 * of_token);
-  config.train.dtype = "bf16";
-  EXPECT_LT(activation_bytes(config), 15 * of_token);
-  EXPECT_GT(activation_bytes(config), 15 * of_token / 2);
-  EXPECT_NO_THROW(check_memory(config));
-  config.train.microbatch = 0;
-  config.train.batch = int64_t(3) << 40;
-  try {
-    check_memory(config);
-    ADD_FAILURE() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("activations of 1099511627776 samples of 5 tokens a rank"));
-    EXPECT_THAT(error.what(), HasSubstr("train.microbatch"));
-  }
 }
 
 TEST(Config, PathsInTheFileAreRelativeToIt) {

@@ -117,29 +117,32 @@ GpuSpec make_slow_gpu() {
 
 constexpr double kAnyMemory = 1e6;
 
-LayoutSearch search_all(const TrainConfig& config, double max_error, double memory_share) {
-  return search_layouts(config, 8, make_slow_gpu(), prior_means,
-                        {.memory_share = memory_share, .max_error = max_error, .dp_formats = true});
+FoundLayouts search_all(const TrainConfig& config, double max_error, double memory_share) {
+  return LayoutSearch(config, make_slow_gpu())
+      .find(8, prior_means,
+            {.memory_share = memory_share, .max_error = max_error, .dp_formats = true});
 }
 
 void expect_state_of_engine(bool has_experts) {
   const TrainConfig base = make_small_config(has_experts);
+  const GpuSpec gpu = make_slow_gpu();
+  const LayoutSearch search(base, gpu);
   int compared = 0;
   for (const Layout& layout : search_all(base, .1, kAnyMemory).fitting) {
     const RunRow& row = layout.row;
     if (row.pp > 1) continue;  // a stage's own share of the tables
-    const TrainConfig config = config_in_layout(base, layout);
+    const TrainConfig config = search.config_in(layout);
     const ModelLayout layout_of_rank(config.model, int(row.tp), 0, {int(row.ep), 0});
     const double experts = double(layout_of_rank.experts().count);
     EXPECT_NEAR(rank_weights(row).experts, experts, 1e-9 * experts)
         << "tp " << row.tp << " ep " << row.ep;
     const auto expert_dp = int64_t(row.dp / row.ep);
+    const MemoryEstimate engine(config, true);
     // Gradients of experts without copies are in both of the engine's sums.
     const double twice = layout.formats.zero == 2 && expert_dp == 1 ? 4 * experts : 0;
     const double expected =
-        -twice + rank_weights(row).dense * tandem::state_bytes(config, config.parallel.dp).total() +
-        experts * tandem::state_bytes(config, expert_dp).total() +
-        gradient_window_bytes(config, true);
+        -twice + rank_weights(row).dense * engine.state(config.parallel.dp).total() +
+        experts * engine.state(expert_dp).total() + engine.gradient_window_bytes();
     EXPECT_NEAR(state_bytes(row, layout.formats) / expected, 1,
                 layout.formats.zero == 2 ? .05 : 1e-9)
         << "zero " << layout.formats.zero << " " << config.parallel.codec << " dp " << row.dp;
@@ -219,7 +222,7 @@ TEST(LayoutFormats, SearchFindsTheFrontOfAllCombinations) {
       std::vector<Cost> expected, found;
       // Every row has a layout that fits any memory.
       const RunRow* last = nullptr;
-      const LayoutSearch any = search_all(base, 0, kAnyMemory);
+      const FoundLayouts any = search_all(base, 0, kAnyMemory);
       std::vector<const RunRow*> rows;
       for (const Layout& layout : any.fitting) rows.push_back(&layout.row);
       const auto key = [](const RunRow* row) {
@@ -244,15 +247,16 @@ TEST(LayoutFormats, EveryLayoutIsAJobFile) {
   for (const bool has_experts : {false, true}) {
     const TrainConfig base = make_small_config(has_experts);
     bool has_stage[3] = {};
-    const LayoutSearch search = search_all(base, .1, .92);
-    for (const Layout& layout : search.fitting) {
-      const TrainConfig config = config_in_layout(base, layout);
+    const GpuSpec gpu = make_slow_gpu();
+    const FoundLayouts found = search_all(base, .1, .92);
+    for (const Layout& layout : found.fitting) {
+      const TrainConfig config = LayoutSearch(base, gpu).config_in(layout);
       EXPECT_EQ(config.parallel.zero, layout.formats.zero);
       EXPECT_EQ(CodecPolicy::parse(config.parallel.codec), layout.formats.codec);
       has_stage[config.parallel.zero] = true;
     }
     EXPECT_TRUE(has_stage[1] && has_stage[2]);
-    EXPECT_GT(search.fitting.size(), 50u);
+    EXPECT_GT(found.fitting.size(), 50u);
   }
 }
 

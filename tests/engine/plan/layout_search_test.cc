@@ -37,7 +37,7 @@ Factors priors(const RunRow&) {
 
 TEST(LayoutSearch, LayoutsDivideTheJobAndFit) {
   const GpuSpec gpu = *find_gpu("H100");
-  const LayoutSearch search = search_layouts(make_config(), 64, gpu, priors);
+  const FoundLayouts search = LayoutSearch(make_config(), gpu).find(64, priors);
   ASSERT_GT(search.fitting.size(), 20u);
   EXPECT_LT(search.fitting.size(), search.considered);
   double last = 0;
@@ -52,7 +52,7 @@ TEST(LayoutSearch, LayoutsDivideTheJobAndFit) {
 }
 
 TEST(LayoutSearch, ParetoFrontIsNotBeatenAndCoversAll) {
-  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  const FoundLayouts search = LayoutSearch(make_config(), *find_gpu("H100")).find(64, priors);
   const auto front = pareto_front(search.fitting);
   for (const Layout& layout : search.fitting) {
     bool matched = false;
@@ -65,18 +65,22 @@ TEST(LayoutSearch, ParetoFrontIsNotBeatenAndCoversAll) {
 }
 
 TEST(LayoutSearch, JobInALayoutIsAJobFile) {
-  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
-  const TrainConfig config = config_in_layout(make_config(), search.fitting.front());
+  const TrainConfig base = make_config();
+  const GpuSpec gpu = *find_gpu("H100");
+  const LayoutSearch search(base, gpu);
+  const TrainConfig config = search.config_in(search.find(64, priors).fitting.front());
   EXPECT_EQ(config.parallel.tp * config.parallel.pp * config.parallel.dp, 64);
   EXPECT_EQ(config.train.batch, 512);
 }
 
 TEST(LayoutSearch, JobsThatRecomputeAreJobFiles) {
-  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  const TrainConfig base = make_config();
+  const GpuSpec gpu = *find_gpu("H100");
+  const LayoutSearch search(base, gpu);
   int tried = 0;
-  for (const Layout& layout : search.fitting) {
+  for (const Layout& layout : search.find(64, priors).fitting) {
     if (layout.row.recompute != "full") continue;
-    EXPECT_EQ(config_in_layout(make_config(), layout).train.recompute, "full");
+    EXPECT_EQ(search.config_in(layout).train.recompute, "full");
     ++tried;
   }
   EXPECT_GT(tried, 5);
@@ -87,7 +91,7 @@ TEST(LayoutSearch, ConsidersThousandsOfLayoutsOfTwelveThousandGpus) {
   config.train.batch = 6144;
   const LayoutLimits limits{.max_error = .1, .dp_formats = true};
   const auto considered =
-      search_layouts(config, 12288, *find_gpu("H100"), priors, limits).considered;
+      LayoutSearch(config, *find_gpu("H100")).find(12288, priors, limits).considered;
   EXPECT_GT(considered, 5000u);
   EXPECT_LT(considered, 100000u);  // else a search takes minutes
 }
@@ -123,7 +127,9 @@ void expect_activations_of_engine(bool is_tied, double max_ratio) {
   config.train.batch = 64;
   config.model.tie_word_embeddings = is_tied;
   std::map<schedule::PipelineKind, int> found;
-  for (const Layout& layout : search_layouts(config, 64, *find_gpu("H100"), priors).fitting) {
+  const GpuSpec gpu = *find_gpu("H100");
+  const LayoutSearch search(config, gpu);
+  for (const Layout& layout : search.find(64, priors).fitting) {
     const RunRow& row = layout.row;
     const schedule::PipelineKind kind = pipeline_shape_of(row).kind;
     ++found[kind];
@@ -131,7 +137,7 @@ void expect_activations_of_engine(bool is_tied, double max_ratio) {
       EXPECT_GE(row.microbatches(), 2 * row.pp);
       EXPECT_NE(layout.formats.zero, 2);
     }
-    const TrainConfig planned = config_in_layout(config, layout);
+    const TrainConfig planned = search.config_in(layout);
     double of_engine = 0;
     for (int rank = 0; rank < int(row.pp); ++rank)
       of_engine = std::max(of_engine, rank_activation_bytes(planned, rank, true));
@@ -171,15 +177,15 @@ TEST(LayoutSearch, SaysIfNothingDividesTheJob) {
   TrainConfig config = make_config();
   config.train.batch = 7;
   config.model.layers = 79;
-  EXPECT_THROW(search_layouts(config, 1024, *find_gpu("H100"), priors), InvalidArgument);
+  EXPECT_THROW(LayoutSearch(config, *find_gpu("H100")).find(1024, priors), InvalidArgument);
 }
 
 TEST(LayoutSearch, SlowerLinksFavourLessTensorParallelism) {
   GpuSpec slow = *find_gpu("H100");
   slow.nvlink_rate /= 10;
   const double fast_tp =
-      search_layouts(make_config(), 64, *find_gpu("H100"), priors).fitting.front().row.tp;
-  EXPECT_LE(search_layouts(make_config(), 64, slow, priors).fitting.front().row.tp, fast_tp);
+      LayoutSearch(make_config(), *find_gpu("H100")).find(64, priors).fitting.front().row.tp;
+  EXPECT_LE(LayoutSearch(make_config(), slow).find(64, priors).fitting.front().row.tp, fast_tp);
 }
 
 }  // namespace

@@ -431,7 +431,8 @@ TEST(AutoDtype, EveryRankMakesTheSameChoice) {
   run_threads(options, [](Communicator& comm) {
     TrainConfig config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", {});
     config.parallel.tp = 2;
-    const DTypeChoice choice = choose_dtype(comm, config);
+    const DTypeChoice choice = choose_dtype(comm, config.model, config.parallel.tp,
+                                            microbatch_size(config) * config.train.seq);
     comm.require_same("choice", choice.describe());
     EXPECT_GT(choice.f32_ms, 0);
     EXPECT_GT(choice.bf16_ms, 0);

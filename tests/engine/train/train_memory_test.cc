@@ -60,7 +60,7 @@ TEST(TrainMemory, StateIsWithinTenPercentOfItsFormula) {
                        << dtype << " ZeRO-" << zero << " dp " << dp << " tp " << tp);
           TrainConfig config;
           const double bytes = measured_bytes({tp, dp, zero, dtype}, config);
-          const double expected = state_bytes(config, dp).total();
+          const double expected = MemoryEstimate(config).state(dp).total();
           const double optimizer = dtype == "f32" ? 8 : 12;
           EXPECT_DOUBLE_EQ(expected, (dtype == "f32" ? 4 : 2) + (zero == 2 ? 4.0 / dp : 4) +
                                          (zero == 0 ? optimizer : optimizer / dp));
@@ -84,8 +84,8 @@ TEST(TrainMemory, MetricsHaveTheStateOfTheLargestRank) {
                     {"train.steps=1", "train.dtype=f32", "parallel.dp_bucket_mib=0.004",
                      "parallel.zero=" + std::to_string(zero)});
     run_on_threads(request);
-    const double window =
-        gradient_window_bytes(request.config, false) / double(request.config.model.parameters());
+    const double window = MemoryEstimate(request.config).gradient_window_bytes() /
+                          double(request.config.model.parameters());
     const double by_hand = zero == 0   ? 4.0 + 4 + 8
                            : zero == 1 ? 4.0 + 4 + 8.0 / 2
                                        : 4.0 + (window + 4.0 / 2) + 8.0 / 2;
@@ -102,7 +102,7 @@ TEST(TrainMemory, StateOfSeveralReplicasARankIsWithinTenPercentOfItsFormula) {
         SCOPED_TRACE(testing::Message() << dtype << " ZeRO-" << zero << " dp " << dp);
         TrainConfig config;
         const double bytes = measured_bytes({1, dp, zero, dtype, "none", 4}, config);
-        const double expected = state_bytes(config, dp).total();
+        const double expected = MemoryEstimate(config).state(dp).total();
         const double share = dp == 1 ? 1 : 0.5;  // at dp 3, too
         EXPECT_DOUBLE_EQ(expected, (dtype == "f32" ? 4 + 8 * share : 2 + 12 * share) + 4 * share +
                                        (zero == 2 ? 0 : 4));
@@ -118,7 +118,7 @@ TEST(TrainMemory, StateOfShardGroupsIsWithinTenPercentOfItsFormula) {
       SCOPED_TRACE(testing::Message() << dtype << " of " << shards);
       TrainConfig config;
       const double bytes = measured_bytes({1, 4, 1, dtype, "none", 0, shards}, config);
-      const double expected = state_bytes(config, 4).total();
+      const double expected = MemoryEstimate(config).state(4).total();
       EXPECT_DOUBLE_EQ(expected, dtype == "f32" ? 8 + 8.0 / shards : 6 + 12.0 / shards);
       EXPECT_NEAR(bytes, expected, 0.1 * expected);
     }
@@ -128,10 +128,10 @@ TEST(TrainMemory, StateOfShardGroupsIsWithinTenPercentOfItsFormula) {
 TEST(TrainMemory, WireFormatsOfWeightsKeepThemInF32) {
   TrainConfig config;
   const double lossless = measured_bytes({1, 2, 1, "bf16", "weights=lossless"}, config);
-  EXPECT_DOUBLE_EQ(state_bytes(config, 2).total(), 6 + 4 + 8.0 / 2);
+  EXPECT_DOUBLE_EQ(MemoryEstimate(config).state(2).total(), 6 + 4 + 8.0 / 2);
   EXPECT_NEAR(lossless, 14, 1.4);
   measured_bytes({1, 2, 1, "bf16", "gradients=int8,weights=int8"}, config);
-  EXPECT_DOUBLE_EQ(state_bytes(config, 2).total(), 6 + 4 + 12.0 / 2 + 8);
+  EXPECT_DOUBLE_EQ(MemoryEstimate(config).state(2).total(), 6 + 4 + 12.0 / 2 + 8);
 }
 
 // A lossless wire format keeps f32 weights on all ranks and sends these.

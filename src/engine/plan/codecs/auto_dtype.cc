@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/random_buffer.h"
-#include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "tune/measure.h"
 
@@ -56,9 +55,8 @@ struct Shape {
   double times;
 };
 
-std::vector<Shape> gemm_shapes(const TrainConfig& config) {
-  const ModelConfig& model = config.model;
-  const int64_t tp = config.parallel.tp, heads = model.heads + 2 * model.kv_heads;
+std::vector<Shape> gemm_shapes(const ModelConfig& model, int64_t tp) {
+  const int64_t heads = model.heads + 2 * model.kv_heads;
   const auto shard = [&](int64_t whole) { return std::max<int64_t>(1, whole / tp); };
   const auto layers = double(model.layers), moe = double(model.moe_layers());
   const double of_experts = moe * double(model.top_k);
@@ -85,14 +83,13 @@ DType faster_dtype(double f32_ms, double bf16_ms) {
   return bf16_ms < 0.8 * f32_ms ? DType::bf16 : DType::f32;
 }
 
-DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config) {
+DTypeChoice choose_dtype(Communicator& world, const ModelConfig& model, int64_t tp,
+                         int64_t tokens) {
   if (world.on_gpu()) return {.dtype = DType::bf16};
-  const auto& train = config.train;
-  const int64_t batch = microbatch_size(config.parallel, config.train);
   DTypeChoice choice;
-  for (const Shape& shape : gemm_shapes(config)) {
-    Products f32(DType::f32, batch * train.seq, shape.n, shape.k);
-    Products bf16(DType::bf16, batch * train.seq, shape.n, shape.k);
+  for (const Shape& shape : gemm_shapes(model, tp)) {
+    Products f32(DType::f32, tokens, shape.n, shape.k);
+    Products bf16(DType::bf16, tokens, shape.n, shape.k);
     const std::vector<std::function<void()>> variants{[&] { f32.run(); }, [&] { bf16.run(); }};
     const auto samples = measure(world, variants, {1, 3, 9, 0.1});
     choice.f32_ms += median(samples[0]) * 1e3 * shape.times * f32.scale();

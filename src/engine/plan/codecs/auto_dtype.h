@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/config/config.h"
+#include "engine/model/config.h"
 #include "tandem/communicator.h"
 #include "tandem/dtype.h"
 
@@ -19,8 +19,8 @@ struct DTypeChoice {
 /// save, and a noise-dependent choice would make runs on one machine differ.
 DType faster_dtype(double f32_ms, double bf16_ms);
 
-/// Measures for about a second, with all ranks computing concurrently, as in training; the same
-/// result on every rank. Collective.
-DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config);
+/// Measures for about a second, with all ranks computing concurrently, as in training with `tp`
+/// tensor-parallel ranks and microbatches of `tokens`; the same result on every rank. Collective.
+DTypeChoice choose_dtype(Communicator& world, const ModelConfig& model, int64_t tp, int64_t tokens);
 
 }  // namespace tandem

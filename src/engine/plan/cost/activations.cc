@@ -204,12 +204,4 @@ double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpu
   return bytes;
 }
 
-double activation_bytes(const TrainConfig& config) {
-  double bytes = 0;
-  for (int rank = 0; rank < int(config.parallel.pp); ++rank) {
-    bytes += rank_activation_bytes(config, rank);
-  }
-  return bytes * double(config.parallel.tp * config.parallel.dp);
-}
-
 }  // namespace tandem

@@ -16,7 +16,5 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 /// for train.dtype "auto", and tokens spread evenly over the experts; `on_gpus`: as many as could
 /// arrive, for which GPUs have memory.
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus = false);
-/// Bytes of all ranks together.
-double activation_bytes(const TrainConfig& config);
 
 }  // namespace tandem

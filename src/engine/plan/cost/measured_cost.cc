@@ -18,9 +18,9 @@ struct RankLayers {
   size_t head = 0;
 };
 
-RankLayers rank_layers(const TrainConfig& config) {
-  RankLayers ranks{std::vector<double>(size_t(config.parallel.pp)), 0};
-  for (const tandem::StageLayers& stage : pipeline_layers(config.parallel, config.model.layers)) {
+RankLayers rank_layers(const std::vector<tandem::StageLayers>& stages, int pp) {
+  RankLayers ranks{std::vector<double>(size_t(pp)), 0};
+  for (const tandem::StageLayers& stage : stages) {
     ranks.counts[size_t(stage.pp_rank)] += double(stage.count);
     if (stage.head) ranks.head = size_t(stage.pp_rank);
   }
@@ -33,14 +33,6 @@ double bubble_share(const schedule::PipelineShape& shape, const schedule::PassCo
   const double passes = shape.microbatches * shape.chunks *
                         (costs.forward + costs.backward_input + costs.backward_weight);
   return simulate(shape, pipeline_actions(shape), costs).makespan / passes - 1;
-}
-
-/// Buckets of a rank's gradients.
-double num_buckets(const TrainConfig& config) {
-  const double elements = double(config.model.parameters()) /
-                          double(config.parallel.tp * config.parallel.pp) /
-                          double(bucket_elements(config.parallel, false));
-  return std::max(1.0, std::ceil(elements));
 }
 
 Factors unit_factors() {
@@ -56,8 +48,9 @@ Factors unit_factors() {
 
 StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   const auto layers = double(config.model.layers), stages = double(config.parallel.pp);
-  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
-  const RankLayers ranks = rank_layers(config);
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  const ParallelDims dims(config);
+  const RankLayers ranks = rank_layers(pipeline_layers(config), dims.pp());
   StepWork work;
   work.layer.gemm = costs.layer.compute();
   work.layer.launch = costs.layer.gaps + costs.ends.gaps / layers;
@@ -68,7 +61,7 @@ StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   work.stage_layers = std::ranges::max(ranks.counts);
   work.last_stage_layers = ranks.counts[ranks.head];
   work.stages = stages;
-  work.microbatches = shape.microbatches * ParallelDims(config.parallel).rounds();
+  work.microbatches = shape.microbatches * dims.rounds();
   const double chunk_layers = work.mean_layers / shape.chunks;
   const double others = (work.layer.launch + work.layer.tp + work.layer.ep) / 2;
   const double backward = costs.layer.backward + others;
@@ -80,7 +73,9 @@ StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
                            .backward_weight = chunk_layers * (is_split ? weight : backward / 2),
                            .transfer = costs.transfer});
   const double sums = work.mean_layers * costs.layer.dp + costs.ends.dp / stages;
-  const double last_bucket = sums / num_buckets(config);
+  const double buckets = double(config.model.parameters()) / double(dims.tp() * dims.pp()) /
+                         double(bucket_elements(config, false));  // of a rank's gradients
+  const double last_bucket = sums / std::max(1.0, std::ceil(buckets));
   work.dp = sums - last_bucket;
   work.optimizer = work.mean_layers * costs.layer.update + costs.ends.update / stages;
   Factors factors = unit_factors();

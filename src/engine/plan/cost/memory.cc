@@ -3,19 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "core/system/machine.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
-#include "engine/model/codec_policy.h"
+#include "engine/config/replicas.h"
 #include "engine/model/gradient_memory.h"
-#include "engine/parallel/dims.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
 #include "engine/plan/cost/activations.h"
 #include "engine/report/progress.h"
-#include "gemm/packed_bytes.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -39,91 +36,102 @@ double token_bytes(const ModelConfig& model, double element) {
          double(model.vocab) * (4 + element);
 }
 
-/// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
-/// shards of one logical replica or several.
-double owned_share(const TrainConfig& config, int64_t ranks) {
-  const int64_t shards = config.parallel.logical_replicas() * ranks / config.parallel.dp;
-  return double((shards + ranks - 1) / ranks) / double(shards);
+int count_snapshots(const CheckpointConfig& checkpoint, const CheckpointSchedule& schedule) {
+  return schedule.is_periodic() ? schedule.generations() + (checkpoint.peer_copy ? 2 : 0) : 0;
 }
 
 }  // namespace
 
-StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
-  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  const bool is_bf16 = config.train.dtype == "bf16";
-  const bool has_f32 = !is_bf16 || !codec.weights.is_none();
-  const bool has_masters = !has_f32 || WeightSync::sends_differences(int(replicas), codec.weights);
+MemoryEstimate::MemoryEstimate(const TrainConfig& config, bool on_gpus)
+    : model_(config.model),
+      train_(config.train),
+      parallel_(config.parallel),
+      on_gpus_(on_gpus),
+      dims_(config),
+      codec_(CodecPolicy::parse(config.parallel.codec)),
+      microbatch_(microbatch_size(config)),
+      bucket_(bucket_elements(config, on_gpus)),
+      window_(gradient_window(config, on_gpus)),
+      shape_(pipeline_shape(config)),
+      layers_(pipeline_layers(config)),
+      replicates_state_(replicates_state(config)),
+      num_snapshots_(count_snapshots(config.checkpoint, CheckpointSchedule(config))) {
+  for (int rank = 0; rank < dims_.pp(); ++rank)
+    activations_.push_back(rank_activation_bytes(config, rank, on_gpus));
+}
+
+/// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
+/// shards of one logical replica or several.
+double MemoryEstimate::owned_share(int64_t ranks) const {
+  const int64_t shards = dims_.replicas() * ranks / dims_.dp();
+  return double((shards + ranks - 1) / ranks) / double(shards);
+}
+
+StateBytes MemoryEstimate::state(int64_t replicas) const {
+  const bool is_bf16 = train_.dtype == "bf16";
+  const bool has_f32 = !is_bf16 || !codec_.weights.is_none();
+  const bool has_masters = !has_f32 || WeightSync::sends_differences(int(replicas), codec_.weights);
   const bool has_residuals =
-      replicas > 1 && !codec.gradients.is_exact() && config.parallel.error_feedback;
+      replicas > 1 && !codec_.gradients.is_exact() && parallel_.error_feedback;
   StateBytes bytes;
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
-  const double share = owned_share(config, replicas);
+  const double share = owned_share(replicas);
   // Groups of ranks have copies of the state.
-  const double copies = double(config.parallel.dp) / double(config.parallel.state_shards());
+  const double copies = double(dims_.dp()) / double(dims_.state_shards());
   const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
-  const bool has_sums =
-      ParallelDims(config.parallel).rounds() > 1;  // beside the gradients of one replica
-  bytes.gradients = config.parallel.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
+  const bool has_sums = dims_.rounds() > 1;  // beside the gradients of one replica
+  bytes.gradients = parallel_.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
   bytes.optimizer = (has_masters ? 12.0 : 8.0) * of_state;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
   return bytes;
 }
 
-double training_bytes(const TrainConfig& config) {
-  const auto& parallel = config.parallel;
-  const int64_t expert_replicas = ParallelDims(config.parallel).size(kExpertDp);
-  const auto experts = double(config.model.expert_parameters());
-  const double dense = double(config.model.parameters()) - experts;
-  const double validation =
-      config.train.validate_every > 0 ? kValidationBytes * double(parallel.pp) : 0;
+double MemoryEstimate::training_bytes() const {
+  const auto experts = double(model_.expert_parameters());
+  const double dense = double(model_.parameters()) - experts;
+  const double validation = train_.validate_every > 0 ? kValidationBytes * dims_.pp() : 0;
   const auto of = [&](double parameters, int64_t replicas) {
-    return parameters * double(replicas) * (state_bytes(config, replicas).total() + validation);
+    return parameters * double(replicas) * (state(replicas).total() + validation);
   };
-  return of(dense, parallel.dp) + of(experts, expert_replicas);
+  return of(dense, dims_.dp()) + of(experts, dims_.size(kExpertDp));
 }
 
-double gradient_window_bytes(const TrainConfig& config, bool on_gpus, int pp_rank) {
-  const auto& parallel = config.parallel;
-  const GradientWindow window = gradient_window(config.parallel, on_gpus);
-  if (!window.dense || !window.every_pass) return 0;
-  const int stage = schedule::stage_of(pipeline_shape(config.parallel, config.train), pp_rank, 0);
-  const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
-                           pipeline_layers(config.parallel, config.model.layers)[size_t(stage)]);
-  return 4.0 * double(assign_gradients(layout, config.model, window).elements);
+ModelLayout MemoryEstimate::layout(int stage) const {
+  return {model_, dims_.tp(), 0, {dims_.ep(), 0}, layers_[size_t(stage)]};
 }
 
-namespace {
+double MemoryEstimate::gradient_window_bytes(int pp_rank) const {
+  if (!window_.dense || !window_.every_pass) return 0;
+  const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, 0));
+  return 4.0 * double(assign_gradients(of_stage, model_, window_).elements);
+}
 
 /// Bytes of the messages of a rank with `parameters` to and from its replicas.
-double message_bytes(const TrainConfig& config, double parameters, bool on_gpus) {
-  const auto ranks = double(config.parallel.dp);
-  const double share = owned_share(config, config.parallel.dp);
-  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  const int64_t bucket = bucket_elements(config.parallel, on_gpus);
-  const auto buckets = int64_t(parameters / double(bucket)) + 1;
+double MemoryEstimate::message_bytes(double parameters) const {
+  const double ranks = dims_.dp();
+  const double share = owned_share(dims_.dp());
+  const auto buckets = int64_t(parameters / double(bucket_)) + 1;
   const auto ring = [&](bool is_staged) {
-    const int window = MessageRing::max_window(buckets, bucket, is_staged, on_gpus);
-    return 4 * std::min(double(bucket) * window, parameters);
+    const int window = MessageRing::max_window(buckets, bucket_, is_staged, on_gpus_);
+    return 4 * std::min(double(bucket_) * window, parameters);
   };
-  const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none() &&
-                          !config.parallel.replicates_state();
+  const bool sends_bf16 = train_.dtype == "bf16" && codec_.weights.is_none() && !replicates_state_;
   // Gradients of a window are copied when they are sent.
-  const double copies = gradient_window(config.parallel, on_gpus).dense ? 1 : 0;
-  const double gradients = ring(copies > 0 || !codec.gradients.is_none());
-  const double weights = ring(!codec.weights.is_none());
+  const double copies = window_.dense ? 1 : 0;
+  const double gradients = ring(copies > 0 || !codec_.gradients.is_none());
+  const double weights = ring(!codec_.weights.is_none());
   const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
-  const auto shards =
-      double(config.parallel.state_shards());  // gathered among the copies of their state
+  const double shards = dims_.state_shards();  // gathered among the copies of their state
   const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
   // Within a host and between hosts.
-  const double host = ParallelDims(config.parallel).host_replicas();
+  const double host = dims_.host_replicas();
   const double levels = host > 1 && host < ranks ? 1 + 1 / host : 1;
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
 /// gradients.
-PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
+PackedBytes MemoryEstimate::packing(const ModelLayout& layout) const {
   PackedBytes largest;
   const auto add = [&](int64_t tokens, const WeightMatrix& matrix) {
     if (matrix.rows == 0) return;
@@ -137,14 +145,13 @@ PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
       largest = {std::max(largest.columns, each.columns), std::max(largest.rows, each.rows)};
     }
   };
-  const ModelConfig& model = config.model;
-  const int64_t tokens = microbatch_size(config.parallel, config.train) * config.train.seq;
+  const int64_t tokens = microbatch_ * train_.seq;
   for (const BranchLayout& branch : layout.branches) {
     add(tokens, branch.in);
     add(tokens, branch.out);
     if (!branch.moe) continue;
-    const int64_t ep = config.parallel.ep, local = model.experts / ep,
-                  rows = std::max<int64_t>(1, tokens * ep * model.top_k / model.experts);
+    const int64_t ep = dims_.ep(), local = model_.experts / ep,
+                  rows = std::max<int64_t>(1, tokens * ep * model_.top_k / model_.experts);
     for (const WeightMatrix& experts : {branch.experts_in, branch.experts_out}) {
       add(rows, {0, experts.rows / local, experts.columns});
     }
@@ -153,113 +160,95 @@ PackedBytes packing_of(const TrainConfig& config, const ModelLayout& layout) {
   return largest;
 }
 
-RankMemory rank_memory(const TrainConfig& config, int pp_rank, bool on_gpus, bool with_packing) {
-  const auto& parallel = config.parallel;
-  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
-  const std::vector<StageLayers> layers = pipeline_layers(config.parallel, config.model.layers);
+RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   double dense = 0, experts = 0;
   PackedBytes packed;
-  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-    const int stage = schedule::stage_of(shape, pp_rank, chunk);
-    const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
-                             layers[size_t(stage)]);
-    experts += double(layout.experts().count);
-    dense += double(layout.size - layout.experts().count);
-    if (!with_packing || on_gpus || config.train.dtype == "f32") continue;
-    const PackedBytes of_chunk = packing_of(config, layout);
+  for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
+    const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, chunk));
+    experts += double(of_stage.experts().count);
+    dense += double(of_stage.size - of_stage.experts().count);
+    if (!with_packing || on_gpus_ || train_.dtype == "f32") continue;
+    const PackedBytes of_chunk = packing(of_stage);
     packed = {std::max(packed.columns, of_chunk.columns), std::max(packed.rows, of_chunk.rows)};
   }
-  const auto all_experts = double(config.model.expert_parameters());
-  const double validated = (double(config.model.parameters()) - all_experts) / double(parallel.tp) +
-                           all_experts / double(parallel.tp * parallel.ep);
+  const auto all_experts = double(model_.expert_parameters());
+  const double validated = (double(model_.parameters()) - all_experts) / double(parallel_.tp) +
+                           all_experts / double(parallel_.tp * parallel_.ep);
   RankMemory memory;
-  memory.state =
-      dense * state_bytes(config, parallel.dp).total() +
-      experts * state_bytes(config, ParallelDims(config.parallel).size(kExpertDp)).total() +
-      (config.train.validate_every > 0 ? kValidationBytes * validated : 0);
-  memory.messages = message_bytes(config, dense + experts, on_gpus) +
-                    gradient_window_bytes(config, on_gpus, pp_rank);
-  memory.activations = rank_activation_bytes(config, pp_rank, on_gpus);
+  memory.state = dense * state(dims_.dp()).total() +
+                 experts * state(dims_.size(kExpertDp)).total() +
+                 (train_.validate_every > 0 ? kValidationBytes * validated : 0);
+  memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
+  memory.activations = activations_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
   return memory;
 }
 
-}  // namespace
+double MemoryEstimate::activation_bytes() const {
+  double bytes = 0;
+  for (const double of_stage : activations_) bytes += of_stage;
+  return bytes * double(parallel_.tp * parallel_.dp);
+}
 
-RankMemory largest_rank_memory(const TrainConfig& config, bool on_gpus, bool with_packing) {
+RankMemory MemoryEstimate::largest_rank(bool with_packing) const {
   RankMemory largest;
   constexpr double kAnyMachine = 1e14;  // offsets in the weights of larger ranks may overflow
-  const double mean = training_bytes(config) / ParallelDims(config.parallel).ranks();
+  const double mean = training_bytes() / dims_.ranks();
   if (mean > kAnyMachine) {
     largest.state = mean;
     return largest;
   }
-  for (int pp_rank = 0; pp_rank < int(config.parallel.pp); ++pp_rank) {
-    const RankMemory memory = rank_memory(config, pp_rank, on_gpus, with_packing);
+  for (int pp_rank = 0; pp_rank < dims_.pp(); ++pp_rank) {
+    const RankMemory memory = rank(pp_rank, with_packing);
     if (memory.total() > largest.total()) largest = memory;
   }
   return largest;
 }
 
-double checkpoint_bytes(const TrainConfig& config) {
+double MemoryEstimate::checkpoint_bytes() const {
   const auto of = [&](double parameters, int64_t replicas) {
-    const bool has_differences =
-        replicas > 1 && !CodecPolicy::parse(config.parallel.codec).weights.is_exact();
+    const bool has_differences = replicas > 1 && !codec_.weights.is_exact();
     // Weights, both moments and masters; residuals of every replica.
-    return parameters * ((has_differences ? 16 : 12) +
-                         double(replicas) * state_bytes(config, replicas).residuals / 2);
+    return parameters *
+           ((has_differences ? 16 : 12) + double(replicas) * state(replicas).residuals / 2);
   };
-  const auto experts = double(config.model.expert_parameters());
-  return of(double(config.model.parameters()) - experts, config.parallel.dp) +
-         of(experts, ParallelDims(config.parallel).size(kExpertDp));
+  const auto experts = double(model_.expert_parameters());
+  return of(double(model_.parameters()) - experts, dims_.dp()) + of(experts, dims_.size(kExpertDp));
 }
 
-double snapshot_bytes(const TrainConfig& config) {
-  const CheckpointSchedule schedule(config.checkpoint);
-  if (!schedule.is_periodic()) return 0;
-  return (schedule.generations() + (config.checkpoint.peer_copy ? 2 : 0)) *
-         checkpoint_bytes(config);
-}
-
-namespace {
-
-std::string describe_recompute(const TrainConfig& config) {
-  const auto& train = config.train;
-  if (train.recompute == "none") return "";
-  return fmt::format(", with train.recompute \"{}\"{}", train.recompute,
-                     train.recompute_layers == 0
+std::string MemoryEstimate::describe_recompute() const {
+  if (train_.recompute == "none") return "";
+  return fmt::format(", with train.recompute \"{}\"{}", train_.recompute,
+                     train_.recompute_layers == 0
                          ? ""
-                         : fmt::format(" in {} layers of a stage", train.recompute_layers));
+                         : fmt::format(" in {} layers of a stage", train_.recompute_layers));
 }
 
-}  // namespace
-
-std::string describe_memory(const TrainConfig& config, bool on_gpus) {
-  const StateBytes bytes = state_bytes(config, config.parallel.dp);
+std::string MemoryEstimate::describe() const {
+  const StateBytes bytes = state(dims_.dp());
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
-  const int ranks = ParallelDims(config.parallel).ranks();
-  const double snapshots = snapshot_bytes(config) / ranks;
-  const RankMemory memory = largest_rank_memory(config, on_gpus, uses_packing());
+  const double snapshots = snapshot_bytes() / dims_.ranks();
+  const RankMemory memory = largest_rank(uses_packing());
   return fmt::format(
       "expected memory: {:.3g} bytes a parameter and rank ({}); {}: {} of state, {} of "
       "messages, {} of activations{}{}{}",
-      bytes.total(), terms, config.parallel.pp == 1 ? "a rank" : "the rank that needs most",
+      bytes.total(), terms, dims_.pp() == 1 ? "a rank" : "the rank that needs most",
       format_bytes(memory.state), format_bytes(memory.messages), format_bytes(memory.activations),
-      describe_recompute(config),
+      describe_recompute(),
       memory.packing > 0 ? fmt::format(", {} of packed operands", format_bytes(memory.packing))
                          : "",
       snapshots > 0 ? fmt::format(", {} of snapshots", format_bytes(snapshots)) : "");
 }
 
-void check_memory(const TrainConfig& config, bool on_gpus) {
-  const int ranks = ParallelDims(config.parallel).ranks();
+void MemoryEstimate::check() const {
+  const int ranks = dims_.ranks();
   const double share = double(ranks_here(ranks)) / ranks;
-  const double packing = largest_rank_memory(config, on_gpus, uses_packing()).packing;
-  const double bytes = training_bytes(config) * share,
-               activations = on_gpus ? 0 : (activation_bytes(config) + packing * ranks) * share,
-               snapshots = snapshot_bytes(config) * share;
+  const double packing = largest_rank(uses_packing()).packing;
+  const double bytes = training_bytes() * share,
+               activations = on_gpus_ ? 0 : (activation_bytes() + packing * ranks) * share,
+               snapshots = snapshot_bytes() * share;
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations + snapshots <= machine) return;
   throw ConfigError(fmt::format(
@@ -268,9 +257,9 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "
       "train.recompute)",
-      double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp,
-      config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
-      microbatch_size(config.parallel, config.train), config.train.seq, activations / 1e9,
+      double(model_.parameters()) / 1e6, dims_.tp(), dims_.dp(),
+      dims_.pp() > 1 ? fmt::format(" x pp {}", dims_.pp()) : "", bytes / 1e9, microbatch_,
+      train_.seq, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",
       machine / 1e9));
 }

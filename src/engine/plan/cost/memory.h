@@ -2,9 +2,16 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/config/config.h"
 #include "engine/eval/evaluate.h"
+#include "engine/model/codec_policy.h"
+#include "engine/model/layout.h"
+#include "engine/model/stage.h"
+#include "engine/parallel/dims.h"
+#include "gemm/packed_bytes.h"
+#include "schedule/pipeline.h"
 
 namespace tandem {
 
@@ -15,13 +22,6 @@ struct StateBytes {
   double residuals = 0;  ///< error feedback
   double total() const { return weights + gradients + optimizer + residuals; }
 };
-/// State of parameters that `replicas` ranks have a copy of, of the rank with the largest share.
-StateBytes state_bytes(const TrainConfig& config, int64_t replicas);
-/// Bytes of weights, gradients and optimizer state of all ranks together, without a window. In
-/// floating point, which does not overflow.
-double training_bytes(const TrainConfig& config);
-/// Bytes of gradients that have not left yet (ZeRO-2), of a rank of a pipeline stage.
-double gradient_window_bytes(const TrainConfig& config, bool on_gpus, int pp_rank = 0);
 /// Bytes of a rank's memory, by what it is for.
 struct RankMemory {
   double state = 0;        ///< weights, gradients and optimizer
@@ -30,18 +30,57 @@ struct RankMemory {
   double packing = 0;      ///< operands of products on CPUs with AMX
   double total() const { return state + messages + activations + packing; }
 };
-/// Memory of the rank that needs most. `with_packing`: CPU products pack operands.
-RankMemory largest_rank_memory(const TrainConfig& config, bool on_gpus, bool with_packing);
-/// Bytes of a checkpoint, without its text files.
-double checkpoint_bytes(const TrainConfig& config);
-/// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
-/// host memory.
-double snapshot_bytes(const TrainConfig& config);
-/// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
-std::string describe_memory(const TrainConfig& config, bool on_gpus);
-/// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:
-/// activations are in the GPUs' memory, which is not checked.
-void check_memory(const TrainConfig& config, bool on_gpus = false);
+
+/// Memory of a job's ranks. Bytes are in floating point, which does not overflow.
+class MemoryEstimate {
+ public:
+  /// `config` must outlive this object.
+  explicit MemoryEstimate(const TrainConfig& config, bool on_gpus = false);
+
+  /// State of parameters that `replicas` ranks have a copy of, of the rank with the largest share.
+  StateBytes state(int64_t replicas) const;
+  /// Bytes of weights, gradients and optimizer state of all ranks together, without a window.
+  double training_bytes() const;
+  /// Bytes of gradients that have not left yet (ZeRO-2), of a rank of a pipeline stage.
+  double gradient_window_bytes(int pp_rank = 0) const;
+  /// Bytes of all ranks' activations together.
+  double activation_bytes() const;
+  /// Memory of the rank that needs most. `with_packing`: CPU products pack operands.
+  RankMemory largest_rank(bool with_packing) const;
+  /// Bytes of a checkpoint, without its text files.
+  double checkpoint_bytes() const;
+  /// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
+  /// host memory.
+  double snapshot_bytes() const { return num_snapshots_ * checkpoint_bytes(); }
+  /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
+  std::string describe() const;
+  /// Throws ConfigError if the ranks on this machine need more than its memory. Activations on
+  /// GPUs are not counted.
+  void check() const;
+
+ private:
+  double owned_share(int64_t ranks) const;
+  double message_bytes(double parameters) const;
+  PackedBytes packing(const ModelLayout& layout) const;
+  ModelLayout layout(int stage) const;
+  RankMemory rank(int pp_rank, bool with_packing) const;
+  std::string describe_recompute() const;
+
+  const ModelConfig& model_;
+  const RunConfig& train_;
+  const ParallelConfig& parallel_;
+  const bool on_gpus_;
+  const ParallelDims dims_;
+  const CodecPolicy codec_;
+  const int64_t microbatch_, bucket_;
+  const GradientWindow window_;
+  const schedule::PipelineShape shape_;
+  const std::vector<StageLayers> layers_;  ///< by stage
+  const bool replicates_state_;
+  const int num_snapshots_;
+  std::vector<double> activations_;  ///< bytes, by pipeline rank
+};
+
 /// Throws InvalidArgument if a model and its windows need more than this machine's memory.
 void check_memory(const ModelConfig& model, const EvaluateOptions& options);
 
