@@ -145,11 +145,10 @@ void Comm::refuse_capture(std::string_view what) const {
   }
 }
 
-void bind_comm(nb::module_& m) {
-  nb::class_<Comm>(m, "Comm",
-                   "One rank's end of a group of ranks. Calls come from one thread at a time, and "
-                   "collective calls from all ranks in the same order.")
-      .def_prop_ro("rank", &Comm::rank, "This rank, from 0.")
+namespace {
+
+void bind_properties(nb::class_<Comm>& comm) {
+  comm.def_prop_ro("rank", &Comm::rank, "This rank, from 0.")
       .def_prop_ro("size", &Comm::size, "Ranks of the group.")
       .def_prop_ro("closed", &Comm::closed, "Whether its world was closed.")
       .def_prop_ro(
@@ -177,8 +176,11 @@ void bind_comm(nb::module_& m) {
             return c.gpu()->stream();
           },
           "The cudaStream_t that a GPU rank's calls are enqueued on, as a number; None on the CPU.")
-      .def_prop_ro("_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); })
-      .def(
+      .def_prop_ro("_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); });
+}
+
+void bind_calls(nb::class_<Comm>& comm) {
+  comm.def(
           "synchronize",
           [](Comm& c) {
             c.refuse_capture("synchronize");
@@ -219,8 +221,18 @@ void bind_comm(nb::module_& m) {
           "Collective: one Comm per distinct color, ranks ordered by (key, rank).")
       .def(
           "abort", [](const Comm& c, const nb::str& reason) { c.abort(text_of(reason)); },
-          nb::arg("reason"), "Ends the waits of all ranks with Aborted. Any thread.")
-      .def_static("_at", &Comm::at, nb::arg("address"))
+          nb::arg("reason"), "Ends the waits of all ranks with Aborted. Any thread.");
+}
+
+}  // namespace
+
+void bind_comm(nb::module_& m) {
+  nb::class_<Comm> comm(m, "Comm",
+                        "One rank's end of a group of ranks. Calls come from one thread at a time, "
+                        "and collective calls from all ranks in the same order.");
+  bind_properties(comm);
+  bind_calls(comm);
+  comm.def_static("_at", &Comm::at, nb::arg("address"))
       .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", [](const Comm& c) {
         return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),

@@ -162,6 +162,30 @@ class Layer : public Living<Layer> {
   MoeLayer* layer_ = nullptr;
 };
 
+void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
+               const Integer& hidden, const Integer& ffn, const Integer& experts,
+               const Integer& top_k, const Integer& tp, nb::object dtype,
+               const std::string& strategy, const Integer& chunks, nb::handle codec,
+               nb::handle combine_codec, bool allow_uncompressed, bool backward) {
+  const MoeShape shape{.tokens = tokens.to<int64_t>("moe", "tokens"),
+                       .hidden = hidden.to<int64_t>("moe", "hidden"),
+                       .ffn = ffn.to<int64_t>("moe", "ffn"),
+                       .experts = experts.to<int>("moe", "experts"),
+                       .top_k = top_k.to<int>("moe", "top_k"),
+                       .tp = tp.to<int>("moe", "tp"),
+                       .dtype = dtype_from(dtype)};
+  const MoeOptions options{.strategy = strategy_from(strategy),
+                           .chunks = chunks.to<int>("moe", "chunks"),
+                           .dispatch = wire_from(codec),
+                           .combine = wire_from(combine_codec),
+                           .allow_uncompressed = allow_uncompressed,
+                           .backward = backward};
+  if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
+    throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
+  }
+  new (self) Layer(std::move(comm), shape, options);
+}
+
 }  // namespace
 
 void bind_moe(nb::module_& m) {
@@ -184,35 +208,12 @@ void bind_moe(nb::module_& m) {
       "a multiple of 8, ffn of 8 x tp. Collective to construct and to call. Raises\n"
       "InvalidArgument, Mismatch, Timeout, Aborted, and Unsupported for GPUs that it does not run "
       "on.")
-      .def(
-          "__init__",
-          [](Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens, const Integer& hidden,
-             const Integer& ffn, const Integer& experts, const Integer& top_k, const Integer& tp,
-             nb::object dtype, const std::string& strategy, const Integer& chunks, nb::handle codec,
-             nb::handle combine_codec, bool allow_uncompressed, bool backward) {
-            const MoeShape shape{.tokens = tokens.to<int64_t>("moe", "tokens"),
-                                 .hidden = hidden.to<int64_t>("moe", "hidden"),
-                                 .ffn = ffn.to<int64_t>("moe", "ffn"),
-                                 .experts = experts.to<int>("moe", "experts"),
-                                 .top_k = top_k.to<int>("moe", "top_k"),
-                                 .tp = tp.to<int>("moe", "tp"),
-                                 .dtype = dtype_from(dtype)};
-            const MoeOptions options{.strategy = strategy_from(strategy),
-                                     .chunks = chunks.to<int>("moe", "chunks"),
-                                     .dispatch = wire_from(codec),
-                                     .combine = wire_from(combine_codec),
-                                     .allow_uncompressed = allow_uncompressed,
-                                     .backward = backward};
-            if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
-              throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
-            }
-            new (self) Layer(std::move(comm), shape, options);
-          },
-          nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
-          nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
-          nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
-          nb::arg("combine_codec") = nb::none(), nb::arg("allow_uncompressed") = false,
-          nb::arg("backward") = false)
+      .def("__init__", &construct, nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"),
+           nb::arg("ffn"), nb::arg("experts"), nb::arg("top_k") = 1, nb::arg("tp") = 1,
+           nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("strategy") = "automatic",
+           nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
+           nb::arg("combine_codec") = nb::none(), nb::arg("allow_uncompressed") = false,
+           nb::arg("backward") = false)
       .def_prop_ro("comm", &Layer::comm)
       .def_prop_ro("tokens", [](const Layer& l) { return l.shape().tokens; })
       .def_prop_ro("hidden", [](const Layer& l) { return l.shape().hidden; })

@@ -7,6 +7,7 @@
 
 #include "bench/bench_moe.h"
 #include "bench/cuda/bench_setting.h"
+#include "bench/cuda/dense_operands.h"
 #include "bench/cuda/tile_recorder.h"
 #include "bench/cuda/verify.h"
 #include "comm/world/gpus.h"
@@ -26,25 +27,8 @@
 namespace tandem::gpu {
 namespace {
 
-// Stream bases for random values, one stream per rank each.
-constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
-constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
 constexpr int kBurst = 10;
-
-using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
-
-// Per-operator parameters of run_dense.
-struct Dense {
-  int64_t x_rows, x_first_row, out_rows;
-  OpDesc shape;
-  ProductReference reference;
-  int64_t peer_bytes;  // to each other rank
-  bool graph;
-  SpansOf spans;          // converts the kernels' records
-  bool gradient = false;  // weight gradient: w is dy, and out is accumulated into
-  OpDesc encoded = {};    // with the requested wire format, as in the operators' descriptors
-};
 
 struct Recording {
   Algorithm algorithm;
@@ -193,31 +177,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
                                    name_of(op.gemm_algorithm()));
     }
   }
-  const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
-                w_scales = s.scaled_by_row() ? s.n : 1;
-  const OperandExtents extents =
-      what.gradient ? wgrad_extents(s, what.x_rows) : extents_of(s, what.x_rows, what.out_rows);
-  const Scratch local_x(extents.x), local_w(extents.weight), local_out(extents.out);
-  const Tensor &x = local_x.tensor, &w = local_w.tensor, &out = local_out.tensor;
-  const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
-  const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
-  const Scales* scales = s.scaled() ? &both : nullptr;
-  const uint64_t stream_offset = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
-  fill_uniform(x, kSeed, kX + stream_offset, what.x_first_row * s.k, stream);
-  const uint64_t of_one = what.gradient ? what.reference.x_stream : what.reference.w_stream;
-  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + stream_offset : of_one, 0, stream);
-  fill_scales(both.x, kSeed, kXScales + stream_offset, s.scaled_by_row() ? what.x_first_row : 0,
-              stream);
-  fill_scales(both.weight, kSeed, what.reference.w_scales + stream_offset, 0, stream);
-  comm.synchronize();
-  std::optional<AddNormScratch> tail;
-  if (s.add_norm) {
-    tail.emplace(extents.out);
-    fill_uniform(tail->residual.tensor, kSeed, kResidual, 0, stream);
-    fill_uniform(tail->add_norm.gain, kSeed, kGain, 0, stream);
-  }
-  const AddNorm* add_norm = tail ? &tail->add_norm : nullptr;
-  const Operands operands{x, w, out, nullptr, scales, add_norm};
+  const DenseOperands filled(comm, what);
+  const Operands operands = filled.all();
+  const Tensor &x = operands.x, &w = operands.weight, &out = operands.out;
+  const AddNorm* const add_norm = operands.add_norm;
   const std::vector<Algorithm> algorithms = op.algorithms();
   std::vector<Candidate> candidates = candidates_of(op, algorithms);
   for (size_t i = 0; i < algorithms.size(); ++i) {
@@ -238,23 +201,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
           [&] { candidate.run(operands); }, result);
     }
   }
-  const auto landing = std::static_pointer_cast<GpuBuffer>(
-      comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
-  const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
-  const PacedCopies paced(comm.link_pacer());
-  const auto wire = [&] {
-    paced.begin(what.peer_bytes * (comm.size() - 1), stream);
-    for (int step = 1; step < comm.size(); ++step) {
-      const int to = (comm.rank() + step) % comm.size();
-      check(cudaMemcpyAsync(landing->peer(to) + comm.rank() * what.peer_bytes, source.data(),
-                            source.bytes(), cudaMemcpyDefault, stream),
-            "wire");
-    }
-    paced.end(stream);
-  };
+  const PeerCopies copies(comm, what.peer_bytes);
   std::vector<BoundCandidate> alternatives{
-      {.name = "gemm", .run = [&] { gemm_only(x, w, out, scales); }},
-      {.name = "wire", .run = wire}};
+      {.name = "gemm", .run = [&] { gemm_only(x, w, out, operands.scales); }},
+      {.name = "wire", .run = [&] { copies.run(); }}};
   for (const Candidate& candidate : candidates) {
     alternatives.push_back({.name = candidate.name, .run = [&] { candidate.run(operands); }});
   }

@@ -52,7 +52,9 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                    const std::optional<Pipeline::Times>& passes, StepRecord& record) {
   struct Times {
-    double gemm, compute, wait, recompute;
+    struct {
+      double gemm, compute, wait, recompute;
+    } slowest;         // of the rank that computes longest
     double data_wait;  // the longest
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
@@ -64,10 +66,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   };
   const PhaseTimes phases = recorder().phase_times();
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
-  const Times local{ms(SpanKind::gemm),
-                    ms(SpanKind::gemm) + ms(SpanKind::compute),
-                    ms(SpanKind::wait),
-                    ms(SpanKind::recompute),
+  const Times local{{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
+                     ms(SpanKind::wait), ms(SpanKind::recompute)},
                     ms(SpanKind::data),
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
@@ -81,39 +81,28 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                      phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)]},
                     record.state_bytes_per_parameter};
   const auto combine = [](Times& total, const Times& other) {
-    const ShardedOptimizer::Sent sum = total.sent + other.sent;
-    const double data_wait = std::max(total.data_wait, other.data_wait);
-    const double busy_s = total.busy_s + other.busy_s;
-    const double passes_s = std::max(total.passes_s, other.passes_s);
-    const double checkpoint_ms = std::max(total.checkpoint_ms, other.checkpoint_ms);
-    const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
-    const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
-    const uint64_t tp_bytes = total.tp_bytes + other.tp_bytes;
-    const uint64_t expert_bytes = total.expert_bytes + other.expert_bytes;
-    const AxisMeans waits{total.waits.tp + other.waits.tp, total.waits.ep + other.waits.ep,
-                          total.waits.dp + other.waits.dp, total.waits.pp + other.waits.pp};
-    const double state_bytes = std::max(total.state_bytes, other.state_bytes);
-    if (total.compute < other.compute) total = other;
-    total.data_wait = data_wait;
-    total.sent = sum;
-    total.busy_s = busy_s;
-    total.passes_s = passes_s;
-    total.checkpoint_ms = checkpoint_ms;
-    total.memory_bytes = memory_bytes;
-    total.stage_bytes = stage_bytes;
-    total.tp_bytes = tp_bytes;
-    total.expert_bytes = expert_bytes;
-    total.waits = waits;
-    total.state_bytes = state_bytes;
+    if (total.slowest.compute < other.slowest.compute) total.slowest = other.slowest;
+    total.data_wait = std::max(total.data_wait, other.data_wait);
+    total.sent = total.sent + other.sent;
+    total.busy_s += other.busy_s;
+    total.passes_s = std::max(total.passes_s, other.passes_s);
+    total.checkpoint_ms = std::max(total.checkpoint_ms, other.checkpoint_ms);
+    total.memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
+    total.stage_bytes += other.stage_bytes;
+    total.tp_bytes += other.tp_bytes;
+    total.expert_bytes += other.expert_bytes;
+    total.waits = {total.waits.tp + other.waits.tp, total.waits.ep + other.waits.ep,
+                   total.waits.dp + other.waits.dp, total.waits.pp + other.waits.pp};
+    total.state_bytes = std::max(total.state_bytes, other.state_bytes);
   };
   const Times all = combine_along(axes, local, "step_times", "step times", combine);
   if (record.checkpoint_ms) record.checkpoint_ms = all.checkpoint_ms;
   record.memory_bytes = all.memory_bytes;
-  record.gemm_ms = all.gemm;
-  record.compute_ms = all.compute;
-  record.exposed_comm_ms = all.wait;
+  record.gemm_ms = all.slowest.gemm;
+  record.compute_ms = all.slowest.compute;
+  record.exposed_comm_ms = all.slowest.wait;
   record.data_wait_ms = all.data_wait;
-  record.recompute_ms = all.recompute;
+  record.recompute_ms = all.slowest.recompute;
   record.gradient_bytes = all.sent.gradients;
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;

@@ -383,10 +383,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     launch_encode_rows(call, candidate.dispatch, x.data(), messages_.data(), local_decoded(), main);
   }
   if (sends && !candidate.sends_while_sorting()) {
-    if (overlapped_rows) {
-      begun_.record(main);
-      begun_.block(row_sender);
-    }
+    if (overlapped_rows) begun_.order(main, row_sender);
     if (encodes_rows) {
       launch_send_messages(call, messages_.data(), row_blocks, row_sender);
       launch_decode_rows(call, candidate.dispatch, coords_.experts, decoded_.data(), row_blocks,
@@ -419,10 +416,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     if (!candidate.sorts) {
       // A gather that waits takes all SMs: kernels on the side that have yet to start, as this GEMM
       // had few tiles, would never start.
-      if (row_sender != main) {
-        rows_ended_.record(row_sender);
-        rows_ended_.block(main);
-      }
+      if (row_sender != main) rows_ended_.order(row_sender, main);
       launch_gather(sorted(), gathering(rows, sorted_x), main);
     }
     launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), coords_.ffn,
@@ -433,10 +427,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   } else {
     multiply_out(number, call, w_out, sender);
   }
-  if (on_side) {
-    ended_.record(sender);
-    ended_.block(main);
-  }
+  if (on_side) ended_.order(sender, main);
   const int column_groups = int(tables.columns.size());
   if (encodes_sums) {
     launch_sum_encoded_ranks(call, candidate.combine, out, column_groups, main);

@@ -1,4 +1,4 @@
-#include "engine/train/cost_probe.h"
+#include "engine/train/checks/cost_probe.h"
 
 #include <algorithm>
 #include <array>
