@@ -6,25 +6,22 @@ TABLES = {"train": "The run", "model": "The model", "optimizer": "Optimizer and 
           "parallel": "Ranks and what they send", "data": "Data", "trace": "Traces", "checkpoint": "Checkpoints",
           "check": "Checks of data in memory"}
 KEY = re.compile(r"  (\w+)\.(\w+) +(\S.*)")
-NOISE = re.compile(r"^  (-h,--help|--help-all) .*\n", re.M)
+NOISE = re.compile(r"^  (-h, --help  |--help-all) .*\n", re.M)
 
 
-def help_of(program, *command):
-    return subprocess.run([program, *command, "--help"], check=True, capture_output=True, text=True).stdout
+def help_of(program, *command, topic=()):
+    return subprocess.run([program, *command, "--help", *topic], check=True, capture_output=True, text=True).stdout
 
 
 def keys(text):
     """(table, key, what it sets, type and range) of each key of the job file."""
-    lines = text.split("Keys of the job file:\n", 1)[1].split("\n")
     found = []
-    for line in lines:
+    for line in text.splitlines():
         match = KEY.fullmatch(line)
         if match:
             found.append(list(match.groups()))
-        elif line.startswith(" " * 30) and found:
+        else:
             found[-1][2] += " " + line.strip()
-        elif line.strip():
-            break
     for table, key, help_text in found:
         begin = help_text.rindex(" (")
         yield table, key, help_text[:begin], help_text[begin + 2:-1]
@@ -32,10 +29,10 @@ def keys(text):
 
 def keys_page(program):
     parts = ["# Keys of a job file\n\n"
-             "A job is a TOML file; `--set table.key=value` overrides a key. `tandem train --help` prints the same list. "
+             "A job is a TOML file; `--set table.key=value` overrides a key. `tandem train --help TABLE` prints those of a table. "
              "[The guide](../guide/data.md) begins with a small job; `OUT/config.toml` has every key as a run used it."]
     rows = {}
-    for table, key, what, kind in keys(help_of(program, "train")):
+    for table, key, what, kind in keys(help_of(program, "train", topic=["keys"])):
         rows.setdefault(table, []).append(f"| `{table}.{key}` | {what} | {kind} |".replace("*", "\\*"))
     for table, lines in rows.items():
         parts.append(f"## [{table}]: {TABLES.get(table, table).lower()}\n\n"
@@ -57,13 +54,9 @@ def commands_page(program):
     def add(*command):
         text = help_of(program, *command)
         shown = NOISE.sub("", text.replace(footer, "\n"))
-        keys_begin = shown.find("Keys of the job file:\n")
-        if keys_begin >= 0:
-            after = re.search(r"\n\n(?=\S)", shown[keys_begin:])
-            shown = shown[:keys_begin] + (shown[keys_begin + after.end():] if after else "")
         shown = re.sub(r"\n{3,}", "\n\n", re.sub(r"^Options:\n(?=\n|$|\w)", "", shown, flags=re.M)).strip()
         what, _, rest = shown.partition("\n")
-        note = "\n\nKeys of the job file: [Keys](keys.md)." if keys_begin >= 0 else ""
+        note = "\n\nKeys of the job file: [Keys](keys.md)." if command == ("train",) else ""
         parts.append(f"{'#' * (1 + len(command))} tandem {' '.join(command)}\n\n{what}.{note}\n\n```text\n{rest.strip()}\n```")
         for name in subcommands(text):
             add(*command, name)

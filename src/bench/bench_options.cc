@@ -22,141 +22,164 @@ namespace tandem {
 
 namespace {
 
-void declare_moe(CLI::App& command, MoeBench& moe) {
-  std::vector<std::string> models;
-  for (const MoeModel& model : moe_models()) models.emplace_back(model.name);
-  command.add_option("--model", moe.model, "moe: a published layer's experts, top-k and widths")
-      ->check(CLI::IsMember(models));
-  const CLI::Range counts(1, 1 << 20);
-  command
-      .add_option("--experts", moe.experts, "moe: experts of all ranks; of --model unless given")
-      ->check(counts);
-  command.add_option("--top-k", moe.top_k, "moe: experts of a row; of --model unless given")
-      ->check(counts);
-  command.add_option("--hidden", moe.hidden, "moe: features of a row; of --model unless given")
-      ->check(counts);
-  command.add_option("--ffn", moe.ffn, "moe: width inside an expert; of --model unless given")
-      ->check(counts);
-  command.add_option("--ep", moe.ep, "moe: ranks that share the experts (default: ranks / tp)")
-      ->check(CLI::Range(1, 4096));
-  command.add_option("--tp", moe.tp, "moe: ranks that share each expert")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  command
-      .add_option(
-          "--imbalance", moe.imbalance,
-          "moe: rows of the fullest EP rank over the mean, about; 1 (experts at random) to ep, "
-          "or zipf for Zipf's law over the experts")
-      ->transform(CLI::Transformer(std::map<std::string, std::string>{{"zipf", "0"}}))
-      ->option_text("FLOAT|zipf [1]")
-      ->check(CLI::Range(0., 4096.));
-  command
-      .add_option("--hidden-scale", moe.scale,
-                  "moe: divide the model's hidden and expert widths by this (its times are then "
-                  "not the model's)")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  command.add_flag("--backward", moe.backward, "moe: forward and backward");
-}
-
-}  // namespace
-
-void declare(CLI::App& command, BenchOptions& options) {
-  const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
-  command
-      .add_option("op", options.request.op,
-                  fmt::format("What to time: {}", fmt::join(bench_ops(), ", ")))
-      ->option_text("REQUIRED")
-      ->check(CLI::IsMember(bench_ops()));
+void declare_ranks(CLI::App& command, BenchOptions& options) {
+  command.option_defaults()->group("Ranks and links");
   command
       .add_option("--ranks", options.ranks,
-                  "Ranks (threads; GPUs: all; under a launcher its own count)")
+                  "Number of ranks: threads, or GPUs (default: all GPUs; a launcher's number)")
       ->check(CLI::Range(1, 4096));
   command
       .add_option("--ranks-per-gpu", options.ranks_per_gpu,
-                  "GPUs: so many ranks share the first one (its times are no results)")
+                  "Run N ranks on the first GPU; their times are no results")
       ->capture_default_str()
       ->check(CLI::Range(1, 16));
+  command
+      .add_option("--transport", options.transport,
+                  "Transport between ranks; with nccl they are GPUs (default: mpi under mpirun, "
+                  "processes under torchrun and srun, nccl if there is a GPU for each of at least "
+                  "two ranks and GPUs time the operator, else threads)")
+      ->check(CLI::IsMember({"threads", "mpi", "processes", "nccl"}));
+  command.add_option(
+      "--link", options.link,
+      "Emulate this link between thread ranks, or with --ranks-per-gpu (1GB/s,20us)");
+  command.add_option("--link-label", options.link_label,
+                     "Name of the real link in the result, such as \"tbf 1gbit\"");
+}
+
+void declare_shapes(CLI::App& command, BenchOptions& options) {
+  command.option_defaults()->group("Shapes and types");
+  const CLI::Range extent(int64_t{1}, int64_t{1} << 40);
   auto* m =
       command.add_option("--m,--tokens", options.m, "Tokens over all ranks; several: one run each");
   auto* n = command.add_option("--n", options.n, "Output features over all ranks");
   auto* k = command.add_option("--k", options.k, "Input features over all ranks, of a GEMM");
   for (CLI::Option* size : {m, n, k}) size->default_str("1024")->check(extent);
-  command.add_option("--shapes", options.shapes, "MxNxK...: one run each, in place of --m --n --k")
+  command.add_option("--shapes", options.shapes, "Time these shapes in place of --m, --n and --k")
+      ->option_text("MxNxK ...")
       ->excludes(m)
       ->excludes(n)
       ->excludes(k);
   command
       .add_option("--bytes", options.bytes,
-                  "A collective's sizes in place of --m --n: 16K:256M (times 4 each), 1M:64M:x2")
+                  "Time a collective of these sizes, in place of --m and --n: 16K:256M (times 4 "
+                  "each), 1M:64M:x2")
+      ->option_text("FIRST:LAST[:xN]")
       ->excludes(m)
       ->excludes(n)
       ->excludes("--shapes");
-  declare_moe(command, options.request.moe);
-  command.add_option("--layers", options.layers, "prefill: of m tokens, n MLP width, k hidden")
+  command.add_option("--layers", options.layers, "Layers of prefill, of MLP width n and hidden k")
       ->default_str("4")
       ->check(CLI::Range(1, 4096));
-  command.add_option("--dtype", options.dtype, "f32 or bf16; f16 and e4m3 too on GPUs")
+  command
+      .add_option("--dtype", options.dtype,
+                  "Data type of operands; f16 and e4m3 on GPUs only (default: f32; of moe on GPUs "
+                  "bf16)")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "e4m3"}))
       ->default_str("f32; moe on GPUs: bf16");
-  command.add_option("--scaling", options.scaling, "e4m3: a scale per tensor or per row")
+  command.add_option("--scaling", options.scaling, "Scales of e4m3, per tensor or per row")
       ->check(CLI::IsMember({"tensor", "row"}))
       ->default_str("tensor");
   command
-      .add_option(
-          "--codec", options.codec,
-          "The wire format, e.g. int4:g32: of ag_gemm, gemm_rs, gemm_ar, moe (both ways) and "
-          "collectives on CPU and GPU ranks, of prefill and moe's operators on CPU ranks; lossless "
-          "on GPU ranks: of all_gather and all_to_all")
+      .add_option("--codec", options.codec,
+                  "Wire format, such as int4:g32: of ag_gemm, gemm_rs, gemm_ar, moe (both ways) "
+                  "and collectives on CPU and GPU ranks, of prefill and moe's operators on CPU "
+                  "ranks; lossless on GPU ranks: of all_gather and all_to_all")
       ->capture_default_str();
+  command.add_flag("--add-norm", options.request.add_norm,
+                   "Add a residual and its RMSNorm to gemm_ar, in the same call");
+}
+
+void declare_moe(CLI::App& command, MoeBench& moe) {
+  command.option_defaults()->group("Experts (moe and its operators)");
+  std::vector<std::string> models;
+  for (const MoeModel& model : moe_models()) models.emplace_back(model.name);
   command
-      .add_option(
-          "--transport", options.transport,
-          "nccl: ranks are GPUs (default: mpi under mpirun, processes under torchrun and srun, "
-          "else nccl if there is a GPU for each of at least two ranks and GPUs time the operator, "
-          "else threads)")
-      ->check(CLI::IsMember({"threads", "mpi", "processes", "nccl"}));
-  command.add_option(
-      "--link", options.link,
-      "Emulate a link between thread ranks, or with --ranks-per-gpu, e.g. 1GB/s,20us");
-  command.add_option("--link-label", options.link_label,
-                     "What to call the real link in the result, e.g. \"tbf 1gbit\"");
+      .add_option("--model", moe.model,
+                  fmt::format("Experts, top-k and widths of a published layer: {}",
+                              fmt::join(models, ", ")))
+      ->option_text("NAME")
+      ->check(CLI::IsMember(models));
+  const CLI::Range counts(1, 1 << 20);
+  command.add_option("--experts", moe.experts, "Experts of all ranks (default: the model's)")
+      ->check(counts);
+  command.add_option("--top-k", moe.top_k, "Experts of a row (default: the model's)")
+      ->check(counts);
+  command.add_option("--hidden", moe.hidden, "Features of a row (default: the model's)")
+      ->check(counts);
+  command.add_option("--ffn", moe.ffn, "Width inside an expert (default: the model's)")
+      ->check(counts);
+  command.add_option("--ep", moe.ep, "Ranks that share the experts (default: ranks / tp)")
+      ->check(CLI::Range(1, 4096));
+  command.add_option("--tp", moe.tp, "Ranks that share each expert")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command
+      .add_option("--imbalance", moe.imbalance,
+                  "Rows of the fullest EP rank over the mean, about: 1 (experts at random) to ep, "
+                  "or zipf for Zipf's law over the experts (default: 1)")
+      ->transform(CLI::Transformer(std::map<std::string, std::string>{{"zipf", "0"}}))
+      ->option_text("X|zipf")
+      ->check(CLI::Range(0., 4096.));
+  command
+      .add_option("--hidden-scale", moe.scale,
+                  "Divide the model's hidden and expert widths by N; times are then not the "
+                  "model's")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command.add_flag("--backward", moe.backward, "Time forward and backward passes of moe");
+}
+
+void declare_output(CLI::App& command, BenchOptions& options) {
+  command.option_defaults()->group("Measurement and output");
   command
       .add_option("--chunks", options.request.chunks,
-                  "CPU ranks: transfers per shard (0: the fastest of 1, 2, 3, 5)")
+                  "Transfers per shard on CPU ranks (0: the fastest of 1, 2, 3, 5)")
       ->capture_default_str()
       ->check(CLI::Range(0, 16));
   command.add_option("--repeats", options.request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
-  command.add_flag("--add-norm", options.request.add_norm,
-                   "gemm_ar: add a residual and take the RMSNorm behind it, in the same call");
   command.add_flag("!--no-library", options.request.library,
-                   "A collective under mpirun: without MPI's own for comparison");
-  command.add_option("--json", options.json, "Write the results to this file (-: print only them)");
+                   "Leave out MPI's own collective, which one under mpirun is compared with");
+  command.add_option("--json", options.json, "Write the results to FILE (-: print only them)");
   command.add_option("--csv", options.csv,
-                     "Write them as comma-separated values (-: print only them)");
-  command.add_flag("--explain", options.explain, "Say what the columns of the table are");
+                     "Write them as comma-separated values to FILE (-: print only them)");
+  command.add_flag("--explain", options.explain, "Explain the columns of the table");
   command.add_option("--timeline", options.timeline,
-                     "Record one more overlapped call in this file, with the ranks' clocks "
-                     "aligned (see `tandem trace`)");
-  command.footer(
-      "\nExamples:\n"
-      "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
-      "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
-      "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       next to MPI_Allreduce\n"
-      "  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us\n"
-      "  tandem bench ag_gemm --ranks 2 --m 512 --codec int8 --link 125MB/s,50us\n"
-      "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"
-      "  tandem bench prefill --ranks 2 --m 256 --k 512 --codec int4:g32 --link 25MB/s,100us\n"
-      "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
-      "  tandem bench moe --experts 60 --top-k 4 --hidden 256 --ffn 128 --ep 2 --tokens 256\n"
-      "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
-      "\nA collective moves an m x n matrix of uniform values, or over lossless, whose gain "
-      "depends\n"
-      "on the values, of standard normal ones. On one GPU an operator is its product, next to a "
-      "bare\n"
-      "call of that. Exit code 1: a result was wrong.");
+                     "Record one more overlapped call in FILE, with the ranks' clocks aligned (see "
+                     "tandem trace)");
+}
+
+constexpr const char* kFooter = R"(
+Examples:
+  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us
+  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json
+  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       next to MPI_Allreduce
+  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us
+  tandem bench ag_gemm --ranks 2 --m 512 --codec int8 --link 125MB/s,50us
+  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192
+  tandem bench prefill --ranks 2 --m 256 --k 512 --codec int4:g32 --link 25MB/s,100us
+  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8
+  tandem bench moe --experts 60 --top-k 4 --hidden 256 --ffn 128 --ep 2 --tokens 256
+  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096
+
+A collective moves an m x n matrix of uniform values, or over lossless, whose gain depends
+on the values, of standard normal ones. On one GPU an operator is its product, next to a bare
+call of that. Exit code 1: a result was wrong.)";
+
+}  // namespace
+
+void declare(CLI::App& command, BenchOptions& options) {
+  command
+      .add_option("op", options.request.op,
+                  fmt::format("Operator or collective to time: {}", fmt::join(bench_ops(), ", ")))
+      ->check(CLI::IsMember(bench_ops()));
+  declare_ranks(command, options);
+  declare_shapes(command, options);
+  declare_moe(command, options.request.moe);
+  declare_output(command, options);
+  command.option_defaults()->group("Options");  // of subcommands
+  command.footer(kFooter);
 }
 
 namespace {

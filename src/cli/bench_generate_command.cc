@@ -143,7 +143,7 @@ void add_bench_generate(CLI::App& bench) {
       "generate", "Time the generation of text by a published model with random weights");
   auto arguments = std::make_shared<GenerateBenchArguments>();
   GenerateBench& request = arguments->request;
-  command->add_option("--model", request.model, "Whose sizes")
+  command->add_option("--model", request.model, "Model that the sizes are of")
       ->capture_default_str()
       ->check(CLI::IsMember(published_models()));
   command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
@@ -153,32 +153,32 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--tp", request.tp, "Tensor-parallel ranks")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  command->add_option("--batch", request.batch, "Texts that are written at once")
+  command->add_option("--batch", request.batch, "Sequences generated at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   command->add_option("--prompt", request.prompt, "Tokens of a prompt")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--new", request.max_tokens, "Tokens of a text")
+  command->add_option("--new", request.max_tokens, "Tokens of a completion")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
   add_prompt_rows_option(*command, request.prompt_rows);
   command
       ->add_option("--mixed-rows", request.mixed_rows,
-                   "Max rows of a step in which texts are written, too (default: all)")
+                   "Max rows of a step that also generates tokens (default: all)")
       ->check(CLI::Range(1, 1 << 16));
   command
       ->add_option("--min-prompt", request.min_prompt,
-                   "Prompts have random lengths from this to --prompt (default: one length)")
+                   "Give prompts random lengths from N to --prompt (default: one length)")
       ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--rate", request.rate,
-                   "Requests arrive at random times, on average so many in a second (a Poisson "
-                   "process), instead of all at once")
+                   "Send requests at random times, on average X a second (a Poisson process), "
+                   "instead of all at once")
       ->check(CLI::Range(1e-3, 1e6));
-  command->add_option("--requests", request.requests, "With --rate: requests in all")
+  command->add_option("--requests", request.requests, "Number of requests, with --rate")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--dtype", request.dtype, "Of weights, keys and values")
+  command->add_option("--dtype", request.dtype, "Data type of weights, keys and values")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_weights_option(*command, request.weights);
@@ -186,8 +186,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  command->add_option("--json", arguments->json,
-                      "Write the result to this file (-: print only it)");
+  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
   command->footer(
       "\nExamples:\n"
       "  tandem bench generate --model llama-1b --layers 4 --batch 8 --prompt 256 --new 64\n"

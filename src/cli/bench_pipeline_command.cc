@@ -156,7 +156,7 @@ void add_bench_pipeline(CLI::App& bench) {
   for (const schedule::PipelineKind kind : schedule::pipeline_kinds()) {
     arguments->schedules.emplace_back(name_of(kind));
   }
-  command->add_option("--schedule", arguments->schedules, "Schedules")
+  command->add_option("--schedule", arguments->schedules, "Schedules to time")
       ->capture_default_str()
       ->delimiter(',');
   command->add_option("--pp", arguments->ranks, "Pipeline ranks, threads")
@@ -176,14 +176,13 @@ void add_bench_pipeline(CLI::App& bench) {
       ->check(CLI::Range(0.01, 1000.0));
   command
       ->add_option("--transfer", arguments->transfer,
-                   "Also with an emulated link: time of a message in forward passes of a stage")
+                   "Also time an emulated link, whose messages take X forward passes of a stage")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 100.0));
   command->add_option("--repeats", arguments->repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  command->add_option("--json", arguments->json,
-                      "Write the results to this file (-: print only them)");
+  command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
   command->footer(
       "\nExample:\n"
       "  tandem bench pipeline --schedule 1f1b,zb-v --pp 4 --microbatches 16 --transfer 1\n"

@@ -162,7 +162,7 @@ void add_bench_train(CLI::App& bench) {
       "train", "Time layers of a published model: forward and backward pass, checked");
   auto arguments = std::make_shared<TrainBenchArguments>();
   TrainBench& request = arguments->request;
-  command->add_option("--model", request.model, "Whose layers")
+  command->add_option("--model", request.model, "Model that the layers are of")
       ->capture_default_str()
       ->check(CLI::IsMember(published_models()));
   command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
@@ -172,7 +172,7 @@ void add_bench_train(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 24));
   command
       ->add_option("--window", request.window,
-                   "Sliding window: keys that a token attends to, its own included (0: all)")
+                   "Sliding window: keys that a token attends to, with its own (default: 0, all)")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 24));
   command->add_option("--batch", request.batch, "Sequences of a tensor-parallel group")
@@ -184,22 +184,22 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--ep", request.ep, "Expert-parallel ranks, each with its own tokens")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  command->add_option("--dtype", request.dtype, "Of GEMM operands and activations")
+  command->add_option("--dtype", request.dtype, "Data type of GEMM operands and activations")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
   command
-      ->add_option("--recompute", request.recompute,
-                   "As train.recompute; the step is then compared with one that saves all, too")
+      ->add_option(
+          "--recompute", request.recompute,
+          "Recompute activations (train.recompute), and compare with a step that saves all")
       ->capture_default_str()
       ->check(CLI::IsMember({"none", "selective", "full"}));
   command->add_flag("!--not-deterministic", request.deterministic,
-                    "GPUs: faster, with other last bits in every run");
+                    "Run faster on GPUs, with other last bits in every run");
   add_device_options(*command, arguments->devices);
   command->add_option("--repeats", request.repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  command->add_option("--json", arguments->json,
-                      "Write the result to this file (-: print only it)");
+  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
   command->footer(
       "\nExample:\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"

@@ -131,19 +131,19 @@ void add_check_layout(CLI::App& app) {
   add_size("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)");
   add_size("--dp", arguments->dp, "Data parallel ranks (parallel.dp)");
   add_size("--ep", arguments->ep,
-           "Of the data parallel ranks, those that share the experts (parallel.ep)");
+           "Expert parallel ranks, among the data parallel ones (parallel.ep)");
   command->add_option(
       "--schedule", arguments->schedule,
       "Pipeline schedule (parallel.schedule), with at least the stages per rank that "
       "it needs");
   command
-      ->add_option("--set", arguments->overrides,
-                   "table.key=value over the job file, one or several; each value is TOML, or else "
-                   "a string")
+      ->add_option(
+          "--set", arguments->overrides,
+          "Override keys of the job file (table.key=value); a value is TOML, or else a string")
       ->allow_extra_args(false)
       ->take_all();
   add_init_option(*command, arguments->init);
-  command->add_option("--json", arguments->json, "Result as JSON: FILE, or - for stdout only");
+  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
   command->footer(
       "\nRuns the first step in the layout and on one rank, with the same samples and\n"
       "microbatches, as CPU threads, and compares the weights, the losses, the gradient norm and\n"

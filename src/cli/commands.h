@@ -7,6 +7,9 @@
 namespace tandem::cli {
 
 void add_train(CLI::App& app);
+/// Prints the keys of the table in `tandem train --help TABLE`; false for other command lines.
+/// Throws InvalidArgument for an unknown table.
+bool print_key_help(int argc, const char* const* argv);
 void add_eval(CLI::App& app);
 /// `tandem data`
 void add_data(CLI::App& app);

@@ -128,12 +128,12 @@ void add_data_check(CLI::App& data) {
   auto* check_command =
       data.add_subcommand("check", "Prove that each sample was consumed exactly once");
   auto arguments = std::make_shared<CheckArguments>();
-  check_command->add_option("out", arguments->out, "Folder of the run (--out of `tandem train`)")
+  check_command->add_option("out", arguments->out, "Folder of the run (--out of tandem train)")
       ->required();
   check_command
       ->add_option("--rehash", arguments->rehash,
-                   "Also read the samples of so many steps again, evenly spread (0: of all), and "
-                   "compare them with their recorded hashes")
+                   "Also read the samples of N steps again, evenly spread (0: of all), and compare "
+                   "them with their recorded hashes")
       ->check(CLI::NonNegativeNumber);
   check_command->footer(
       "\nReads OUT/ledger.jsonl and the states of the checkpoints. Exit code 1, with a line for "

@@ -98,8 +98,8 @@ void add_data_index(CLI::App& data) {
   auto* index = data.add_subcommand("index", "Record what data files hold, for data.manifest");
   auto arguments = std::make_shared<IndexArguments>();
   index->add_option("paths", arguments->paths, "Folders, globs and files")->required();
-  index->add_option("--out", arguments->out, "File to write")->required();
-  index->add_option("--format", arguments->format, "Of the files (data.format)")
+  index->add_option("--out", arguments->out, "File to write")->option_text("FILE")->required();
+  index->add_option("--format", arguments->format, "Format of the files (data.format)")
       ->check(CLI::IsMember(data_format_names()))
       ->capture_default_str();
   index->footer(
@@ -111,7 +111,7 @@ void add_data_index(CLI::App& data) {
   index->callback([arguments] { index_data(*arguments); });
   auto* verify = data.add_subcommand("verify", "Read data files and compare them with a manifest");
   auto path = std::make_shared<std::string>();
-  verify->add_option("manifest", *path, "What `tandem data index` wrote, or OUT/data.json")
+  verify->add_option("manifest", *path, "File that tandem data index wrote, or OUT/data.json")
       ->required();
   verify->footer(
       "\nExit code 1, with a line for each, if files differ or are gone.\n"

@@ -34,13 +34,13 @@ bool has_gpu_driver() {
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
       .add_option("--device", options.device,
-                  "Ranks are CPU threads or processes (cpu), or GPUs (gpu; default: GPUs if there "
-                  "is one for each rank and it takes the job)")
+                  "Run on CPU threads or processes, or on GPUs (default: GPUs if there is one for "
+                  "each rank and it takes the job)")
       ->check(CLI::IsMember({"cpu", "gpu"}))
       ->each(require_gpu);
   command
       .add_option("--ranks-per-gpu", options.ranks_per_gpu,
-                  "On GPUs: ranks that share the first one, for tests")
+                  "Run N ranks on the first GPU, for tests")
       ->check(CLI::Range(1, 16));
 }
 

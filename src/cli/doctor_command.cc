@@ -32,45 +32,45 @@ void add_doctor(CLI::App& app) {
   auto out = std::make_shared<std::string>();
   auto options = std::make_shared<DoctorRequest>();
   command->add_option("out", *out,
-                      "Folder of a run (--out of `tandem train`); without: check hosts and links");
+                      "Folder of a run (--out of tandem train); without it, check hosts and links");
   command
       ->add_option("-n,--ranks", options->ranks,
-                   "Ranks to start (one a GPU, 4 on CPUs, or one on each of the hosts)")
+                   "Ranks to start (default: one a GPU, 4 on CPUs, one on each host)")
       ->check(CLI::Range(1, kMaxDoctorRanks));
-  command->add_option("--hosts", options->hosts, "File of hosts, as of tandem launch");
+  command->add_option("--hosts", options->hosts, "File of hosts, as for tandem launch");
   command
       ->add_option("--remote-shell", options->remote_shell,
-                   "Command that runs another on a host: the host's name and that command follow")
+                   "Command that runs another on a host; the host's name and that command follow")
       ->capture_default_str();
   command
-      ->add_option("--start-timeout", options->start_timeout_s,
-                   "Seconds in which a host must start")
+      ->add_option("--start-timeout", options->start_timeout_s, "Max seconds for a host to start")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e9));
   command
       ->add_option("--device", options->devices.device,
-                   "Products and memory of CPUs (cpu) or GPUs (gpu), and the links between them "
-                   "(default: GPUs if there is one for each rank)")
+                   "Check CPUs or GPUs: products, memory and the links between them (default: GPUs "
+                   "if there is one for each rank)")
       ->check(CLI::IsMember({"cpu", "gpu"}));
   command
       ->add_option("--factor", options->diagnosis.factor,
-                   "Times the median of its kind from which a rank or link is slow")
+                   "Multiple of its kind's median from which a rank or link is slow")
       ->capture_default_str()
       ->check(CLI::Range(1.01, 1000.));
   command
       ->add_option("--seconds", options->diagnosis.machine.seconds,
-                   "Min seconds of each rank's products of a dtype, and of its copies")
+                   "Min seconds of each rank's products of a data type, and of its copies")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 3600.));
   command
       ->add_option("--link-timeout", options->diagnosis.links.seconds,
-                   "Seconds without an answer after which a link is unreachable")
+                   "Max seconds for an answer over a link, else it is unreachable")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 1e6));
-  command->add_option("--inject", options->inject,
-                      "For tests: RANK:gemm, RANK:memory or RANK:message, a flipped bit to find");
-  command->add_option("--json", options->json,
-                      "Write the results to this file (-: print only them)");
+  command
+      ->add_option("--inject", options->inject,
+                   "Flip a bit, for tests: RANK:gemm, RANK:memory or RANK:message")
+      ->option_text("RANK:WHERE");
+  command->add_option("--json", options->json, "Write the results to FILE (-: print only them)");
   command->add_flag("--rank-side", options->rank_side)->group("");
   command->footer(
       "\nWith OUT: reads OUT/ranks, in which every rank records the phases of its steps\n"

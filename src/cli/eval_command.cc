@@ -215,7 +215,7 @@ void run(EvalArguments arguments) {
 
 void add_eval(CLI::App& app) {
   auto* command =
-      app.add_subcommand("eval", "Loss of a trained model: bits per byte of text, nats of chats");
+      app.add_subcommand("eval", "Evaluate a trained model: bits per byte of text, nats of chats");
   auto arguments = std::make_shared<EvalArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 1; under mpirun all)");
@@ -223,18 +223,19 @@ void add_eval(CLI::App& app) {
   add_device_options(*command, arguments->evaluation.devices);
   command
       ->add_option("--codec", arguments->codec,
-                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
-                   "embeddings (mlp=int4:g32,embeddings=int8)")
+                   "Wire format of sums over ranks (int8), or one per site: attention, mlp, "
+                   "experts, embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
-  command->add_option("--codec-sweep", arguments->sweep,
-                      "Every format at every site: a table; PREFIX.json and PREFIX.svg");
+  command->add_option(
+      "--codec-sweep", arguments->sweep,
+      "Score every format at every site: print a table, write PREFIX.json and PREFIX.svg");
   command
       ->add_option(
           "--sweep-sites", arguments->sweep_sites,
-          "Only at these, the others uncompressed: attention,mlp (default: all of the model)")
+          "Score formats at these sites only, such as attention,mlp (default: all of the model)")
       ->delimiter(',');
   command->add_option("--json", arguments->json,
-                      "Result with every file as JSON: FILE, or - for stdout");
+                      "Write the result with every file to FILE (-: print only it)");
   command->footer(
       "\nExamples:\n"
       "  tandem eval out/tiny --data include                one figure for all files\n"

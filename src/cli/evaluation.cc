@@ -78,29 +78,30 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
   EvaluateOptions& options = arguments.options;
   command
       .add_option("dir", arguments.directory,
-                  "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
+                  "Folder that tandem train wrote (its --out, final/ or a checkpoint), or a "
+                  "Hugging Face folder")
       ->required();
   command.add_option("--data", arguments.data, "Folders, globs and files");
   command.add_option("--list", arguments.list,
                      "File with one path per line (OUT/heldout.txt), or each ended by NUL");
-  command.add_option("--format", arguments.format, "Of the files (data.format)")
+  command.add_option("--format", arguments.format, "Format of the files (data.format)")
       ->check(CLI::IsMember(data_format_names()))
       ->capture_default_str();
   command.add_option("--text-key", options.text_key, "Key of texts in JSON Lines (data.text_key)")
       ->capture_default_str();
   command.add_option("--tp", arguments.tp, tp_help)->check(CLI::Range(1, 4096));
-  command.add_option("--seq", options.seq, "Tokens of a window (0: the model's longest)")
+  command.add_option("--seq", options.seq, "Tokens of a window (default: 0, the model's longest)")
       ->capture_default_str();
   command
       .add_option("--stride", options.stride,
-                  "Tokens scored per window after the first (0: half a window)")
+                  "Tokens scored per window after the first (default: 0, half a window)")
       ->capture_default_str();
-  command.add_option("--batch", options.batch, "Windows at once")
+  command.add_option("--batch", options.batch, "Windows evaluated at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 65536));
   command
       .add_option("--dtype", arguments.dtype,
-                  "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+                  "Data type of matrix products (default: f32 on CPUs, bf16 on GPUs)")
       ->check(CLI::IsMember({"f32", "bf16"}));
 }
 

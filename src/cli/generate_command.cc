@@ -257,63 +257,67 @@ void add_generate(CLI::App& app) {
   auto arguments = std::make_shared<GenerateArguments>();
   auto* command = app.add_subcommand("generate", "Continue a text with a trained model");
   add_model_option(*command, arguments->directory);
+  command->option_defaults()->group("Prompts and output");
   command->add_option("--prompt", arguments->prompt,
-                      "Text to continue (-: all of standard input; default: none)");
+                      "Text to continue (-: standard input; default: none)");
   command
-      ->add_option(
-          "--prompts", arguments->prompts,
-          "File of many prompts, a JSON object a line (prompt or messages, max_tokens, "
-          "temperature, top_k, top_p, seed, stop, log_probs; more in docs/guide/generation.md): "
-          "texts as such lines, in order")
+      ->add_option("--prompts", arguments->prompts,
+                   "Continue many prompts, a JSON object a line (prompt or messages, max_tokens, "
+                   "temperature, top_k, top_p, seed, stop, log_probs; more in "
+                   "docs/guide/generation.md), and print such lines in order")
       ->excludes("--prompt");
   command
       ->add_option("--chat", arguments->chat,
-                   "File of a chat to answer, as JSON: a list of messages with role and content, "
-                   "written as the model's template says")
+                   "Answer a chat: a JSON list of messages with role and content, formatted by the "
+                   "model's template")
       ->excludes("--prompt")
       ->excludes("--prompts");
-  command->add_option("--batch", arguments->batch, "With --prompts: texts that are written at once")
+  command->add_option("--batch", arguments->batch, "Sequences of --prompts generated at once")
       ->capture_default_str();
-  add_prompt_rows_option(*command, arguments->prompt_rows)->needs("--prompts");
-  add_tp_option(*command, arguments->ranks);
+  command
+      ->add_option("--json", arguments->json,
+                   "Write prompt, text and speed to FILE (-: print only them)")
+      ->excludes("--prompts");
+  command->option_defaults()->group("Sampling");
   arguments->temperature = command
                                ->add_option("--temperature", arguments->sampling.temperature,
-                                            "0: always the likeliest token")
+                                            "Sampling temperature (0: always the likeliest token)")
                                ->capture_default_str();
   arguments->top_k = command
                          ->add_option("--top-k", arguments->sampling.top_k,
-                                      "Only so many of the likeliest tokens (0: all)")
+                                      "Sample among the N likeliest tokens (0: all)")
                          ->capture_default_str();
   arguments->top_p = command
                          ->add_option("--top-p", arguments->sampling.top_p,
-                                      "Of those, only the likeliest that make up this share")
+                                      "Sample among the likeliest of these that make up this share")
                          ->capture_default_str();
-  command->add_option("--seed", arguments->sampling.seed, "Same seed, same text")
+  command
+      ->add_option("--seed", arguments->sampling.seed,
+                   "Seed of the samples; the same seed gives the same text")
       ->capture_default_str();
   command
       ->add_option("--max-tokens", arguments->max_tokens,
-                   "Tokens to write at most (without a tokenizer: bytes)")
+                   "Max tokens to generate (bytes, without a tokenizer)")
       ->capture_default_str();
   command
       ->add_option("--stop", arguments->stops,
-                   "End before this text, which is not written; several: before the first of them")
+                   "End before the first of these texts, which is not printed")
       ->allow_extra_args(false)
       ->take_all();
-  command
-      ->add_option("--json", arguments->json,
-                   "Prompt, text and speed as JSON: FILE next to the text, or - for it alone")
-      ->excludes("--prompts");
+  command->option_defaults()->group("Ranks and arithmetic");
+  add_tp_option(*command, arguments->ranks);
+  add_prompt_rows_option(*command, arguments->prompt_rows)->needs("--prompts");
   add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
                       arguments->codec);
   command
       ->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
-                 "With --codec: a prompt's forms without it are measured, too, and the fastest "
-                 "is taken; the tokens after it travel as --codec says")
+                 "Also measure uncompressed forms of the prompt, with --codec, and take the "
+                 "fastest; later tokens use the codec")
       ->excludes("--prompts");
   command
       ->add_option("--prefill", arguments->prefill,
-                   "How the prompt runs: iso: in two chunks, one computed while the other's sums "
-                   "travel (automatic: measured for prompts of 32 tokens or more)")
+                   "Form of the prompt: serial, or iso, in two chunks, one computed while the "
+                   "other's sums travel; automatic measures them for prompts of 32 tokens or more")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->excludes("--prompts")
       ->capture_default_str();

@@ -119,7 +119,7 @@ void print_info() {
 }  // namespace
 
 void add_info(CLI::App& app) {
-  app.add_subcommand("info", "What this build and this machine offer")->callback(print_info);
+  app.add_subcommand("info", "Describe this build and this machine")->callback(print_info);
 }
 
 }  // namespace tandem::cli

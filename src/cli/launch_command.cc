@@ -106,55 +106,25 @@ void launch(const LaunchOptions& options) {
   launch_processes(options);
 }
 
-}  // namespace
-
-void add_launch(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "launch", "Start the ranks of a world as processes, here or on several hosts");
-  auto options = std::make_shared<LaunchOptions>();
-  command->add_option("-n,--ranks", options->processes.ranks, "Processes to start")
+void add_process_options(CLI::App& command, LaunchRequest& request) {
+  command.option_defaults()->group("Processes");
+  command.add_option("-n,--ranks", request.ranks, "Number of processes to start")
       ->check(CLI::Range(1, kMaxRanks));
   command
-      ->add_option(
-          "--spares", options->processes.spares,
-          "Further processes, without a rank: each takes that of a killed one, and the run "
-          "continues (tandem train)")
-      ->check(CLI::Range(0, kMaxRanks));
-  command
-      ->add_option("--restarts", options->processes.restarts,
-                   "New processes to start for killed ones when no spare is left (tandem train); "
-                   "times to start all ranks again when one is lost (tandem serve)")
-      ->check(CLI::Range(0, kMaxRestarts));
-  command
-      ->add_option("--min-dp", options->processes.min_dp,
-                   "When no process can take a lost rank: continue with fewer data-parallel ranks, "
-                   "down to so many, and the same bits (tandem train; 0: end)")
-      ->check(CLI::Range(0, kMaxRanks));
-  command
-      ->add_option("--start-timeout", options->processes.start_timeout_s,
-                   "Seconds in which a host must start, and a rank must begin its first step, else "
-                   "it is replaced")
-      ->capture_default_str()
-      ->check(CLI::Range(1e-3, 1e9));
-  command->add_option("--hosts", options->processes.hosts,
-                      "File of hosts for the ranks and spares, one a line: name [slots=MAX_RANKS]");
-  command
-      ->add_option("--remote-shell", options->processes.remote_shell,
-                   "Command that runs another on a host: the host's name and that command follow")
-      ->capture_default_str();
-  command
-      ->add_option("--port", options->processes.port,
-                   fmt::format("With --hosts: listen at this port, and for ranks at one of the {} "
-                               "after it (default: any); without: MASTER_PORT of the ranks (29500)",
-                               kStorePorts))
+      .add_option("--port", request.port,
+                  fmt::format("Listen at this port, and for ranks at one of the {} after it, with "
+                              "--hosts (default: any); else MASTER_PORT of the ranks (default: "
+                              "29500)",
+                              kStorePorts))
       ->check(CLI::Range(1, kMaxPort));
   command
-      ->add_option("--host-timeout", options->processes.host_timeout_s,
-                   "Seconds without a sign of life of a host, after which its ranks are replaced")
+      .add_option("--start-timeout", request.start_timeout_s,
+                  "Replace a host that does not start, or a rank that does not begin its first "
+                  "step, in X seconds")
       ->capture_default_str()
-      ->check(CLI::Range(1., 1e9));
+      ->check(CLI::Range(1e-3, 1e9));
   command
-      ->add_flag_callback(
+      .add_flag_callback(
           "--executor",
           [] {
             run_executor();
@@ -162,76 +132,123 @@ void add_launch(CLI::App& app) {
           },
           "")
       ->group("");
+  command.add_option("command", request.command, "Command of each rank, after --");
+}
+
+void add_recovery_options(CLI::App& command, LaunchRequest& request) {
+  command.option_defaults()->group("Lost ranks");
   command
-      ->add_option("--step-timeout", options->processes.step_timeout_s,
-                   "Max seconds of one operation or file access of a step, else the rank is "
-                   "replaced (0: only hangs are found, in operations that were finished before)")
+      .add_option("--spares", request.spares,
+                  "Start N further processes without a rank; each takes the rank of a killed one "
+                  "(tandem train)")
+      ->check(CLI::Range(0, kMaxRanks));
+  command
+      .add_option("--restarts", request.restarts,
+                  "Replace up to N killed processes by new ones when no spare is left (tandem "
+                  "train); start all ranks again up to N times when one is lost (tandem serve)")
+      ->check(CLI::Range(0, kMaxRestarts));
+  command
+      .add_option("--min-dp", request.min_dp,
+                  "When no process can take a lost rank, continue with fewer data-parallel ranks, "
+                  "at least N, and the same bits (tandem train; 0: end)")
+      ->check(CLI::Range(0, kMaxRanks));
+  command
+      .add_option("--step-timeout", request.step_timeout_s,
+                  "Replace a rank when one operation or file access of a step takes more than X "
+                  "seconds (0: find only hangs in operations that were finished before)")
       ->check(CLI::Range(0., 1e9));
-  command->add_option("--out", options->processes.out,
-                      "Folder for events.jsonl: ranks lost, hung, recovered; and faults.jsonl");
-  command->add_option("--live", options->processes.live,
-                      "Serve a page of the run at [HOST:]PORT while its ranks end and are replaced "
-                      "(tandem train; events.jsonl goes to its --out)");
-  command->add_flag("--diagnose", options->diagnoses,
-                    "After a run that failed, print what tandem doctor says of it");
-  command->add_option(
-      "--inject", options->processes.inject,
-      "For tests: faults to cause in the ranks' processes (kill, hang, pause, slow): a file "
-      "(TOML), or random:SEED,RATE in each step and rank");
-  command->add_option("command", options->processes.command, "Command of each rank, after --");
+}
+
+void add_host_options(CLI::App& command, LaunchRequest& request) {
+  command.option_defaults()->group("Several hosts");
+  command.add_option("--hosts", request.hosts,
+                     "File of hosts for the ranks and spares, one a line: name [slots=MAX_RANKS]");
   command
-      ->add_option("--probe", options->probe.ranks,
-                   "Measure instead how long a world of so many ranks takes to form: each with its "
-                   "connections, threads and groups, but without a model; 128 share a process")
+      .add_option("--remote-shell", request.remote_shell,
+                  "Command that runs another on a host; the host's name and that command follow")
+      ->capture_default_str();
+  command
+      .add_option("--host-timeout", request.host_timeout_s,
+                  "Replace the ranks of a host without a sign of life for X seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(1., 1e9));
+}
+
+void add_output_options(CLI::App& command, LaunchOptions& options) {
+  command.option_defaults()->group("Output");
+  command.add_option("--out", options.processes.out,
+                     "Folder for events.jsonl (ranks lost, hung, recovered) and faults.jsonl");
+  command.add_option("--live", options.processes.live,
+                     "Serve a page of the run while its ranks end and are replaced (tandem train; "
+                     "events.jsonl goes to its --out)");
+  command.add_flag("--diagnose", options.diagnoses,
+                   "Print what tandem doctor says of a run that failed");
+  command
+      .add_option("--inject", options.processes.inject,
+                  "Cause faults in the ranks' processes, for tests (kill, hang, pause, slow): from "
+                  "a TOML file, or random in each step and rank")
+      ->option_text("FILE|random:SEED,RATE");
+}
+
+void add_probe_options(CLI::App& command, LaunchOptions& options) {
+  command.option_defaults()->group("Time to form a world");
+  command
+      .add_option("--probe", options.probe.ranks,
+                  "Measure how long a world of N ranks takes to form, instead: each with its "
+                  "connections, threads and groups, without a model; 128 share a process")
       ->check(CLI::Range(1, kMaxProbeRanks));
-  command->add_option("--tp", options->probe.tp, "Ranks of a tensor-parallel group")
+  command.add_option("--tp", options.probe.tp, "Ranks of a tensor-parallel group")
       ->capture_default_str()
       ->check(CLI::Range(1, kMaxProbeRanks));
-  command->add_option("--pp", options->probe.pp, "Pipeline ranks")
+  command.add_option("--pp", options.probe.pp, "Pipeline ranks")
       ->capture_default_str()
       ->check(CLI::Range(1, kMaxProbeRanks));
-  command->add_option("--json", options->json,
-                      "Write the results to this file (-: print only them)");
-  command->footer(
-      "\nProcesses find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a "
-      "rendezvous\n"
-      "store in the launcher, on one host without an open port. Lines of output begin with the "
-      "rank. When a "
-      "rank\n"
-      "fails, one line says which, the others end, and its exit status is that of the launcher.\n"
-      "It holds the memory of the ranks' snapshots (checkpoint.snapshot_every), from which ranks "
-      "that\n"
-      "the command starts again with --resume restore their state.\n"
-      "\nSIGUSR1 and SIGUSR2 are passed on (tandem train: save a checkpoint). A launch of tandem "
-      "train "
-      "that\n"
-      "gives up first writes the newest snapshot that is in memory to its --out, for --resume.\n"
-      "\n--spares, --restarts: when a process of tandem train is killed or hangs, another takes "
-      "its "
-      "rank,\n"
-      "the other ranks stay in theirs, and all continue from the newest checkpoint. A killed "
-      "launcher is\n"
-      "started again, on one host: docs/guide/recovery.md.\n"
-      "Ranks of tandem serve have no checkpoint: when one is lost, all are started again.\n"
-      "\n--hosts: an executor on each host starts its ranks and spares, passes on their output "
-      "and\n"
-      "connects to a port of this launcher. The program and this folder must exist on every host.\n"
-      "A host that is lost counts as the loss of its ranks.\n"
-      "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. "
-      "Every "
-      "rank\n"
-      "exchanges its number with its tensor-, pipeline- and data-parallel groups, and the members\n"
-      "are checked. Memory is that of all ranks and the store, beyond that of the program.\n"
-      "\nExamples:\n"
-      "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
-      "  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared\n"
-      "  tandem launch -n 2 --restarts 3 --live 8080 -- tandem train configs/tiny.toml --tp 2 "
-      "--out "
-      "out/live\n"
-      "  tandem launch --hosts hosts.txt -n 2 -- tandem train configs/tiny.toml --tp 2 --out "
-      "out/hosts\n"
-      "  tandem launch --probe 64 --tp 4 --pp 2\n"
-      "  tandem launch --probe 512 --tp 8 --pp 8 --json -");
+  command.add_option("--json", options.json, "Write the results to FILE (-: print only them)");
+}
+
+constexpr const char* kFooter = R"(
+Processes find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a rendezvous
+store in the launcher, on one host without an open port. Lines of output begin with the rank.
+When a rank fails, one line says which, the others end, and its exit status is that of the
+launcher. It holds the memory of the ranks' snapshots (checkpoint.snapshot_every), from which
+ranks that the command starts again with --resume restore their state.
+
+SIGUSR1 and SIGUSR2 are passed on (tandem train: save a checkpoint). A launch of tandem train
+that gives up first writes the newest snapshot that is in memory to its --out, for --resume.
+
+--spares, --restarts: when a process of tandem train is killed or hangs, another takes its
+rank, the other ranks stay in theirs, and all continue from the newest checkpoint. A killed
+launcher is started again, on one host: docs/guide/recovery.md. Ranks of tandem serve have no
+checkpoint: when one is lost, all are started again.
+
+--hosts: an executor on each host starts its ranks and spares, passes on their output and
+connects to a port of this launcher. The program and this folder must exist on every host. A
+host that is lost counts as the loss of its ranks.
+
+--probe: the world is formed with the library's own rendezvous store, ranks and groups. Every
+rank exchanges its number with its tensor-, pipeline- and data-parallel groups, and the
+members are checked. Memory is that of all ranks and the store, beyond that of the program.
+
+Examples:
+  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched
+  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared
+  tandem launch -n 2 --restarts 3 --live 8080 -- tandem train configs/tiny.toml --tp 2 --out out/web
+  tandem launch --hosts hosts.txt -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/hosts
+  tandem launch --probe 64 --tp 4 --pp 2
+  tandem launch --probe 512 --tp 8 --pp 8 --json -)";
+
+}  // namespace
+
+void add_launch(CLI::App& app) {
+  auto* command = app.add_subcommand(
+      "launch", "Start the ranks of a world as processes, here or on several hosts");
+  auto options = std::make_shared<LaunchOptions>();
+  add_process_options(*command, options->processes);
+  add_recovery_options(*command, options->processes);
+  add_host_options(*command, options->processes);
+  add_output_options(*command, *options);
+  add_probe_options(*command, *options);
+  command->footer(kFooter);
   command->callback([options] { launch(*options); });
 }
 

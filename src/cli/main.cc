@@ -57,7 +57,7 @@ int run(CLI::App& app, int argc, char** argv) {
   }
   check_command(app, argc, argv);
   try {
-    app.parse(reversed_arguments(argc, argv));
+    if (!print_key_help(argc, argv)) app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& request) {  // --help, --version
     std::ostringstream text;
     code = app.exit(request, text, text);

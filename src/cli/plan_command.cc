@@ -210,7 +210,8 @@ void show(const ScheduleOptions& options) {
 }
 
 void add_schedule(CLI::App& plan) {
-  auto* command = plan.add_subcommand("schedule", "Pipeline schedule: order, bubble and memory");
+  auto* command =
+      plan.add_subcommand("schedule", "Show a pipeline schedule: order, bubble and memory");
   auto options = std::make_shared<ScheduleOptions>();
   command->add_option("--pp", options->ranks, "Pipeline ranks")
       ->required()
@@ -220,7 +221,7 @@ void add_schedule(CLI::App& plan) {
       ->check(CLI::Range(1, kMaxMicrobatches));
   command->add_option(
       "--schedule", options->schedule,
-      "gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v (default: a table of all)");
+      "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v (default: a table of all)");
   command
       ->add_option("--virtual", options->chunks,
                    "Stages per rank (default: the fewest that the schedule needs)")
@@ -237,15 +238,13 @@ void add_schedule(CLI::App& plan) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
   command
-      ->add_option(
-          "--recompute", options->recompute,
-          "Time in which a stage computes activations again before its backward pass, same "
-          "unit (train.recompute)")
+      ->add_option("--recompute", options->recompute,
+                   "Time to recompute a stage's activations before its backward pass, same unit "
+                   "(train.recompute)")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
-  command->add_option("--json", options->json,
-                      "Write the results to this file (-: print only them)");
-  command->add_option("--svg", options->svg, "Draw the schedule in this file");
+  command->add_option("--json", options->json, "Write the results to FILE (-: print only them)");
+  command->add_option("--svg", options->svg, "Draw the schedule in FILE");
   command->footer(
       "\nSimulates ranks that run their passes in order, each as soon as its inputs are there. "
       "The\n"

@@ -198,48 +198,51 @@ void require_search(const PlanSearchOptions& search, const FitOptions& options) 
 
 void add_plan_fit(CLI::App& plan) {
   auto options = std::make_shared<FitOptions>();
-  auto* fit = plan.add_option("--fit", options->fit,
-                              "Calibrate the step cost on the runs of this CSV file");
+  plan.option_defaults()->group("Step times of measured runs");
+  auto* fit =
+      plan.add_option("--fit", options->fit, "Calibrate the step cost on the runs in a CSV file");
   const auto add = [&](const char* name, std::string& value, const char* help) {
     return plan.add_option(name, value, help)->needs(fit);
   };
   add("--predict", options->predict,
-      "Predict the step times of this file's runs (default: --fit's)");
+      "Predict the step times of the runs in FILE (default: those of --fit)");
   add("--leave-out", options->leave_out,
-      "Predict every run of --fit from those that differ in this column, as in model");
+      "Predict every run of --fit from those that differ in COLUMN, such as model");
   add("--where", options->where,
-      "Predict only runs with these values, as in group=mosaic-mpt,gpu=H100,gpus<=512");
+      "Predict only runs with these values, such as group=mosaic-mpt,gpu=H100,gpus<=512");
   add("--fit-where", options->fit_where, "Calibrate only on runs with these values");
-  plan.add_option("--json", options->json, "Write the results to this file (-: print only them)");
+  plan.add_option("--json", options->json, "Write the results to FILE (-: print only them)");
   auto search = std::make_shared<PlanSearchOptions>();
   auto* config = plan.add_option("config", search->config, "Job file (TOML) to find a layout for");
-  plan.add_option("--gpus", search->gpus, "GPUs of the job")
+  plan.option_defaults()->group("Layout of a job");
+  plan.add_option("--gpus", search->gpus, "Number of GPUs")
       ->needs(config)
       ->check(CLI::Range(1, 1 << 20));
-  plan.add_option("--hardware", search->hardware,
-                  "TOML file: gpu, gpus_per_host, link.host, "
-                  "link.network (GB/s)")
+  plan.add_option(
+          "--hardware", search->hardware,
+          "Describe the GPUs in a TOML file: gpu, gpus_per_host, link.host, link.network (GB/s)")
       ->needs(config);
   add_init_option(plan, search->init)->needs(config);
-  plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
+  plan.add_option("--out", search->out, "Write the job in its fastest layout to FILE")
+      ->option_text("FILE")
       ->needs(config);
   plan.add_option("--chakra", search->chakra,
-                  "Write execution traces of a step in the fastest layout, in the format of "
-                  "MLCommons Chakra, to this folder")
+                  "Write execution traces of a step in the fastest layout to FOLDER, in the format "
+                  "of MLCommons Chakra")
       ->needs(config);
   plan.add_option("--page", search->page,
-                  "Write a page that shows what other GPUs, links, memory and accuracy would "
-                  "change to this HTML file")
+                  "Write a page that shows the effect of other GPUs, links, memory and accuracy to "
+                  "FILE (HTML)")
       ->needs(config);
-  plan.add_option(
-          "--accuracy", search->accuracy,
-          "Largest error that a wire format may have: lossless, that of a format as int8 or "
-          "int4, or a percentage of a group's largest value")
+  plan.add_option("--accuracy", search->accuracy,
+                  "Max error of a wire format: lossless, a format whose error it is (int8, int4), "
+                  "or a percentage of a group's largest value")
       ->needs(config)
       ->capture_default_str();
   plan.add_flag("--dp-formats", search->dp_formats,
                 "Search wire formats of gradients and weights, too; only CPU ranks take these")
       ->needs(config);
+  plan.option_defaults()->group("Options");  // of subcommands
   plan.callback([&plan, options, search] {
     if (!plan.get_subcommands().empty()) return;
     if (!search->config.empty()) {

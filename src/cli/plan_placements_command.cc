@@ -133,7 +133,7 @@ void show_placements(const PlacementsOptions& options) {
 
 void add_plan_placements(CLI::App& plan) {
   auto* command = plan.add_subcommand(
-      "placements", "What the ranks of each axis hold of every tensor of a training step");
+      "placements", "Show how the tensors of a training step are placed on ranks");
   auto options = std::make_shared<PlacementsOptions>();
   command->add_option("config", options->config, "Job file (TOML)")->required();
   const auto add_size = [&](const char* name, int64_t& size, const char* help) {
@@ -143,18 +143,18 @@ void add_plan_placements(CLI::App& plan) {
   add_size("--pp", options->pp, "Pipeline parallel ranks (parallel.pp)");
   add_size("--dp", options->dp, "Data parallel ranks (parallel.dp)");
   add_size("--ep", options->ep,
-           "Of the data parallel ranks, those that share the experts (parallel.ep)");
+           "Expert parallel ranks, among the data parallel ones (parallel.ep)");
   command
-      ->add_option("--set", options->overrides,
-                   "table.key=value over the job file, one or several; each value is TOML, or else "
-                   "a string")
+      ->add_option(
+          "--set", options->overrides,
+          "Override keys of the job file (table.key=value); a value is TOML, or else a string")
       ->allow_extra_args(false)
       ->take_all();
   add_init_option(*command, options->init);
-  command->add_flag("--all", options->all,
-                    "A line for every tensor (default: one for those of all layers or experts)");
-  command->add_option("--json", options->json,
-                      "Write all tensors to this file (-: print only them)");
+  command->add_flag(
+      "--all", options->all,
+      "Print a line for every tensor (default: one for those of all layers or experts)");
+  command->add_option("--json", options->json, "Write all tensors to FILE (-: print only them)");
   command->footer(
       "\nOver the ranks of an axis a tensor is\n"
       "  replicated     the same on all of them\n"

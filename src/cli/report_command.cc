@@ -38,7 +38,7 @@ struct LiveOptions {
 }  // namespace
 
 void add_report(CLI::App& app) {
-  auto* command = app.add_subcommand("report", "Charts and tables of a run as one HTML file");
+  auto* command = app.add_subcommand("report", "Write charts and tables of a run as one HTML file");
   auto dir = std::make_shared<std::string>();
   command->add_option("DIR", *dir, "Folder that `tandem train --out` wrote")->required();
   auto complete = std::make_shared<bool>(false);
@@ -47,18 +47,18 @@ void add_report(CLI::App& app) {
                     "First measure what is missing: held-out text against gzip and xz, a sample, "
                     "and the time of a step, serial and overlapped");
   command->add_option("--link", options->link,
-                      "With --complete: the link that step times emulate (default: one whose "
-                      "transfers take as long as the run's matrix products)");
+                      "Link that step times emulate, with --complete (default: one whose transfers "
+                      "take as long as the run's matrix products)");
   auto live = std::make_shared<LiveOptions>();
-  command->add_option("--live", live->address,
-                      "Instead serve a page of the run while it trains, at [HOST:]PORT (0: a free "
-                      "port; default host: 127.0.0.1)");
+  command->add_option(
+      "--live", live->address,
+      "Serve a page of the run while it trains, instead (0: a free port; default host: 127.0.0.1)");
   command->add_option("--live-parent", live->parent)->group("");  // of the process that trains
   auto is_tensorboard = std::make_shared<bool>(false);
-  command->add_flag("--tensorboard", *is_tensorboard,
-                    "Instead write the steps' numbers to DIR/tensorboard, which tensorboard "
-                    "--logdir DIR shows");
-  command->add_option("--prompt", options->prompt, "With --complete: of the sample");
+  command->add_flag(
+      "--tensorboard", *is_tensorboard,
+      "Write the steps' numbers to DIR/tensorboard, instead; tensorboard --logdir DIR shows them");
+  command->add_option("--prompt", options->prompt, "Prompt of the sample, with --complete");
   command->footer(
       "\nReads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
       "split/{serial,overlapped}/); writes DIR/report.html, which opens offline, and\n"

@@ -181,48 +181,52 @@ void run(ServeArguments arguments) {
 
 void add_serve(CLI::App& app) {
   auto arguments = std::make_shared<ServeArguments>();
-  auto* command = app.add_subcommand("serve", "Answer requests for texts by HTTP, as OpenAI does");
+  auto* command = app.add_subcommand("serve", "Serve completions by HTTP, with OpenAI's API");
   add_model_option(*command, arguments->directory);
+  command->option_defaults()->group("Server");
   command
-      ->add_option("--port", arguments->address,
-                   "[HOST:]PORT to listen at (0: a free port; default host: 127.0.0.1, this "
-                   "machine only)")
+      ->add_option(
+          "--port", arguments->address,
+          "Address to listen at (0: a free port; default host: 127.0.0.1, this machine only)")
       ->capture_default_str();
   command->add_option("--name", arguments->name,
-                      "Of the model, as requests give it (default: its folder's)");
+                      "Model name in the API (default: the folder's name)");
+  command->option_defaults()->group("Ranks and arithmetic");
   add_tp_option(*command, arguments->ranks)->check(CLI::Range(1, 4096));
-  command->add_option("--batch", arguments->batch, "Texts that are written at once")
+  add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
+                      arguments->codec);
+  command->option_defaults()->group("Batches");
+  command->add_option("--batch", arguments->batch, "Sequences generated at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   command
-      ->add_option("--context", arguments->context,
-                   fmt::format("Max tokens of a prompt and its text (default: the model's, at "
-                               "most {})",
-                               kMaxContext))
+      ->add_option(
+          "--context", arguments->context,
+          fmt::format("Max tokens of a prompt and its completion (default: the model's, at "
+                      "most {})",
+                      kMaxContext))
       ->check(CLI::Range(int64_t(2), int64_t(1) << 24));
   add_prompt_rows_option(*command, arguments->prompt_rows);
   command
       ->add_option("--mixed-rows", arguments->mixed_rows,
-                   fmt::format("Max rows of a step in which texts are written, too: fewer delay "
-                               "their tokens less (default: all on CPUs, {} on GPUs)",
+                   fmt::format("Max rows of a step that also generates tokens, which fewer rows "
+                               "delay less (default: all on CPUs, {} on GPUs)",
                                kGpuMixedRows))
       ->check(CLI::Range(1, 1 << 16));
   command
       ->add_option("--queue", arguments->queue,
-                   "Texts that are written or wait, at most; others get status 429")
+                   "Max sequences that are generated or wait; others get status 429")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
-                      arguments->codec);
-  command->footer(
-      "\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
-      "too), /v1/models, /v1/models/NAME,\n/tokenize, /health, /metrics (Prometheus), and / for a "
-      "page "
-      "to try it. If TANDEM_API_KEY is set,\nrequests must give it as a bearer token.\n"
-      "\nExamples:\n"
-      "  tandem serve out/tiny --tp 2\n"
-      "  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"int main\", "
-      "\"max_tokens\": 40}'\n");
+  command->footer(R"(
+Paths: /v1/completions and /v1/chat/completions (with "stream": true, too), /v1/models,
+/v1/models/NAME, /tokenize, /health, /metrics (Prometheus), and / for a page to try it. If
+TANDEM_API_KEY is set, requests must give it as a bearer token.
+
+Examples:
+  tandem serve out/tiny --tp 2
+  curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "int main", "max_tokens": 40}'
+)");
   command->callback([arguments] { run(*arguments); });
 }
 

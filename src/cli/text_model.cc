@@ -20,7 +20,8 @@ constexpr int64_t kCpuPromptRows = 64, kGpuPromptRows = 2048;
 void add_model_option(CLI::App& command, std::string& directory) {
   command
       .add_option("dir", directory,
-                  "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
+                  "Folder that tandem train wrote (its --out, final/ or a checkpoint), or a "
+                  "Hugging Face folder")
       ->required();
 }
 
@@ -32,8 +33,8 @@ CLI::Option* add_tp_option(CLI::App& command, int& ranks) {
 void add_weights_option(CLI::App& command, std::string& weights) {
   command
       .add_option("--weights", weights,
-                  "int8: of matrix products, on CPUs; each 64 of a row share a scale (default: as "
-                  "--dtype)")
+                  "Data type of the weights of matrix products, on CPUs; each 64 of a row share a "
+                  "scale (default: as --dtype)")
       ->check(CLI::IsMember({"int8"}));
 }
 
@@ -44,14 +45,16 @@ void check_weights(const std::string& weights, const DeviceOptions& devices) {
 
 void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
                          DeviceOptions& devices, std::string& codec) {
-  command.add_option("--dtype", dtype, "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+  command
+      .add_option("--dtype", dtype,
+                  "Data type of matrix products (default: f32 on CPUs, bf16 on GPUs)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_weights_option(command, weights);
   add_device_options(command, devices);
   command
       .add_option("--codec", codec,
-                  "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
-                  "embeddings (mlp=int4:g32,embeddings=int8)")
+                  "Wire format of sums over ranks (int8), or one per site: attention, mlp, "
+                  "experts, embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
 }
 

@@ -161,7 +161,7 @@ void run(const TokenizeArguments& arguments) {
 
 void add_tokenize(CLI::App& app) {
   auto arguments = std::make_shared<TokenizeArguments>();
-  auto* command = app.add_subcommand("tokenize", "Tokens of a text, and text of tokens");
+  auto* command = app.add_subcommand("tokenize", "Encode text as tokens, or decode tokens");
   command
       ->add_option(
           "path", arguments->path,
@@ -169,17 +169,19 @@ void add_tokenize(CLI::App& app) {
           ".tiktoken, or their folder")
       ->required();
   command->add_option("--text", arguments->text, "Text or tokens (default: standard input)");
-  command->add_flag("--decode", arguments->decodes, "From tokens to text");
+  command->add_flag("--decode", arguments->decodes, "Decode tokens to text");
   command->add_flag("--add-special", arguments->adds,
-                    "With the tokens that the file adds to each text, as <s>");
+                    "Add the tokens that the file adds to each text, such as <s>");
   command->add_flag("--skip-special", arguments->skips_special, "Decode without special tokens");
-  auto* json = command->add_flag("--json", arguments->as_json, "Tokens and their texts as JSON");
+  auto* json =
+      command->add_flag("--json", arguments->as_json, "Print tokens and their texts as JSON");
   command
       ->add_flag("--lines", arguments->by_line,
-                 "Each line is JSON: a text or {\"text\": ...}, or with --decode a list of tokens")
+                 "Read a line of JSON at a time: a text or {\"text\": ...}, or with --decode a "
+                 "list of tokens")
       ->excludes(json);
   command->add_flag("--time", arguments->shows_time,
-                    "The time that encoding took, on one thread, to standard error");
+                    "Print the time that encoding took, on one thread, to standard error");
   command->footer(
       "\nExamples:\n"
       "  tandem tokenize tests/engine/tokenizer/data/small_bytes.json --text 'Hello, world'\n"

@@ -120,28 +120,30 @@ void draw(const TraceOptions& options) {
 }  // namespace
 
 void add_trace(CLI::App& app) {
-  auto* command = app.add_subcommand("trace", "Picture and figures of a recorded timeline");
+  auto* command = app.add_subcommand("trace", "Draw and summarize a recorded timeline");
   auto options = std::make_shared<TraceOptions>();
   command
       ->add_option("FILE", options->file,
-                   "trace.json of `tandem train`, or what `tandem bench --timeline` wrote; with "
-                   "--merge: --out of a run")
+                   "trace.json of tandem train, or a file that tandem bench --timeline wrote; with "
+                   "--merge, the --out of a run")
       ->required();
-  auto* const merged = command->add_option(
-      "--merge", options->merged,
-      "Instead of a picture: write one trace of all ranks and steps of the run FILE, recorded with "
-      "trace.stream_mib, as JSON for ui.perfetto.dev");
-  command->add_option("--steps", options->steps, "Only these, FIRST:LAST or one")->needs(merged);
-  command->add_option("--svg", options->svg, "The picture (default: FILE with the ending .svg)");
+  auto* const merged =
+      command->add_option("--merge", options->merged,
+                          "Write one trace of all ranks and steps of a run, recorded with "
+                          "trace.stream_mib, as JSON for ui.perfetto.dev, instead of a picture");
+  command->add_option("--steps", options->steps, "Steps to merge, with --merge (default: all)")
+      ->needs(merged);
+  command->add_option("--svg", options->svg,
+                      "File of the picture (default: FILE with the ending .svg)");
   command->add_option("--title", options->picture.title,
-                      "What stands above it (default: FILE and what of it is shown)");
+                      "Title of the picture (default: FILE and the part of it that is shown)");
   command
       ->add_option("--rows", options->picture.processors,
                    "Multiprocessors of each GPU to show, evenly spread")
       ->capture_default_str()
       ->check(CLI::Range(1, kMaxProcessor));
   command->add_flag("--all", options->all,
-                    "All of it, where a layer that repeats would stand for the rest");
+                    "Show all layers, also those that one repeated layer would stand for");
   command->footer(
       "Prints, of each rank's time, what went to products, other computation, exposed waiting and\n"
       "sending (concurrently), averaged over a GPU's multiprocessors (SMs).\n\n"

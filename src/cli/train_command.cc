@@ -1,9 +1,11 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -97,17 +99,25 @@ void set_dp(TrainConfig& config, int dp) {
   MemoryEstimate(config).check();
 }
 
-void run(TrainArguments arguments) {
-  TrainRequest request;  // with the time of the start
-  auto* member = control::Member::of_environment();
-  if (member) {
-    const bool is_spare = !member->has_rank();
-    if (member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
-      return;  // a spare of a run that has ended without it
-    }
-    if (is_spare) drop_save_requests();  // the other ranks have served them
+/// Layout of the command line over the job's.
+void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
+  if (arguments.tp > 0) parallel.tp = arguments.tp;
+  if (arguments.dp > 0) parallel.dp = arguments.dp;
+  if (!arguments.codec.empty()) parallel.codec = CodecPolicy::parse(arguments.codec).describe();
+  if (arguments.ep > 0) parallel.ep = arguments.ep;
+  if (arguments.pp > 0) parallel.pp = arguments.pp;
+  if (arguments.ranks == 0) return;
+  const int64_t replica = parallel.tp * parallel.pp;
+  if (arguments.dp == 0 && arguments.ranks % replica == 0) parallel.dp = arguments.ranks / replica;
+  if (replica * parallel.dp != arguments.ranks) {
+    throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp x pp = {} x {} x {} = {}",
+                                      arguments.ranks, parallel.tp, parallel.dp, parallel.pp,
+                                      replica * parallel.dp));
   }
-  now_doing("training " + arguments.out);
+}
+
+/// Reads the job and checks it. `is_member`: of a launcher that replaces ranks.
+void read_request(const TrainArguments& arguments, bool is_member, TrainRequest& request) {
   request.out = arguments.out;
   request.resume = arguments.resume;
   if (request.resume && !arguments.init.empty()) {
@@ -122,30 +132,14 @@ void run(TrainArguments arguments) {
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
-  set_chat_keys(request.config.data);
-  auto& parallel = request.config.parallel;
-  if (arguments.tp > 0) parallel.tp = arguments.tp;
-  if (arguments.dp > 0) parallel.dp = arguments.dp;
-  if (!arguments.codec.empty()) parallel.codec = CodecPolicy::parse(arguments.codec).describe();
-  if (arguments.ep > 0) parallel.ep = arguments.ep;
-  if (arguments.pp > 0) parallel.pp = arguments.pp;
-  if (arguments.ranks > 0) {
-    const int64_t replica = parallel.tp * parallel.pp;
-    if (arguments.dp == 0 && arguments.ranks % replica == 0) {
-      parallel.dp = arguments.ranks / replica;
-    }
-    if (replica * parallel.dp != arguments.ranks) {
-      throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp x pp = {} x {} x {} = {}",
-                                        arguments.ranks, parallel.tp, parallel.dp, parallel.pp,
-                                        replica * parallel.dp));
-    }
-  }
-  if (request.config.check.action == "replace" && !member) {
+  set_chat_keys(request.config);
+  set_layout(arguments, request.config.parallel);
+  if (request.config.check.action == "replace" && !is_member) {
     throw InvalidArgument(
         "check.action is replace: expected tandem launch --spares, --restarts or --min-dp, which "
         "replace a rank");
   }
-  if (member && arguments.devices.on_gpus()) {
+  if (is_member && arguments.devices.on_gpus()) {
     throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
   }
   if (request.resume) {
@@ -153,17 +147,58 @@ void run(TrainArguments arguments) {
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
+}
+
+/// Ranks of the job, on devices that have the memory.
+WorldOptions choose_world(const TrainRequest& request, bool is_member, DeviceOptions& devices) {
   WorldOptions world;
-  world.ranks = ParallelDims(request.config.parallel).ranks();
-  if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
+  world.ranks = ParallelDims(request.config).ranks();
+  const std::string& link = request.config.parallel.link;
+  if (!link.empty()) world.link = EmulatedLink::parse(link);
   const auto check_gpus = [&] {
-    check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
+    check_gpu_training(request.config, devices.ranks_per_gpu > 1);
     return MemoryEstimate(request.config, true).largest_rank(false).total();
   };
-  if (arguments.devices.on_gpus()) check_gpus();
-  set_devices(arguments.devices, world,
-              {member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
-  MemoryEstimate(request.config, arguments.devices.on_gpus()).check();
+  if (devices.on_gpus()) check_gpus();
+  set_devices(devices, world,
+              {is_member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
+  MemoryEstimate(request.config, devices.on_gpus()).check();
+  return world;
+}
+
+/// Calls `train_ranks` again, with the ranks that are left, each time one was lost. Returns false
+/// for a process that is to end without a rank.
+bool train_as_member(control::Member& member, TrainRequest& request, WorldOptions& world,
+                     const TrainEnd& end, const std::function<void()>& train_ranks) {
+  request.output_opened = [&member] { member.note_output(); };
+  request.output_patience_s = kOutputPatienceS;
+  request.rank_flops = &member.rank_flops();
+  request.before_step = [&member](int64_t step) { member.note_step(step); };
+  request.leave_corrupt = [&member] { member.leave_corrupt(); };
+  const ParallelConfig& parallel = request.config.parallel;
+  member.note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
+  return run_recovering(member, [&] {
+    request.resume |= member.resumes();
+    set_dp(request.config, member.dp());
+    world.ranks = ParallelDims(request.config).ranks();
+    train_ranks();
+    member.note_step(end.step);  // also of a run in which no step was left
+  });
+}
+
+void run(TrainArguments arguments) {
+  TrainRequest request;  // with the time of the start
+  auto* member = control::Member::of_environment();
+  if (member) {
+    const bool is_spare = !member->has_rank();
+    if (member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
+      return;  // a spare of a run that has ended without it
+    }
+    if (is_spare) drop_save_requests();  // the other ranks have served them
+  }
+  now_doing("training " + arguments.out);
+  read_request(arguments, member, request);
+  WorldOptions world = choose_world(request, member, arguments.devices);
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
@@ -197,107 +232,136 @@ void run(TrainArguments arguments) {
       if (comm.rank() == 0 || launched()) end = of_rank;
     });
   };
-  if (member) {
-    request.output_opened = [member] { member->note_output(); };
-    request.output_patience_s = kOutputPatienceS;
-    request.rank_flops = &member->rank_flops();
-    request.before_step = [member](int64_t step) { member->note_step(step); };
-    request.leave_corrupt = [member] { member->leave_corrupt(); };
-    member->note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
-    const bool trained = run_recovering(*member, [&] {
-      request.resume |= member->resumes();
-      set_dp(request.config, member->dp());
-      world.ranks = ParallelDims(request.config.parallel).ranks();
-      train_ranks();
-      member->note_step(end.step);  // also of a run in which no step was left
-    });
-    if (!trained) return;
-  } else {
+  if (!member) {
     train_ranks();
+  } else if (!train_as_member(*member, request, world, end, train_ranks)) {
+    return;
   }
   if (end.stopped) throw Ended{kStopped};
 }
 
-std::string wrapped_keys() {
-  constexpr size_t kName = 31, kColumn = kName + 2;
-  std::istringstream lines(describe_config_keys());
-  std::string text;
-  for (std::string line; std::getline(lines, line);) {
-    text += "  " + line.substr(0, kName) + wrapped(line.substr(kName), kColumn, kColumn) + "\n";
+constexpr std::string_view kAllKeys = "keys";
+
+/// Tables of the job file, in the order of its keys.
+std::vector<std::string> key_tables() {
+  std::vector<std::string> tables;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string table(key.name.substr(0, key.name.find('.')));
+    if (std::ranges::find(tables, table) == tables.end()) tables.push_back(table);
   }
-  return text;
+  return tables;
 }
 
+void print_keys(const std::string& table) {
+  const std::vector<std::string> tables = key_tables();
+  if (table != kAllKeys && std::ranges::find(tables, table) == tables.end()) {
+    throw InvalidArgument(fmt::format("--help {}: expected one of {}, {}", printable(table),
+                                      fmt::join(tables, ", "), kAllKeys));
+  }
+  constexpr size_t kName = 31, kColumn = kName + 2;
+  std::istringstream lines(describe_config_keys());
+  for (std::string line; std::getline(lines, line);) {
+    if (table != kAllKeys && !line.starts_with(table + ".")) continue;
+    fmt::print("  {}{}\n", line.substr(0, kName), wrapped(line.substr(kName), kColumn, kColumn));
+  }
+}
+
+void add_run_options(CLI::App& command, TrainArguments& arguments) {
+  command.option_defaults()->group("Job");
+  command.add_option("config", arguments.config, "Job file (TOML)")->required();
+  command.add_option("--out", arguments.out, "Folder for metrics, checkpoints and the model")
+      ->required();
+  command
+      .add_option(
+          "--set", arguments.overrides,
+          "Override keys of the job file (table.key=value); a value is TOML, or else a string")
+      ->allow_extra_args(false)
+      ->take_all();
+  command.add_option("--init", arguments.init,
+                     "Start from the weights of a model, in a Hugging Face folder or one that "
+                     "train wrote, with its keys, tokenizer and chat template; optimizer.lr is "
+                     "2e-5 unless the job has another, moments are zero, the step is 0");
+  command.add_flag("--resume", arguments.resume,
+                   "Continue from the newest valid checkpoint in --out, or from newer snapshots "
+                   "that tandem launch holds in memory");
+}
+
+void add_layout_options(CLI::App& command, TrainArguments& arguments) {
+  command.option_defaults()->group("Layout");
+  const CLI::Range sizes(1, 4096);
+  command
+      .add_option("--ranks", arguments.ranks,
+                  "All ranks; without --dp, data parallel ranks are ranks / (tp x pp)")
+      ->check(sizes);
+  command.add_option("--tp", arguments.tp, "Tensor parallel ranks (parallel.tp)")->check(sizes);
+  command.add_option("--dp", arguments.dp, "Data parallel ranks (parallel.dp)")->check(sizes);
+  command.add_option("--pp", arguments.pp, "Pipeline parallel ranks (parallel.pp)")->check(sizes);
+  command
+      .add_option("--ep", arguments.ep,
+                  "Expert parallel ranks, among the data parallel ones (parallel.ep)")
+      ->check(sizes);
+  command.add_option(
+      "--codec", arguments.codec,
+      "Wire format of tensor-parallel sums (int8), or one per site: attention, mlp, experts, "
+      "embeddings, stages, and gradients and weights between data-parallel ranks "
+      "(gradients=int4:g32,weights=lossless,stages=int8; parallel.codec)");
+  add_device_options(command, arguments.devices);
+}
+
+constexpr const char* kFooter = R"(
+Keys of the job file: tandem train --help TABLE, such as tandem train --help optimizer.
+
+Ranks are threads of this process, or under mpirun, torchrun or srun their processes.
+Ctrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the current step, with a checkpoint; a
+second one, more than a second later, ends it at once. mpirun gives its ranks one second for
+that; for longer: mpirun --mca odls_base_sigkill_timeout 60. SIGUSR1 or SIGUSR2 saves a
+checkpoint, and the run continues.
+
+Examples:
+  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny
+  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe
+  tandem train configs/tiny.toml --pp 2 --out out/stages --set train.microbatch=2
+  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume --set train.steps=100
+  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes
+  tandem train configs/tiny.toml --out out/own --set data.paths=include train.steps=200
+  tandem train configs/tiny.toml --tp 2 --out out/traced --set trace.enabled=true
+  tandem train configs/tiny.toml --out out/held --set data.val_fraction=0.3)";
+
 }  // namespace
+
+bool print_key_help(int argc, const char* const* argv) {
+  const auto is_name = [](std::string_view word) {
+    return std::ranges::all_of(word, [](char c) { return c >= 'a' && c <= 'z'; });
+  };
+  if (argc < 2 || argv[1] != std::string_view("train")) return false;
+  for (int i = 2; i + 1 < argc; ++i) {
+    const std::string_view word = argv[i];
+    if ((word != "--help" && word != "-h") || !is_name(argv[i + 1])) continue;
+    print_keys(argv[i + 1]);
+    return true;
+  }
+  return false;
+}
 
 void add_train(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Train a model on text");
   auto arguments = std::make_shared<TrainArguments>();
-  command->add_option("config", arguments->config, "Job file (TOML)")->required();
-  command->add_option("--out", arguments->out, "Directory for metrics, checkpoints and the model")
-      ->required();
   command
-      ->add_option("--ranks", arguments->ranks,
-                   "All ranks; without --dp, data parallel is ranks / (tp x pp)")
-      ->check(CLI::Range(1, 4096));
-  add_device_options(*command, arguments->devices);
-  command->add_option("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)")
-      ->check(CLI::Range(1, 4096));
+      ->set_help_flag(
+          "-h,--help",
+          fmt::format("Print this help, or the keys of a table of the job file: {}; {}: all",
+                      fmt::join(key_tables(), ", "), kAllKeys))
+      ->option_text("[TABLE]");
+  add_run_options(*command, *arguments);
+  add_layout_options(*command, *arguments);
+  command->option_defaults()->group("Watching and testing");
   command->add_option(
-      "--codec", arguments->codec,
-      "What sums over tensor-parallel ranks travel as (int8), or by site: attention, "
-      "mlp, experts, embeddings, gradients and weights between data-parallel ranks, and stages "
-      "(gradients=int4:g32,weights=lossless,stages=int8; parallel.codec)");
-  command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")
-      ->check(CLI::Range(1, 4096));
-  command->add_option("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)")
-      ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--ep", arguments->ep,
-                   "Of the data parallel ranks, those that share the experts (parallel.ep)")
-      ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--set", arguments->overrides,
-                   "table.key=value over the job file, one or several; each value is TOML, or else "
-                   "a string")
-      ->allow_extra_args(false)
-      ->take_all();
-  command->add_flag("--resume", arguments->resume,
-                    "Go on from the newest valid checkpoint in --out, or from newer snapshots in "
-                    "memory that tandem launch holds");
-  command->add_option(
-      "--init", arguments->init,
-      "Start from this model, a Hugging Face folder or what train left: its "
-      "weights, keys, tokenizer and chat template, and optimizer.lr 2e-5 unless the "
-      "job has another; moments are zero, the step is 0");
+      "--live", arguments->live,
+      "Serve a page of the run while it trains (tandem report OUT --live does so later)");
   command->add_option(
       "--inject", arguments->inject,
-      "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits, failing writes");
-  command->add_option("--live", arguments->live,
-                      "Serve a page of the run while it trains, at [HOST:]PORT (as tandem report "
-                      "OUT --live does, which may also be started later)");
-  command->footer(
-      "\nKeys of the job file:\n" + wrapped_keys() +
-      "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."
-      "\nCtrl-C (SIGINT), SIGTERM or SIGHUP ends the run after the step at hand, with a "
-      "checkpoint;"
-      "\na second one, more than a second later, ends it at once. mpirun gives its ranks one "
-      "second for that;"
-      "\nfor longer: mpirun --mca odls_base_sigkill_timeout 60. SIGUSR1 or SIGUSR2 saves a "
-      "checkpoint,"
-      "\nand the run goes on."
-      "\n\nExamples:"
-      "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
-      "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"
-      "\n  tandem train configs/tiny.toml --pp 2 --out out/stages --set train.microbatch=2"
-      "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
-      "--set train.steps=100"
-      "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"
-      "\n  tandem train configs/tiny.toml --out out/own --set data.paths=include "
-      "train.steps=200"
-      "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
-      "--set trace.enabled=true"
-      "\n  tandem train configs/tiny.toml --out out/held --set data.val_fraction=0.3");
+      "Inject faults, for tests (TOML): kill, hang or slow ranks, flip bits, fail writes");
+  command->footer(kFooter);
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -153,23 +153,23 @@ void run(TuneArguments arguments) {
 }  // namespace
 
 void add_tune(CLI::App& app) {
-  auto* command = app.add_subcommand("tune", "Cheapest codecs of a model for a budget");
+  auto* command = app.add_subcommand("tune", "Find the cheapest codecs of a model for a budget");
   auto arguments = std::make_shared<TuneArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 2; under mpirun all)");
   command
       ->add_option("--budget", arguments->budget,
-                   "What bits per byte may rise by over no codec: 0.5%")
+                   "Max rise of bits per byte over no codec, such as 0.5%")
       ->required();
-  command->add_option("--formats", arguments->formats, "Candidates of every site")
+  command->add_option("--formats", arguments->formats, "Candidate formats of every site")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--json", arguments->json,
-                      "Choice and all that was measured as JSON: FILE, or - for stdout");
+                      "Write the choice and all measurements to FILE (-: print only them)");
   command->footer(
       "\nScores text that the model has not seen with each format at each site: the attention\n"
       "output, the MLP output, what goes to experts and back, and the embeddings; then the\n"
-      "formats that save the most bytes within the budget together. Fewer bytes are not always "
+      "formats that save the most bytes within the budget together. Fewer bytes are not always\n"
       "faster: `tandem bench gemm_rs --codec` times them.\n"
       "\nExamples:\n"
       "  tandem tune out/part --list out/part/heldout.txt --budget 0.5%\n"

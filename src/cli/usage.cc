@@ -61,9 +61,9 @@ std::string unknown_option(const CLI::App& command, const std::string& option) {
 }  // namespace
 
 CLI::Option* add_init_option(CLI::App& command, std::string& init) {
-  return command.add_option("--init", init,
-                            "Folder of the model that the job starts from (train.init): its keys "
-                            "and tokenizer, as tandem train --init takes them");
+  return command.add_option(
+      "--init", init,
+      "Take the keys and the tokenizer of a model, as tandem train --init does (train.init)");
 }
 
 std::vector<std::string> reversed_arguments(int argc, const char* const* argv) {

@@ -51,6 +51,12 @@ CUDA_VISIBLE_DEVICES='' expect 4 'device gpu: this build has no CUDA, or this ma
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
+# Sections and values as one would write them, and the keys of one table, or of all.
+shows 'Layout:.* --tp N +Tensor' train --help
+shows 'tandem train --help TABLE' train --help
+shows '^ +optimizer\.' train --help optimizer
+shows 'model\..*trace\.' train --help keys
+expect 2 '--help optimiser: expected one of .*optimizer' train --help optimiser
 for command in train eval generate bench report trace plan 'plan schedule' check-layout 'data check'; do
   # shellcheck disable=SC2086  # one word or two
   shows 'Example' $command --help
@@ -170,10 +176,10 @@ done
 expect 2 "set train.bacth=3: unknown key .*did you mean 'train.batch'" \
   train "$folder/job.toml" --out x --set model.layers=1 train.bacth=3
 expect 2 "unexpected argument 'extra'" train "$folder/job.toml" --out x --set model.layers=1 extra
-expect 2 'dir is missing: What train left' eval
+expect 2 'dir is missing: Folder that tandem train wrote' eval
 expect 2 'config is missing: Job file' train
 expect 2 'FILE is missing: trace.json of' trace
-expect 2 'op is missing: What to time' bench
+expect 2 'op is missing: Operator or collective to time' bench
 expect 2 '^tandem: error: tandem plan: expected one of schedule, placements, a job file or --fit after it .see tandem plan --help' plan
 expect 2 '--gpus is missing: tandem plan shedule expects --gpus and --hardware' plan shedule
 expect 2 '--pp is missing: Pipeline ranks .see tandem plan schedule --help' plan schedule
@@ -187,9 +193,14 @@ expect 2 "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e.15 B/s" \
   bench ag_gemm --link 1e-300B/s,1us
 expect 2 "link '1GB/s,1e300s': a latency of 1e.300 s: expected 0 to 3600 s" \
   bench ag_gemm --link 1GB/s,1e300s
-for command in '' train eval generate bench info report trace plan 'plan schedule' check-layout data 'data check'; do
+for command in '' train eval generate serve bench 'bench train' 'bench generate' info report doctor tune trace plan \
+  'plan schedule' check-layout launch data 'data check' 'data index' tokenize; do
   # shellcheck disable=SC2086  # none, one word or two
   wide=$("$tandem" $command --help | grep -E '.{101}')
+  if noise=$("$tandem" $command --help | grep -E 'REQUIRED|Excludes:|Needs:|(TEXT|INT|FLOAT):'); then
+    printf 'tandem %s --help: of CLI11:\n%s\n' "$command" "$noise" >&2
+    failures=$((failures + 1))
+  fi
   if [ -n "$wide" ]; then
     printf 'tandem %s --help: wider than 100 columns:\n%s\n' "$command" "$wide" >&2
     failures=$((failures + 1))

@@ -193,7 +193,7 @@ void apply(TrainConfig& config, const std::string& given, const toml::node& node
   }
   const std::string close = suggestion(name, node.is_table());
   throw ConfigError(fmt::format("{}: unknown key '{}'{}", location.at(node), printable(name),
-                                close.empty() ? ": `tandem train --help` lists the keys"
+                                close.empty() ? ": `tandem train --help keys` lists the keys"
                                               : fmt::format(": did you mean '{}'?", close)));
 }
 
