@@ -147,8 +147,8 @@ void Comm::refuse_capture(std::string_view what) const {
 
 namespace {
 
-void bind_properties(nb::class_<Comm>& comm) {
-  comm.def_prop_ro("rank", &Comm::rank, "This rank, from 0.")
+void bind_properties(nb::class_<Comm>& type) {
+  type.def_prop_ro("rank", &Comm::rank, "This rank, from 0.")
       .def_prop_ro("size", &Comm::size, "Ranks of the group.")
       .def_prop_ro("closed", &Comm::closed, "Whether its world was closed.")
       .def_prop_ro(
@@ -179,8 +179,8 @@ void bind_properties(nb::class_<Comm>& comm) {
       .def_prop_ro("_shares_gpu", [](const Comm& c) { return c.gpu() && c.gpu()->shares_gpu(); });
 }
 
-void bind_calls(nb::class_<Comm>& comm) {
-  comm.def(
+void bind_calls(nb::class_<Comm>& type) {
+  type.def(
           "synchronize",
           [](Comm& c) {
             c.refuse_capture("synchronize");
@@ -227,12 +227,12 @@ void bind_calls(nb::class_<Comm>& comm) {
 }  // namespace
 
 void bind_comm(nb::module_& m) {
-  nb::class_<Comm> comm(m, "Comm",
+  nb::class_<Comm> type(m, "Comm",
                         "One rank's end of a group of ranks. Calls come from one thread at a time, "
                         "and collective calls from all ranks in the same order.");
-  bind_properties(comm);
-  bind_calls(comm);
-  comm.def_static("_at", &Comm::at, nb::arg("address"))
+  bind_properties(type);
+  bind_calls(type);
+  type.def_static("_at", &Comm::at, nb::arg("address"))
       .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", [](const Comm& c) {
         return fmt::format("<tandem.Comm rank {} of {}{}>", c.rank(), c.size(),

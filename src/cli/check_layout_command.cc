@@ -105,13 +105,14 @@ void run(const CheckArguments& arguments) {
   const bool prints_json = arguments.json == "-";
   if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
   now_doing("checking the layout of " + arguments.config);
-  const auto data = open_data(config);
+  const auto data = open_data(config.data, config.model.vocab, config.train);
   const LayoutCheck check = check_layout(config, *data, run_one_rank(config, *data));
   if (!arguments.json.empty()) {
     const std::string text = to_json(check);
     prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
   }
-  if (!prints_json) fmt::print("{}", describe(ParallelDims(config), config.train.dtype, check));
+  if (!prints_json)
+    fmt::print("{}", describe(ParallelDims(config.parallel), config.train.dtype, check));
   if (check.ok()) return;
   finish_output();
   throw Ended{kDiffers};

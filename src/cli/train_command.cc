@@ -152,7 +152,7 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
 /// Ranks of the job, on devices that have the memory.
 WorldOptions choose_world(const TrainRequest& request, bool is_member, DeviceOptions& devices) {
   WorldOptions world;
-  world.ranks = ParallelDims(request.config).ranks();
+  world.ranks = ParallelDims(request.config.parallel).ranks();
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) world.link = EmulatedLink::parse(link);
   const auto check_gpus = [&] {
@@ -180,7 +180,7 @@ bool train_as_member(control::Member& member, TrainRequest& request, WorldOption
   return run_recovering(member, [&] {
     request.resume |= member.resumes();
     set_dp(request.config, member.dp());
-    world.ranks = ParallelDims(request.config).ranks();
+    world.ranks = ParallelDims(request.config.parallel).ranks();
     train_ranks();
     member.note_step(end.step);  // also of a run in which no step was left
   });

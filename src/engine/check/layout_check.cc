@@ -109,7 +109,8 @@ void remove_axis(TrainConfig& config, std::string_view axis) {
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    config.train.microbatch = microbatch_size(config) * logical_replicas(config);
+    config.train.microbatch =
+        microbatch_size(config.parallel, config.train) * config.parallel.logical_replicas();
     parallel.dp = 1;
     parallel.replicas = 0;
   }
@@ -268,15 +269,16 @@ LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
     if (size_of_axis(config.parallel, config.train, axis) == 1) continue;
     TrainConfig layout = config;
     remove_axis(layout, axis);
-    if (!is_valid(layout)) continue;
+    if (!layout.is_valid()) continue;
     if (compare({layout, config, 1, hooks}, expected).front().relative <= check.bound) {
       check.axis = axis;
       return check;
     }
   }
   TrainConfig one = config;  // without gradient accumulation
-  one.train.microbatch = config.train.batch / logical_replicas(config);
-  if (one.train.microbatch == microbatch_size(config) || !is_valid(one)) return check;
+  one.train.microbatch = config.train.batch / config.parallel.logical_replicas();
+  if (one.train.microbatch == microbatch_size(config.parallel, config.train) || !one.is_valid())
+    return check;
   const auto differences = compare({one, one, 1, hooks}, run_one_rank(one, source));
   if (differences.front().relative <= check.bound) check.axis = kMicrobatches;
   return check;

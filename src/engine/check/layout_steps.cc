@@ -27,8 +27,9 @@ constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
 
 /// Order of the samples that gives every microbatch of the job those of the reference.
 std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
-  const ParallelDims dims(run.config), reference(run.reference);
-  const int64_t microbatch = microbatch_size(run.config), other = microbatch_size(run.reference);
+  const ParallelDims dims(run.config.parallel), reference(run.reference.parallel);
+  const int64_t microbatch = microbatch_size(run.config.parallel, run.config.train),
+                other = microbatch_size(run.reference.parallel, run.reference.train);
   return [&run, dims, reference, microbatch, other](int64_t sample) {
     const int64_t batch = run.config.train.batch, step = sample / batch;
     const int64_t position = dims.microbatch_position(batch, microbatch, sample % batch);
@@ -180,8 +181,8 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
       }
     }
     if (run.steps == 1) return outcome;
-    const double lr = learning_rate(run.config, step, 0, 0);
-    executor.update(AdamStep::make(run.config, step, lr, norm));
+    const double lr = learning_rate(run.config.optimizer, run.config.train, step, 0, 0);
+    executor.update(AdamStep::make(run.config.optimizer, step, lr, norm));
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {

@@ -193,7 +193,7 @@ void plan_layout(const PlanSearchOptions& options) {
   if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
   const Layout& best = found.fitting.front();
   const auto fastest = first(found.fitting, kShown), front = plan::pareto_front(found.fitting);
-  if (!options.out.empty()) write_output(options.out, to_toml(*config));
+  if (!options.out.empty()) write_output(options.out, config->to_toml());
   if (!options.page.empty()) write_page(options, search, factors, max_error);
   size_t traces = 0;
   if (!options.chakra.empty()) {

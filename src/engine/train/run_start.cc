@@ -94,8 +94,9 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
     config.train.dtype = parse_config(resumed, "state.json").train.dtype;
     return fmt::format("train.dtype auto: {}, as this run began", config.train.dtype);
   }
-  const DTypeChoice choice = choose_dtype(world, config.model, config.parallel.tp,
-                                          microbatch_size(config) * config.train.seq);
+  const DTypeChoice choice =
+      choose_dtype(world, config.model, config.parallel.tp,
+                   microbatch_size(config.parallel, config.train) * config.train.seq);
   config.train.dtype = name_of(choice.dtype);
   return choice.describe();
 }

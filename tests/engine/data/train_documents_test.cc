@@ -85,7 +85,7 @@ TEST(TrainDocuments, EveryLayoutComputesWhatOneRankDoes) {
       overrides.push_back(std::string("data.packing=") + packing);
       const TrainConfig config =
           checked_config(request_on(path, "", overrides, layout.layout).config);
-      const auto source = open_data(config);
+      const auto source = open_configured(config);
       const LayoutCheck check = check_layout(config, *source, run_one_rank(config, *source));
       EXPECT_TRUE(check.ok()) << describe_differences(check);
     }
@@ -214,7 +214,7 @@ TEST(TrainDocuments, PaddingGoesToNoExpertOnAnyLayout) {
       overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
       const std::string out = dir / fmt::format("out {} {}", path, layout.name);
       const TrainRequest request = request_on(dir / path, out, overrides, layout.layout);
-      const auto source = open_data(request.config);
+      const auto source = open_configured(request.config);
       const TrainConfig checked = checked_config(request.config);
       const LayoutCheck check = check_layout(checked, *source, run_one_rank(checked, *source));
       EXPECT_TRUE(check.ok()) << describe_differences(check);

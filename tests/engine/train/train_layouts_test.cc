@@ -16,6 +16,7 @@
 #include "engine/checkpoint/run/run_lock.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/pretrained.h"
+#include "engine/parallel/dims.h"
 #include "engine/plan/codecs/auto_dtype.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/trace_steps.h"
@@ -431,8 +432,9 @@ TEST(AutoDtype, EveryRankMakesTheSameChoice) {
   run_threads(options, [](Communicator& comm) {
     TrainConfig config = load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", {});
     config.parallel.tp = 2;
-    const DTypeChoice choice = choose_dtype(comm, config.model, config.parallel.tp,
-                                            microbatch_size(config) * config.train.seq);
+    const DTypeChoice choice =
+        choose_dtype(comm, config.model, config.parallel.tp,
+                     microbatch_size(config.parallel, config.train) * config.train.seq);
     comm.require_same("choice", choice.describe());
     EXPECT_GT(choice.f32_ms, 0);
     EXPECT_GT(choice.bf16_ms, 0);

@@ -48,9 +48,10 @@ Factors unit_factors() {
 
 StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   const auto layers = double(config.model.layers), stages = double(config.parallel.pp);
-  const schedule::PipelineShape shape = pipeline_shape(config);
-  const ParallelDims dims(config);
-  const RankLayers ranks = rank_layers(pipeline_layers(config), dims.pp());
+  const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
+  const ParallelDims dims(config.parallel);
+  const RankLayers ranks =
+      rank_layers(pipeline_layers(config.parallel, config.model.layers), dims.pp());
   StepWork work;
   work.layer.gemm = costs.layer.compute();
   work.layer.launch = costs.layer.gaps + costs.ends.gaps / layers;
@@ -74,7 +75,7 @@ StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
                            .transfer = costs.transfer});
   const double sums = work.mean_layers * costs.layer.dp + costs.ends.dp / stages;
   const double buckets = double(config.model.parameters()) / double(dims.tp() * dims.pp()) /
-                         double(bucket_elements(config, false));  // of a rank's gradients
+                         double(bucket_elements(config.parallel, false));  // of a rank's gradients
   const double last_bucket = sums / std::max(1.0, std::ceil(buckets));
   work.dp = sums - last_bucket;
   work.optimizer = work.mean_layers * costs.layer.update + costs.ends.update / stages;

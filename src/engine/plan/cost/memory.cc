@@ -6,7 +6,6 @@
 
 #include "core/system/machine.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
-#include "engine/config/replicas.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
@@ -47,15 +46,15 @@ MemoryEstimate::MemoryEstimate(const TrainConfig& config, bool on_gpus)
       train_(config.train),
       parallel_(config.parallel),
       on_gpus_(on_gpus),
-      dims_(config),
+      dims_(config.parallel),
       codec_(CodecPolicy::parse(config.parallel.codec)),
-      microbatch_(microbatch_size(config)),
-      bucket_(bucket_elements(config, on_gpus)),
-      window_(gradient_window(config, on_gpus)),
-      shape_(pipeline_shape(config)),
-      layers_(pipeline_layers(config)),
-      replicates_state_(replicates_state(config)),
-      num_snapshots_(count_snapshots(config.checkpoint, CheckpointSchedule(config))) {
+      microbatch_(microbatch_size(config.parallel, config.train)),
+      bucket_(bucket_elements(config.parallel, on_gpus)),
+      window_(gradient_window(config.parallel, on_gpus)),
+      shape_(pipeline_shape(config.parallel, config.train)),
+      layers_(pipeline_layers(config.parallel, config.model.layers)),
+      replicates_state_(config.parallel.replicates_state()),
+      num_snapshots_(count_snapshots(config.checkpoint, CheckpointSchedule(config.checkpoint))) {
   for (int rank = 0; rank < dims_.pp(); ++rank)
     activations_.push_back(rank_activation_bytes(config, rank, on_gpus));
 }

@@ -108,8 +108,8 @@ void RunFiles::check_room(int64_t step, bool in_memory) {
   const auto bytes = double(size_of(parse_dtype(config_.checkpoint.export_dtype)));
   const std::string text = check_disk_room(
       out_, step,
-      {MemoryEstimate(config).checkpoint_bytes(), bytes * double(config.model.parameters()),
-       config.checkpoint.keep, CheckpointSchedule(config).is_periodic(), !in_memory});
+      {MemoryEstimate(config_).checkpoint_bytes(), bytes * double(config_.model.parameters()),
+       config_.checkpoint.keep, CheckpointSchedule(config_.checkpoint).is_periodic(), !in_memory});
   if (!text.empty()) warn(text);
 }
 
