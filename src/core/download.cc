@@ -14,9 +14,14 @@ void Download::begin(const Exec& exec) {
   if (pinned_) pinned_->begin(exec);
 }
 
-void Download::run(const Exec& exec, const Tensor& from, const Tensor& to) {
-  if (!pinned_) return copy(exec, from, to);
-  pinned_->copy(from.data(), to.data(), to.bytes());
+Tensor Download::fetch(const Exec& exec, const Tensor& from, const Tensor& to) {
+  if (!exec.on_gpu()) return from;
+  if (pinned_) {
+    pinned_->copy(from.data(), to.data(), to.bytes());
+  } else {
+    copy(exec, from, to);
+  }
+  return to;
 }
 
 void Download::end() {

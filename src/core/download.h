@@ -20,11 +20,11 @@ class Download {
 
   /// Whether `run` only enqueues a copy.
   bool is_enqueued() const { return pinned_ != nullptr; }
-  /// Copies from now on start after all work enqueued on exec's stream so far.
+  /// Fetches from now on start after all work enqueued on exec's stream so far.
   void begin(const Exec& exec);
-  /// Copies to a tensor in the memory. What is read must not change before the copy ends: see
-  /// `block`.
-  void run(const Exec& exec, const Tensor& from, const Tensor& to);
+  /// Host tensor with the values of `from`: `to`, in the memory, which a GPU's are copied to, or
+  /// `from` itself if it is on the host. It must not change before the copy ends: see `block`.
+  Tensor fetch(const Exec& exec, const Tensor& from, const Tensor& to);
   /// After the last copy.
   void end();
   /// Work enqueued on exec's stream from now on starts after the copies before `end`.

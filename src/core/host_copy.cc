@@ -2,16 +2,20 @@
 
 namespace tandem {
 
+std::span<float> host_values(const Tensor& values) {
+  return {values.as<float>(), size_t(values.elements())};
+}
+
 HostCopy::HostCopy(const Exec& exec, const Tensor& values)
-    : exec_(exec), device_values_(values), values_(values.as<float>(), size_t(values.elements())) {
+    : exec_(exec), device_values_(values), host_(host_tensor(host_values(values))) {
   if (!exec.on_gpu()) return;
-  copy_.resize(values_.size());
-  values_ = copy_;
-  copy(exec, values, Tensor::of(values_, {values.elements()}));
+  copy_.resize(size_t(values.elements()));
+  host_ = host_tensor(copy_);
+  copy(exec, values, host_);
 }
 
 void HostCopy::store() const {
-  if (exec_.on_gpu()) copy(exec_, Tensor::of(values_, {device_values_.elements()}), device_values_);
+  if (exec_.on_gpu()) copy(exec_, host_, device_values_);
 }
 
 }  // namespace tandem

@@ -1,12 +1,21 @@
 // Host view of f32 values on any device, for code that reads and writes files.
 #pragma once
 
+#include <iterator>
 #include <span>
 #include <vector>
 
 #include "core/exec.h"
 
 namespace tandem {
+
+/// Values of a contiguous f32 tensor in host memory.
+std::span<float> host_values(const Tensor& values);
+/// View of an array or vector, [elements].
+template <typename Values>
+Tensor host_tensor(Values&& values) {
+  return Tensor::of(std::span(values), {int64_t(std::size(values))});
+}
 
 class HostCopy {
  public:
@@ -15,15 +24,16 @@ class HostCopy {
   HostCopy(const HostCopy&) = delete;
   HostCopy& operator=(const HostCopy&) = delete;
 
-  std::span<float> values() const { return values_; }
+  std::span<float> values() const { return host_values(host_); }
+  /// The same, f32 [elements].
+  const Tensor& tensor() const { return host_; }
   /// Writes the copy back.
   void store() const;
 
  private:
   Exec exec_;
-  Tensor device_values_;
+  Tensor device_values_, host_;
   std::vector<float> copy_;
-  std::span<float> values_;
 };
 
 }  // namespace tandem

@@ -109,8 +109,8 @@ class PrefillCase final : public BenchCase {
   }
   void run(const Prefill& candidate, const BenchMatrix& to) {
     candidate.run(tokens_, 0, last_);
-    const std::span<const float> logits = head_.run(last_);
-    std::memcpy(to.tensor.data(), logits.data(), logits.size_bytes());
+    const Tensor logits = head_.run(last_);
+    std::memcpy(to.tensor.data(), logits.data(), logits.bytes());
   }
 
   Communicator& comm_;

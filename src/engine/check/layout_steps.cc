@@ -79,7 +79,7 @@ class Gather {
     const Memory memory(size_t(elements) * sizeof(float), stage.exec().device);
     const Tensor weights = memory.view(DType::f32, {elements});
     stage.read_parameters(weights);
-    add(list, HostCopy(stage.exec(), weights).values(), std::vector<uint8_t>(size_t(elements), 1));
+    add(list, HostCopy(stage.exec(), weights).tensor(), std::vector<uint8_t>(size_t(elements), 1));
   }
 
   GatheredTensors take() { return std::move(tensors_); }
@@ -93,14 +93,13 @@ class Gather {
       std::ranges::copy(values.values(), all.begin() + slice.begin);
       std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
     }
-    add(chunk.stage.parameter_list(), all, owned);
+    add(chunk.stage.parameter_list(), host_tensor(all), owned);
   }
-  void add(std::span<const Parameter> list, std::span<const float> values,
-           std::span<const uint8_t> owned) {
+  void add(std::span<const Parameter> list, const Tensor& values, std::span<const uint8_t> owned) {
     const std::lock_guard lock(mutex_);
     for (const Parameter& p : list) add(p, values, owned);
   }
-  void add(const Parameter& p, std::span<const float> values, std::span<const uint8_t> owned) {
+  void add(const Parameter& p, const Tensor& values, std::span<const uint8_t> owned) {
     int64_t elements = 1;
     for (const int64_t extent : p.shape) elements *= extent;
     GatheredTensor& tensor = tensors_[p.name];
@@ -114,7 +113,8 @@ class Gather {
       for (int64_t column = 0; column < shard.columns; ++column) {
         const auto from = size_t(p.offset + row * shard.row_stride + column);
         const auto to = size_t(shard.first + row * shard.whole_columns + column);
-        if (owned[from]) add_value(values[from], tensor.min[to], tensor.max[to], is_set[to]);
+        if (owned[from])
+          add_value(values.as<const float>()[from], tensor.min[to], tensor.max[to], is_set[to]);
       }
     }
   }

@@ -31,7 +31,7 @@ void for_each_slice_here(const TrainedStage& stage, Moment moment, Read&& read) 
       const int64_t begin = state.begin + at;
       const HostCopy chunk(stage.model.exec(), state.values.narrow(0, at, count));
       slices.for_each({begin, count}, [&](const ParameterSlice& slice) {
-        read(slice, chunk.values().subspan(size_t(slice.flat - begin), size_t(slice.count)));
+        read(slice, chunk.tensor().narrow(0, slice.flat - begin, slice.count));
       });
       chunk.store();
     }
@@ -43,25 +43,18 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
   for (const Parameter& p : ranks.parameter_list())
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
   for (const TrainedStage& stage : ranks.stages) {
-    for_each_slice_here(stage, section.moment,
-                        [&](const ParameterSlice& slice, std::span<float> values) {
-                          file.read_f32(*entries[slice.parameter], slice.whole, values);
-                        });
+    for_each_slice_here(
+        stage, section.moment, [&](const ParameterSlice& slice, const Tensor& values) {
+          file.read_f32(*entries[slice.parameter], slice.whole, host_values(values));
+        });
   }
-}
-
-std::vector<std::span<float>> residuals_of(const TrainedRanks& ranks) {
-  std::vector<std::span<float>> residuals;
-  for (const TrainedStage& stage : ranks.stages) {
-    for (const auto residual : stage.optimizer.residuals()) residuals.push_back(residual);
-  }
-  return residuals;
 }
 
 /// Returns a note for the user, or an empty string.
 std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
-  size_t count = 0;
-  for (const auto residual : residuals_of(ranks)) count += residual.size();
+  const std::vector<Tensor> residuals = LiveState(ranks).residuals();
+  int64_t count = 0;
+  for (const Tensor& residual : residuals) count += residual.elements();
   if (!path_exists(path)) {
     if (count == 0) return "";
     return "the checkpoint holds no residuals of error feedback: they start at zero";
@@ -75,12 +68,12 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
         "zero",
         layout == file.metadata().end() ? "an unknown layout" : layout->second, ranks.layout);
   }
-  const int64_t shape[] = {int64_t(count)};
+  const int64_t shape[] = {count};
   const SafetensorsEntry& entry = file.require(rank_name(ranks.world.rank()), shape);
   int64_t at = 0;
-  for (const auto residual : residuals_of(ranks)) {
-    file.read_f32(entry, at, residual);
-    at += int64_t(residual.size());
+  for (const Tensor& residual : residuals) {
+    file.read_f32(entry, at, host_values(residual));
+    at += residual.elements();
   }
   return "";
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "comm/world/host_ranks.h"
-#include "core/host_copy.h"
 #include "engine/parallel/collective_check.h"
 #include "tandem/collectives.h"
 
@@ -21,8 +20,8 @@ struct OwnedSlice {
   const float* values;
 };
 
-/// Called with elements from `begin` on.
-using StoreValues = std::function<void(int64_t begin, std::span<const float> values)>;
+/// Called with elements from `begin` on, f32 on the host.
+using StoreValues = std::function<void(int64_t begin, const Tensor& values)>;
 
 /// Calls `store` for the slices of all ranks. Collective.
 void gather(Communicator& comm, std::span<const OwnedSlice> owned, const StoreValues& store) {
@@ -55,34 +54,29 @@ void gather(Communicator& comm, std::span<const OwnedSlice> owned, const StoreVa
         at = 0;
       }
       buffer.resize(size_t(count));
-      if (comm.size() > 1) broadcast(comm, Tensor::of(std::span(buffer), {count}), root);
-      const float* values = buffer.data();
+      const Tensor values = Tensor::of(std::span(buffer), {count});
+      if (comm.size() > 1) broadcast(comm, values, root);
+      int64_t stored = 0;
       for (const FlatRange& range : chunk) {
-        store(range.begin, {values, size_t(range.count)});
-        values += range.count;
+        store(range.begin, values.narrow(0, stored, range.count));
+        stored += range.count;
       }
     }
   }
 }
 
-void store_in(const Exec& exec, const Tensor& target, std::span<const float> values) {
-  const HostCopy host(exec, target);
-  std::ranges::copy(values, host.values().begin());
-  host.store();
-}
-
 /// Stores to all slices that overlap. `slices` are sorted.
 void store_in_slices(const Exec& exec, std::span<const StateSlice> slices, int64_t begin,
-                     std::span<const float> values) {
-  const int64_t end = begin + int64_t(values.size());
+                     const Tensor& values) {
+  const int64_t end = begin + values.elements();
   auto at = std::ranges::upper_bound(slices, begin, {}, &StateSlice::begin);
   if (at != slices.begin()) --at;  // it may contain `begin`
   for (; at != slices.end() && at->begin < end; ++at) {
     const int64_t first = std::max(begin, at->begin),
                   last = std::min(end, at->begin + at->values.elements());
     if (first >= last) continue;
-    store_in(exec, at->values.narrow(0, first - at->begin, last - first),
-             values.subspan(size_t(first - begin), size_t(last - first)));
+    copy(exec, values.narrow(0, first - begin, last - first),
+         at->values.narrow(0, first - at->begin, last - first));
   }
 }
 
@@ -95,19 +89,19 @@ void load_stage(const TrainedRanks& ranks, size_t index, const SnapshotGeneratio
     const DiskDeadline longer(*comm);  // other groups may have more to send
     for (const Moment moment : {Moment::weights, Moment::first, Moment::second, Moment::master}) {
       std::vector<OwnedSlice> slices;
-      owned.for_each(index, moment, [&](int64_t begin, std::span<const float> values) {
+      owned.for_each(index, moment, [&](int64_t begin, const Tensor& values) {
         if (begin < group.range.begin || begin >= group.range.end()) return;
-        slices.push_back({{begin, int64_t(values.size())}, values.data()});
+        slices.push_back({{begin, values.elements()}, values.as<const float>()});
       });
       if (moment == Moment::weights) {
-        gather(*comm, slices, [&](int64_t begin, std::span<const float> values) {
-          store_in(exec, staging.narrow(0, begin, int64_t(values.size())), values);
+        gather(*comm, slices, [&](int64_t begin, const Tensor& values) {
+          copy(exec, values, staging.narrow(0, begin, values.elements()));
         });
         continue;
       }
       std::vector<StateSlice> local = optimizer.slices(moment, true);
       std::ranges::sort(local, {}, &StateSlice::begin);
-      gather(*comm, slices, [&](int64_t begin, std::span<const float> values) {
+      gather(*comm, slices, [&](int64_t begin, const Tensor& values) {
         store_in_slices(exec, local, begin, values);
       });
     }
@@ -120,11 +114,11 @@ void load_stage(const TrainedRanks& ranks, size_t index, const SnapshotGeneratio
 
 void load_owned(const TrainedRanks& ranks, const SnapshotGeneration& owned) {
   for (size_t stage = 0; stage < ranks.stages.size(); ++stage) load_stage(ranks, stage, owned);
-  const std::vector<std::span<const float>> residuals = owned.residuals();
+  const std::vector<Tensor> residuals = owned.residuals();
   size_t index = 0;
   for (const TrainedStage& stage : ranks.stages) {
-    for (const auto residual : stage.optimizer.residuals()) {
-      std::ranges::copy(residuals.at(index++), residual.begin());
+    for (const Tensor& residual : stage.optimizer.residuals()) {
+      copy({}, residuals.at(index++), residual);
     }
   }
   for (const TrainedStage& stage : ranks.stages) stage.model.parameters_changed();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/formats/safetensors.h"
+#include "core/host_copy.h"
 #include "core/system/files.h"
 #include "core/system/log.h"
 #include "engine/checkpoint/sections.h"
@@ -32,27 +33,27 @@ void for_each_slice(const TrainedRanks& ranks, const OwnedState& owned, Moment m
                     Visit&& visit) {
   for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
     const ParameterSlices slices(ranks.stages[stage].model.parameter_list());
-    owned.for_each(stage, moment, [&](int64_t begin, std::span<const float> values) {
-      slices.for_each({begin, int64_t(values.size())}, [&](const ParameterSlice& slice) {
-        visit(slice, values.subspan(size_t(slice.flat - begin), size_t(slice.count)));
+    owned.for_each(stage, moment, [&](int64_t begin, const Tensor& values) {
+      slices.for_each({begin, values.elements()}, [&](const ParameterSlice& slice) {
+        visit(slice, values.narrow(0, slice.flat - begin, slice.count));
       });
     });
   }
 }
 
-using FindValue = std::optional<size_t>(std::span<const float> values);
+using FindValue = std::optional<size_t>(const Tensor& values);
 
 /// "tensor 'NAME' has VALUE at element N" for a weight that `find` finds on the first rank that has
 /// one; empty: there is none. Collective.
 std::string find_weight(const TrainedRanks& ranks, const OwnedState& owned, FindValue* find) {
   std::string what;
   for_each_slice(ranks, owned, Moment::weights,
-                 [&](const ParameterSlice& slice, std::span<const float> values) {
+                 [&](const ParameterSlice& slice, const Tensor& values) {
                    const auto found = what.empty() ? find(values) : std::nullopt;
                    if (!found) return;
                    what = fmt::format("tensor '{}' has {} at element {}",
-                                      ranks.parameter_list()[slice.parameter].name, values[*found],
-                                      slice.whole + int64_t(*found));
+                                      ranks.parameter_list()[slice.parameter].name,
+                                      host_values(values)[*found], slice.whole + int64_t(*found));
                  });
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(what)), "weights")) {
     if (!blob.empty()) return {reinterpret_cast<const char*>(blob.data()), blob.size()};
@@ -70,7 +71,8 @@ void require_finite(const TrainedRanks& ranks, const OwnedState& owned, int64_t 
 }
 
 /// Index of the first value whose square is not finite.
-std::optional<size_t> first_overflow(std::span<const float> values) {
+std::optional<size_t> first_overflow(const Tensor& tensor) {
+  const std::span values = host_values(tensor);
   const float max = std::sqrt(std::numeric_limits<float>::max());
   float largest = 0;
   for (const float value : values) largest = std::max(largest, std::abs(value));
@@ -103,7 +105,7 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const 
   std::string hash = file.fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
       for_each_slice(ranks, owned, sections[s].moment,
-                     [&](const ParameterSlice& slice, std::span<const float> values) {
+                     [&](const ParameterSlice& slice, const Tensor& values) {
                        // Only TP rank 0 writes replicated tensors.
                        if (!list[slice.parameter].sharding.over_tp() && ranks.tp.rank() > 0) return;
                        write(s * list.size() + slice.parameter, slice.whole, values);
@@ -125,7 +127,7 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
                             const std::string& path) {
   int64_t count = 0, total = 0;
   const auto residuals = owned.residuals();
-  for (const auto residual : residuals) count += int64_t(residual.size());
+  for (const Tensor& residual : residuals) count += residual.elements();
   SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
     int64_t remote = 0;
@@ -137,9 +139,9 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
   return file.fill([&](const SharedTensors::Write& write) {
     int64_t at = 0;
-    for (const auto residual : residuals) {
+    for (const Tensor& residual : residuals) {
       write(size_t(ranks.world.rank()), at, residual);
-      at += int64_t(residual.size());
+      at += residual.elements();
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/host_copy.h"
 #include "engine/parallel/collective_check.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
@@ -67,18 +68,19 @@ std::optional<Share> SharedTensors::share() const {
                ranks_.size() - int(ranks_without_path_.size())};
 }
 
-void SharedTensors::write_here(const Slice& slice, std::span<const float> values) {
-  const auto tensor = size_t(slice.tensor);
-  const uint64_t begin = uint64_t(slice.begin) * size_of(dtypes_[tensor]);
-  if (dtypes_[tensor] == DType::f32) return file_->write(tensor, begin, std::as_bytes(values));
+void SharedTensors::write_here(const Slice& slice, const Tensor& tensor) {
+  const std::span values = host_values(tensor);
+  const auto index = size_t(slice.tensor);
+  const uint64_t begin = uint64_t(slice.begin) * size_of(dtypes_[index]);
+  if (dtypes_[index] == DType::f32) return file_->write(index, begin, std::as_bytes(values));
   std::vector<BFloat16> rounded(values.size());
   std::ranges::transform(values, rounded.begin(), BFloat16::from_float);
-  file_->write(tensor, begin, std::as_bytes(std::span<const BFloat16>(rounded)));
+  file_->write(index, begin, std::as_bytes(std::span<const BFloat16>(rounded)));
 }
 
-void SharedTensors::send_slice(const Slice& slice, std::span<const float> values) {
+void SharedTensors::send_slice(const Slice& slice, const Tensor& values) {
   send(ranks_, byte_tensor(&slice, sizeof slice), 0);
-  if (!values.empty()) send(ranks_, byte_tensor(values.data(), values.size_bytes()), 0);
+  if (slice.count > 0) send(ranks_, values, 0);
 }
 
 void SharedTensors::receive_slices(int source) {
@@ -88,9 +90,10 @@ void SharedTensors::receive_slices(int source) {
     recv(ranks_, byte_tensor(&slice, sizeof slice), source);
     if (slice.count == 0) return;
     values.resize(size_t(slice.count));
-    recv(ranks_, byte_tensor(values.data(), values.size() * sizeof(float)), source);
+    const Tensor received = Tensor::of(std::span(values), {slice.count});
+    recv(ranks_, received, source);
     try {
-      if (error_.empty()) write_here(slice, values);
+      if (error_.empty()) write_here(slice, received);
     } catch (const IoError& error) {
       error_ = error.what();  // the sender continues
     }
@@ -101,8 +104,9 @@ void SharedTensors::receive_slices(int source) {
 void SharedTensors::forward_slices(const std::function<void(const Write&)>& for_each_slice) {
   const DiskDeadline longer(ranks_);
   if (!file_) {
-    for_each_slice([this](size_t tensor, int64_t begin, std::span<const float> values) {
-      if (!values.empty()) send_slice({int64_t(tensor), begin, int64_t(values.size())}, values);
+    for_each_slice([this](size_t tensor, int64_t begin, const Tensor& values) {
+      const int64_t count = values.elements();
+      if (count > 0) send_slice({int64_t(tensor), begin, count}, values);
     });
     send_slice({}, {});
   }
@@ -135,8 +139,9 @@ void SharedTensors::share_hashes() {
 std::string SharedTensors::fill(const std::function<void(const Write&)>& for_each_slice) {
   on_every_rank(ranks_, "writing a file", bytes_, [&] {
     if (!file_) return std::string();
-    for_each_slice([this](size_t tensor, int64_t begin, std::span<const float> values) {
-      if (!values.empty()) write_here({int64_t(tensor), begin, int64_t(values.size())}, values);
+    for_each_slice([this](size_t tensor, int64_t begin, const Tensor& values) {
+      const int64_t count = values.elements();
+      if (count > 0) write_here({int64_t(tensor), begin, count}, values);
     });
     return std::string();
   });

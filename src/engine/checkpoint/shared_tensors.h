@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -26,8 +25,8 @@ class SharedTensors {
   /// IoError on every rank if rank 0 cannot create it. Collective.
   SharedTensors(Communicator& ranks, const std::string& path, const Specs& specs,
                 const std::map<std::string, std::string>& metadata = {});
-  /// Writes elements [begin, begin + values.size()) of a tensor, rounded to its dtype.
-  using Write = std::function<void(size_t tensor, int64_t begin, std::span<const float> values)>;
+  /// Writes elements of a tensor from `begin` on, rounded to its dtype. `values`: f32 on the host.
+  using Write = std::function<void(size_t tensor, int64_t begin, const Tensor& values)>;
   /// Writes the file and syncs it to disk. `parts` calls its argument for all parts of this rank;
   /// all ranks together write each element once. Returns the header's hash, on every rank. Throws
   /// IoError on every rank for an error on any. Collective.
@@ -42,8 +41,8 @@ class SharedTensors {
   struct Slice {
     int64_t tensor, begin, count;
   };
-  void write_here(const Slice& slice, std::span<const float> values);
-  void send_slice(const Slice& slice, std::span<const float> values);
+  void write_here(const Slice& slice, const Tensor& values);
+  void send_slice(const Slice& slice, const Tensor& values);
   void receive_slices(int source);
   void forward_slices(const std::function<void(const Write&)>& for_each_slice);
   void share_hashes();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/host_copy.h"
 #include "engine/infer/decoder_parts.h"
 #include "engine/model/router.h"
 #include "gemm/gemm.h"
@@ -202,7 +203,7 @@ TokenHead::TokenHead(const DecoderContext& c)
       logits_(c.f32(1, c.config.vocab)),
       host_logits_(size_t(c.config.vocab)) {}
 
-std::span<const float> TokenHead::run(const Tensor& residual) {
+Tensor TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, x_norm_, inverse_rms_);
@@ -211,8 +212,9 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
     return Tensor(row->data(), DType::f32, {row->elements()}, c.exec.device);
   };
   all_gather(c.tp, flat(local_logits_), flat(logits_));
-  copy(c.exec, flat(logits_), Tensor::of(std::span(host_logits_), {c.config.vocab}));
-  return host_logits_;
+  const Tensor on_host = host_tensor(host_logits_);
+  copy(c.exec, flat(logits_), on_host);
+  return on_host;
 }
 
 /// Every rank has the whole row; partial products are summed over the ranks.

@@ -129,7 +129,7 @@ class TokenHead {
   explicit TokenHead(const DecoderContext& context);
   /// residual: f32 [1, hidden], the same on every rank. Returns the logits over the whole
   /// vocabulary, valid until the next call. Collective.
-  std::span<const float> run(const Tensor& residual);
+  Tensor run(const Tensor& residual);
 
  private:
   DecoderContext context_;

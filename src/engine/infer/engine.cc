@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/host_copy.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -311,27 +312,27 @@ TokenEvent Engine::choose(Text& text, size_t chosen, const Sampled& sampled) {
   Sampled token = sampled;
   if (has_rules) {
     std::vector<float> changed = logits;
-    apply(request.rules, text.tokens, request.prompt.size(), request.sampling.temperature, changed);
+    apply(request.rules, text.tokens, request.prompt.size(), request.sampling.temperature,
+          host_tensor(changed));
     token = sample_row(logits, sample_options(request.sampling, text.written()), changed);
   }
   TokenEvent event = write(text, token);
-  event.alternatives = likeliest_tokens(logits, size_t(request.alternatives));
+  event.alternatives = likeliest_tokens(host_tensor(logits), size_t(request.alternatives));
   return event;
 }
 
 void Engine::score_prompts(std::vector<TokenEvent>& events) {
-  const auto vocab = size_t(model_.config.vocab);
   for (const ScoredRows& scored : scored_) {
     Text& text = *scored.text;
     text.scores.resize(text.request.prompt.size() - 1);
+      const Tensor rows = Tensor::of(std::span(logits), {count, model_.config.vocab});
     for (int64_t done = 0; done < scored.count;) {
       const int64_t count = std::min(max_sequences_, scored.count - done);
       const std::vector<float> logits = decoder_.compute_logits_after(scored.row + done, count);
       for (int64_t i = 0; i < count; ++i) {
         const auto token = size_t(scored.token + done + i);
-        text.scores[token] =
-            score_token(std::span(logits).subspan(size_t(i) * vocab, vocab), text.tokens[token + 1],
-                        size_t(text.request.prompt_alternatives));
+        text.scores[token] = score_token(rows.rows(i, 1), text.tokens[token + 1],
+                                         size_t(text.request.prompt_alternatives));
       }
       done += count;
     }

@@ -45,7 +45,7 @@ class Generator::Impl {
         head_(model_.context),
         last_(model_.context.f32(1, config.hidden)) {}
 
-  std::span<const float> feed(std::span<const int32_t> tokens) {
+  Tensor feed(std::span<const int32_t> tokens) {
     check_room(tokens);
     while (!tokens.empty()) {
       const int64_t left = int64_t(tokens.size());
@@ -83,7 +83,7 @@ class Generator::Impl {
     }
     const auto begin = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < count; ++i) {
-      const std::span<const float> logits = feed(next);
+      const Tensor logits = feed(next);
       if (i == 0) {
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         stats_.prefill_s = took.count();
@@ -114,10 +114,12 @@ class Generator::Impl {
     size_t prompt;  ///< of them
   };
   /// Token `index` of a text.
-  static int32_t choose(std::span<const float> logits, const SamplingOptions& sampling,
-                        int64_t index, const LogitRules& rules, const Context& context) {
+  static int32_t choose(const Tensor& logits, const SamplingOptions& sampling, int64_t index,
+                        const LogitRules& rules, const Context& context) {
     if (rules.change_nothing()) return sample(logits, sampling, uint64_t(index));
-    std::vector<float> changed(logits.begin(), logits.end());
+    const Memory memory(logits.bytes());
+    const Tensor changed = memory.view(DType::f32, {logits.elements()});
+    copy({}, logits, changed);
     apply(rules, context.tokens, context.prompt, sampling.temperature, changed);
     return sample(changed, sampling, uint64_t(index));
   }
@@ -158,7 +160,7 @@ int64_t Generator::position() const {
 void Generator::reset() {
   impl_->position_ = 0;
 }
-std::span<const float> Generator::feed(std::span<const int32_t> tokens) {
+Tensor Generator::feed(std::span<const int32_t> tokens) {
   return impl_->feed(tokens);
 }
 void Generator::generate(std::span<const int32_t> prompt, int64_t count,

@@ -47,10 +47,10 @@ class Generator {
   int64_t position() const;
   /// Discards all tokens.
   void reset();
-  /// Appends tokens (at least one) and returns the logits over the whole vocabulary after the last,
+  /// Appends tokens (at least one) and returns the logits after the last, f32 [vocab] on the host,
   /// bitwise equal on every rank; valid until the next call. Throws InvalidArgument for a token
   /// outside the vocabulary or more tokens than the cache has room for.
-  std::span<const float> feed(std::span<const int32_t> tokens);
+  Tensor feed(std::span<const int32_t> tokens);
 
   /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. A prompt longer
   /// than the cache is truncated to its end, leaving room for `count` but keeping at least half a

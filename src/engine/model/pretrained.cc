@@ -41,13 +41,13 @@ void require_at_most(const WeightFiles& weights, const char* key, int64_t value)
 
 /// `values`: the parameter's local_range.
 void read_shard(const SafetensorsFile& file, const SafetensorsEntry& entry, const LocalShard& shard,
-                std::span<float> values) {
+                const Tensor& values) {
   if (shard.columns == shard.whole_columns && shard.row_stride == shard.columns) {  // contiguous
-    return file.read_f32(entry, shard.first, values);
+    return file.read_f32(entry, shard.first, host_values(values));
   }
   for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
     file.read_f32(entry, shard.first + row * shard.whole_columns,
-                  values.subspan(size_t(row * shard.row_stride), size_t(shard.columns)));
+                  host_values(values.narrow(0, row * shard.row_stride, shard.columns)));
   }
 }
 
@@ -58,11 +58,12 @@ struct BadElement {
 };
 
 /// `values`: the parameter's local_range.
-std::optional<BadElement> find_not_finite(const LocalShard& shard, std::span<const float> values) {
+std::optional<BadElement> find_not_finite(const LocalShard& shard, const Tensor& values) {
   for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
-    const auto local = values.subspan(size_t(row * shard.row_stride), size_t(shard.columns));
+    const Tensor local = values.narrow(0, row * shard.row_stride, shard.columns);
     if (const auto bad = first_not_finite(local)) {
-      return BadElement{shard.first + row * shard.whole_columns + int64_t(*bad), local[*bad]};
+      return BadElement{shard.first + row * shard.whole_columns + int64_t(*bad),
+                        local.as<const float>()[*bad]};
     }
   }
   return std::nullopt;
@@ -73,8 +74,8 @@ void load_parameter(const StoredTensor& tensor, const Parameter& p, const Exec& 
   const LocalShard shard = local_shard(p);
   const FlatRange range = local_range(p);
   const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-  read_shard(*tensor.file, *tensor.entry, shard, local.values());
-  if (const auto bad = find_not_finite(shard, local.values())) {
+  read_shard(*tensor.file, *tensor.entry, shard, local.tensor());
+  if (const auto bad = find_not_finite(shard, local.tensor())) {
     throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
                               tensor.file->path(), p.name, bad->element, bad->value));
   }
@@ -114,7 +115,8 @@ void require_same_tensors(const ModelConfig& config, const WeightFiles& weights)
       known.size()));
 }
 
-std::optional<size_t> first_not_finite(std::span<const float> values) {
+std::optional<size_t> first_not_finite(const Tensor& tensor) {
+  const std::span values = host_values(tensor);
   // Fast check of all: 0 * x is 0 for every finite x.
   float sum = 0;
   for (const float value : values) sum += 0 * value;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +20,8 @@ std::string model_identity(const ModelConfig& config, const WeightFiles& weights
 /// these shapes, and no other: a layer missing in config.json, or a bias, would change the result.
 void require_same_tensors(const ModelConfig& config, const WeightFiles& weights);
 
-/// Index of the first element that is NaN or infinite.
-std::optional<size_t> first_not_finite(std::span<const float> values);
+/// Index of the first element that is NaN or infinite. `values`: f32, contiguous, on the host.
+std::optional<size_t> first_not_finite(const Tensor& values);
 
 /// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk) into a flat array. Throws
 /// IoError naming the tensor that is missing, has another shape or a non-finite element.

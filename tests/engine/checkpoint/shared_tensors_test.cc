@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/workspace.h"
+#include "core/host_copy.h"
 #include "engine/checkpoint/saving.h"
 #include "engine/model/layout.h"
 #include "engine/parallel/collective_check.h"
@@ -61,7 +62,7 @@ void write_slices(const SharedTensors::Write& write, const Communicator& comm) {
       if (slice % comm.size() != comm.rank()) continue;
       const int64_t begin = slice * 11,
                     count = std::min<int64_t>(11, int64_t(values.size()) - begin);
-      write(tensor, begin, std::span(values).subspan(size_t(begin), size_t(count)));
+      write(tensor, begin, host_tensor(values).narrow(0, begin, count));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/generator.h"
@@ -33,7 +34,8 @@ StoredModel open_folder(const std::string& folder) {
 }
 
 /// Every eighth logit is expected, to 1e-5 of the largest.
-void expect_logits(std::span<const float> found, const Json& expected, const std::string& where) {
+void expect_logits(const Tensor& logits, const Json& expected, const std::string& where) {
+  const std::span found = host_values(logits);
   double largest = 0, worst = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     const double value = expected[i].get<double>();
@@ -59,7 +61,7 @@ void check_generation(Communicator& tp, const StoredModel& stored, const FamilyC
   generator.reset();  // every token on its own
   std::vector<int32_t> text = kPrompt;
   text.insert(text.end(), expected.begin(), expected.end());
-  std::span<const float> logits;
+  Tensor logits;
   for (const int32_t token : text) logits = generator.feed({&token, 1});
   expect_logits(logits, test.expected["last_logits"], where + ", one token at a time");
 }

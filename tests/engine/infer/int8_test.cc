@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "engine/infer/engine.h"
 #include "engine/infer/generator.h"
 #include "engine/model/layout.h"
@@ -177,7 +178,7 @@ std::vector<float> prompt_logits(Communicator& tp, const ModelConfig& config, DT
   fill(generator, config, tp, stored);
   std::vector<float> all;
   const auto feed = [&](std::span<const int32_t> tokens) {
-    const auto logits = generator.feed(tokens);
+    const std::span logits = host_values(generator.feed(tokens));
     all.insert(all.end(), logits.begin(), logits.end());
   };
   std::vector<int32_t> prompt(50);

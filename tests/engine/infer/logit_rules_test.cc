@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
@@ -53,7 +54,7 @@ TEST(LogitRules, ChangeLogitsAsDefined) {
     const double temperature = double(word(7) % 4) / 2;
     const std::vector<float> logits = random_logits(seed);
     std::vector<float> changed = logits;
-    apply(rules, tokens, prompt, temperature, changed);
+    apply(rules, tokens, prompt, temperature, host_tensor(changed));
     std::vector<double> expected;
     for (int32_t token = 0; token < kVocab; ++token) {
       expected.push_back(expected_logit(rules, tokens, prompt, token, logits[size_t(token)]));
@@ -81,7 +82,7 @@ TEST(LogitRules, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
     const LogitRules rules{.repetition_penalty = penalty};
     check(rules, int64_t(logits.size()));
     const std::vector<float> given(logits.size(), 0);
-    apply(rules, std::vector<int32_t>{1, 3, 4}, 3, 1, logits);
+    apply(rules, std::vector<int32_t>{1, 3, 4}, 3, 1, host_tensor(logits));
     EXPECT_TRUE(std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) << penalty;
     if (penalty > 1e-30) continue;
     for (const double uniform : {0.0, 0.4, 0.99}) {
@@ -95,14 +96,14 @@ TEST(LogitRules, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
 TEST(LogitRules, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
   const std::vector<float> logits = random_logits(1);
   std::vector<float> changed = logits;
-  apply({.min_p = 0.2}, std::vector<int32_t>{1}, 1, 1.5, changed);
+  apply({.min_p = 0.2}, std::vector<int32_t>{1}, 1, 1.5, host_tensor(changed));
   std::set<int32_t> allowed, chosen;
   for (int32_t token = 0; token < kVocab; ++token) {
     if (std::isfinite(changed[size_t(token)])) allowed.insert(token);
   }
   ASSERT_GT(allowed.size(), 1u);
   ASSERT_LT(allowed.size(), size_t(kVocab));
-  const std::vector<Sampled> all = likeliest_tokens(logits, kVocab);
+  const std::vector<Sampled> all = likeliest_tokens(host_tensor(logits), kVocab);
   std::map<int32_t, float> log_probs;
   for (const Sampled& each : all) log_probs[each.token] = each.log_prob;
   for (int i = 0; i <= 1000; ++i) {
@@ -117,16 +118,17 @@ TEST(LogitRules, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
 
 TEST(LogitRules, LikeliestTokensAreInOrder) {
   const std::vector<float> logits{1, 3, -2, 3, 2};
-  const std::vector<Sampled> three = likeliest_tokens(logits, 3);
+  const std::vector<Sampled> three = likeliest_tokens(host_tensor(logits), 3);
   ASSERT_EQ(three.size(), 3u);
   EXPECT_EQ(three[0].token, 1);
   EXPECT_EQ(three[1].token, 3);
   EXPECT_EQ(three[2].token, 4);
   EXPECT_EQ(three[0].log_prob, three[1].log_prob);
   double sum = 0;
-  for (const Sampled& each : likeliest_tokens(logits, 100)) sum += std::exp(each.log_prob);
+  for (const Sampled& each : likeliest_tokens(host_tensor(logits), 100))
+    sum += std::exp(each.log_prob);
   EXPECT_NEAR(sum, 1, 1e-6);
-  EXPECT_TRUE(likeliest_tokens(logits, 0).empty());
+  EXPECT_TRUE(likeliest_tokens(host_tensor(logits), 0).empty());
 }
 
 TEST(LogitRules, RulesOutOfRangeAreNamed) {

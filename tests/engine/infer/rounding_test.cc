@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/generator.h"
 #include "engine/model/pretrained.h"
@@ -245,7 +246,7 @@ Rows engine_logits(const StoredModel& stored, const std::vector<int32_t>& tokens
       if (in_blocks) generator.reset();
       const auto begin = tokens.begin() + (in_blocks ? 0 : long(i));
       const std::vector<int32_t> some(begin, tokens.begin() + long(i) + 1);
-      const auto logits = generator.feed(some);
+      const std::span logits = host_values(generator.feed(some));
       all.emplace_back(logits.begin(), logits.end());
     }
   });

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "engine/infer/sampling/stop_text.h"
 #include "tandem/error.h"
 
@@ -19,11 +20,16 @@ std::map<int32_t, double> frequencies(const std::vector<float>& logits,
                                       const SamplingOptions& options) {
   std::map<int32_t, double> counts;
   constexpr int kDraws = 20000;
-  for (uint64_t i = 0; i < kDraws; ++i) counts[sample(logits, options, i)] += 1.0 / kDraws;
+  for (uint64_t i = 0; i < kDraws; ++i)
+    counts[sample(host_tensor(logits), options, i)] += 1.0 / kDraws;
   return counts;
 }
 
 const std::vector<float> kLogits{std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+
+int32_t draw(const SamplingOptions& options, uint64_t index) {
+  return sample(host_tensor(kLogits), options, index);
+}
 
 TEST(Sampling, TemperatureZeroTakesTheLikeliest) {
   const auto only = frequencies(kLogits, {.temperature = 0});
@@ -41,7 +47,7 @@ TEST(Sampling, NonFiniteLogitsAreRefused) {
       for (const SamplingOptions& options :
            {SamplingOptions{.temperature = 0}, SamplingOptions{}, SamplingOptions{.top_p = 0.9},
             SamplingOptions{.top_k = 1}}) {
-        EXPECT_THROW(sample(logits, options, 0), InvalidArgument);
+        EXPECT_THROW(sample(host_tensor(logits), options, 0), InvalidArgument);
       }
     }
   }
@@ -72,7 +78,7 @@ TEST(Sampling, TopPAppliesToTheTokensThatTopKKeeps) {
   EXPECT_EQ(frequencies(kLogits, {.top_k = 2, .top_p = 0.5}).size(), 1u);  // 4/7 of the two
   for (const int64_t all : {0, 4, 9}) {
     for (uint64_t i = 0; i < 100; ++i) {
-      EXPECT_EQ(sample(kLogits, {.top_k = all}, i), sample(kLogits, {}, i));
+      EXPECT_EQ(draw({.top_k = all}, i), draw({}, i));
     }
   }
 }
@@ -97,8 +103,8 @@ TEST(StopText, EndsBeforeTheFirstStopAndHoldsBackItsPrefixes) {
 TEST(Sampling, IsAFunctionOfSeedAndStep) {
   int differ = 0;
   for (uint64_t i = 0; i < 100; ++i) {
-    EXPECT_EQ(sample(kLogits, {.seed = 7}, i), sample(kLogits, {.seed = 7}, i));
-    differ += sample(kLogits, {.seed = 7}, i) != sample(kLogits, {.seed = 8}, i);
+    EXPECT_EQ(draw({.seed = 7}, i), draw({.seed = 7}, i));
+    differ += draw({.seed = 7}, i) != draw({.seed = 8}, i);
   }
   EXPECT_GT(differ, 20);
 }

@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "core/formats/safetensors.h"
+#include "core/host_copy.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger/ledger_check.h"
@@ -223,16 +224,17 @@ std::vector<std::vector<float>> train_steps(const TrainConfig& config, const Cor
     }
     executor.await_weights();
     std::vector<float>& state = states[size_t(world.rank())];
-    const auto add = [&](std::span<const float> values) {
+    const auto add = [&](const Tensor& tensor) {
+      const std::span values = host_values(tensor);
       state.insert(state.end(), values.begin(), values.end());
     };
     for (ModelChunk& chunk : ranks.chunks) {
       for (const Moment moment : {Moment::weights, Moment::first, Moment::second}) {
         for (const StateSlice& slice : chunk.optimizer.slices(moment)) {
-          add({slice.values.as<float>(), size_t(slice.values.elements())});
+          add(slice.values);
         }
       }
-      for (const std::span<float> residual : chunk.optimizer.residuals()) add(residual);
+      for (const Tensor& residual : chunk.optimizer.residuals()) add(residual);
     }
   });
   return states;

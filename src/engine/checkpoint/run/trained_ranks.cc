@@ -31,15 +31,15 @@ void LiveState::for_each(size_t stage, Moment moment, const Visit& visit) const 
   for (const StateSlice& slice : optimizer.slices(moment)) {
     for (int64_t at = 0; at < slice.values.elements(); at += kChunk) {
       const int64_t count = std::min(kChunk, slice.values.elements() - at);
-      visit(slice.begin + at, HostCopy(model.exec(), slice.values.narrow(0, at, count)).values());
+      visit(slice.begin + at, HostCopy(model.exec(), slice.values.narrow(0, at, count)).tensor());
     }
   }
 }
 
-std::vector<std::span<const float>> LiveState::residuals() const {
-  std::vector<std::span<const float>> all;
+std::vector<Tensor> LiveState::residuals() const {
+  std::vector<Tensor> all;
   for (const TrainedStage& stage : ranks_.stages) {
-    for (const auto residual : stage.optimizer.residuals()) all.emplace_back(residual);
+    for (const Tensor& residual : stage.optimizer.residuals()) all.push_back(residual);
   }
   return all;
 }

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -35,12 +34,13 @@ struct TrainedRanks {
 class OwnedState {
  public:
   virtual ~OwnedState() = default;
-  /// `begin`: first element in the stage's flat array; `values` are valid during the call.
-  using Visit = std::function<void(int64_t begin, std::span<const float> values)>;
+  /// `begin`: first element in the stage's flat array; `values`: f32 on the host, valid
+  /// during the call.
+  using Visit = std::function<void(int64_t begin, const Tensor& values)>;
   /// Calls `visit` for all owned elements of a stage.
   virtual void for_each(size_t stage, Moment moment, const Visit& visit) const = 0;
   /// Error feedback residuals of this rank's next gradients, in the order of stages and groups.
-  virtual std::vector<std::span<const float>> residuals() const = 0;
+  virtual std::vector<Tensor> residuals() const = 0;
 };
 
 /// The state that is trained, which must not change meanwhile.
@@ -48,7 +48,7 @@ class LiveState : public OwnedState {
  public:
   explicit LiveState(const TrainedRanks& ranks) : ranks_(ranks) {}
   void for_each(size_t stage, Moment moment, const Visit& visit) const override;
-  std::vector<std::span<const float>> residuals() const override;
+  std::vector<Tensor> residuals() const override;
 
  private:
   const TrainedRanks& ranks_;

@@ -27,9 +27,11 @@ struct Chunk {
   size_t count;
 };
 
-void add_chunks(const float* from, std::span<float> to, std::vector<Chunk>& chunks) {
-  for (size_t at = 0; at < to.size(); at += kChunk) {
-    chunks.push_back({from + at, to.data() + at, std::min(kChunk, to.size() - at)});
+void add_chunks(const Tensor& from, const Tensor& to, std::vector<Chunk>& chunks) {
+  const auto count = size_t(to.elements());
+  for (size_t at = 0; at < count; at += kChunk) {
+    chunks.push_back(
+        {from.as<const float>() + at, to.as<float>() + at, std::min(kChunk, count - at)});
   }
 }
 
@@ -63,8 +65,8 @@ SnapshotLayout::SnapshotLayout(const TrainedRanks& ranks) {
       }
     }
   }
-  for (const auto residual : LiveState(ranks).residuals()) {
-    add(residuals, {.count = residual.size()});
+  for (const Tensor& residual : LiveState(ranks).residuals()) {
+    add(residuals, {.count = size_t(residual.elements())});
   }
 }
 
@@ -96,8 +98,8 @@ std::span<char> SnapshotGeneration::state_text() const {
   return {reinterpret_cast<char*>(header_ + 1), state_room_};
 }
 
-std::span<float> SnapshotGeneration::values(const SnapshotSlice& slice) const {
-  return {values_ + slice.at, slice.count};
+Tensor SnapshotGeneration::values(const SnapshotSlice& slice) const {
+  return Tensor::of(values_ + slice.at, {int64_t(slice.count)});
 }
 
 void SnapshotGeneration::await_complete() const {
@@ -125,22 +127,19 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
     const auto& [model, optimizer] = ranks.stages[stage];
     for (const Moment moment : kMoments) {
       for (const StateSlice& slice : optimizer.slices(moment)) {
-        const std::span<float> to = values(layout_.slices.at(index));
+        const Tensor to = values(layout_.slices.at(index));
         require_count(layout_.slices[index++], size_t(slice.values.elements()));
-        if (model.exec().on_gpu()) {
-          download_.run(model.exec(), slice.values, Tensor::of(to, {int64_t(to.size())}));
-        }
-        add_chunks(model.exec().on_gpu() ? to.data() : slice.values.as<float>(), to, chunks);
+        add_chunks(download_.fetch(model.exec(), slice.values, to), to, chunks);
       }
     }
   }
   download_.end();
   index = 0;
-  for (const auto residual : LiveState(ranks).residuals()) {
-    require_count(layout_.residuals.at(index), residual.size());
-    const std::span<float> to = values(layout_.residuals[index++]);
-    if (download_.is_enqueued()) std::ranges::copy(residual, to.data());
-    add_chunks(download_.is_enqueued() ? to.data() : residual.data(), to, chunks);
+  for (const Tensor& residual : LiveState(ranks).residuals()) {
+    require_count(layout_.residuals.at(index), size_t(residual.elements()));
+    const Tensor to = values(layout_.residuals[index++]);
+    if (download_.is_enqueued()) copy({}, residual, to);
+    add_chunks(download_.is_enqueued() ? to : residual, to, chunks);
   }
   if (!download_.is_enqueued()) return complete(state.step, start, text, copy_and_hash(chunks));
   completed_ = std::async(std::launch::async | std::launch::deferred,
@@ -186,7 +185,7 @@ TrainState SnapshotGeneration::verify() const {
   std::vector<Chunk> chunks;
   for (const auto* all : {&layout_.slices, &layout_.residuals}) {
     for (const SnapshotSlice& slice : *all) {
-      add_chunks(values(slice).data(), values(slice), chunks);
+      add_chunks(values(slice), values(slice), chunks);
     }
   }
   if (copy_and_hash(chunks) != std::string_view(header.values_hash, kHashDigits)) {
@@ -201,9 +200,9 @@ void SnapshotGeneration::for_each(size_t stage, Moment moment, const Visit& visi
   }
 }
 
-std::vector<std::span<const float>> SnapshotGeneration::residuals() const {
-  std::vector<std::span<const float>> all;
-  for (const SnapshotSlice& slice : layout_.residuals) all.emplace_back(values(slice));
+std::vector<Tensor> SnapshotGeneration::residuals() const {
+  std::vector<Tensor> all;
+  for (const SnapshotSlice& slice : layout_.residuals) all.push_back(values(slice));
   return all;
 }
 

@@ -63,11 +63,11 @@ class SnapshotGeneration : public OwnedState {
   /// have changed since `take`.
   TrainState verify() const;
   void for_each(size_t stage, Moment moment, const Visit& visit) const override;
-  std::vector<std::span<const float>> residuals() const override;
+  std::vector<Tensor> residuals() const override;
 
  private:
   std::span<char> state_text() const;
-  std::span<float> values(const SnapshotSlice& slice) const;
+  Tensor values(const SnapshotSlice& slice) const;
   void complete(int64_t step, uint64_t start, const std::string& state,
                 const std::string& values_hash);
 

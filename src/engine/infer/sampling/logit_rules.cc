@@ -9,13 +9,15 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/host_copy.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
 /// Logarithm of the sum of the exponentials.
-double log_normalizer(std::span<const float> logits) {
+double log_normalizer(const Tensor& row) {
+  const std::span logits = host_values(row);
   const double max = *std::ranges::max_element(logits);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(double(logit) - max);
@@ -50,7 +52,8 @@ void check(const LogitRules& rules, int64_t vocab) {
 }
 
 void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
-           double temperature, std::span<float> logits) {
+           double temperature, const Tensor& row) {
+  const std::span logits = host_values(row);
   if (rules.repetition_penalty != 1) {
     constexpr double kMax = std::numeric_limits<float>::max();
     for (const int32_t token : std::unordered_set<int32_t>(tokens.begin(), tokens.end())) {
@@ -75,14 +78,16 @@ void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prom
   }
 }
 
-TokenScore score_token(std::span<const float> logits, int32_t token, size_t count) {
+TokenScore score_token(const Tensor& row, int32_t token, size_t count) {
+  const std::span logits = host_values(row);
   const float logit = logits[size_t(token)];
-  return {float(double(logit) - log_normalizer(logits)),
+  return {float(double(logit) - log_normalizer(row)),
           1 + std::ranges::count_if(logits, [&](float other) { return other > logit; }),
-          likeliest_tokens(logits, count)};
+          likeliest_tokens(row, count)};
 }
 
-std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t count) {
+std::vector<Sampled> likeliest_tokens(const Tensor& row, size_t count) {
+  const std::span logits = host_values(row);
   std::vector<Sampled> likeliest;  // with their logits, up to the end
   count = std::min(count, logits.size());
   for (size_t token = 0; count > 0 && token < logits.size(); ++token) {
@@ -96,7 +101,7 @@ std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t coun
     likeliest.insert(after, {int32_t(token), logit});
   }
   if (count == 0) return likeliest;
-  const double normalizer = log_normalizer(logits);
+  const double normalizer = log_normalizer(row);
   for (Sampled& each : likeliest) each.log_prob = float(double(each.log_prob) - normalizer);
   return likeliest;
 }

@@ -1,5 +1,6 @@
 // Changes of a row's logits before a token is chosen: penalties of tokens that are there already,
-// biases, and a min probability. Done on the host, so that GPUs choose as CPUs do.
+// biases, and a min probability. Done on the host, so that GPUs choose as CPUs do: logits are
+// f32 [vocab] there.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ void check(const LogitRules& rules, int64_t vocab);
 /// Applies the rules in the order of their members; logits of excluded tokens become -infinity.
 /// `tokens`: the prompt, of `prompt` tokens, and the text.
 void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
-           double temperature, std::span<float> logits);
+           double temperature, const Tensor& logits);
 
 /// Log-probability of a token that is there.
 struct TokenScore {
@@ -48,8 +49,8 @@ struct TokenScore {
   std::vector<Sampled> likeliest;
 };
 /// `likeliest`: the `count` likeliest tokens in its place.
-TokenScore score_token(std::span<const float> logits, int32_t token, size_t count);
+TokenScore score_token(const Tensor& logits, int32_t token, size_t count);
 /// The `count` likeliest tokens, by descending logit, then by token, with their log-probabilities.
-std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t count);
+std::vector<Sampled> likeliest_tokens(const Tensor& logits, size_t count);
 
 }  // namespace tandem

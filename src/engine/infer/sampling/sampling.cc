@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/host_copy.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
@@ -29,7 +30,8 @@ SampleOptions sample_options(const SamplingOptions& options, uint64_t index) {
           .uniform = double(uniform(options.seed, stream_of("sample"), index))};
 }
 
-int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index) {
+int32_t sample(const Tensor& row, const SamplingOptions& options, uint64_t index) {
+  const std::span logits = host_values(row);
   const Sampled sampled = sample_row(logits, sample_options(options, index));
   if (sampled.token >= 0) return sampled.token;
   const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });

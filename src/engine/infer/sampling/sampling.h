@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "kernels/sample.h"
 
@@ -22,8 +21,8 @@ SampleOptions sample_options(const SamplingOptions& options, uint64_t index);
 /// Throws InvalidArgument naming the option that is out of range.
 void check(const SamplingOptions& options);
 
-/// Token at step `index`; temperature is applied first, then top-k, then top-p. Throws
-/// InvalidArgument for a non-finite logit.
-int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index);
+/// Token at step `index` by logits f32 [vocab] on the host; temperature is applied first, then
+/// top-k, then top-p. Throws InvalidArgument for a non-finite logit.
+int32_t sample(const Tensor& logits, const SamplingOptions& options, uint64_t index);
 
 }  // namespace tandem

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/sharded/buckets.h"
@@ -73,9 +74,9 @@ class GradientSync {
   /// next pass.
   Tensor reduced(FlatRange range) const;
 
-  /// Error feedback residual of this rank's next gradients, in the gradients' layout; empty without
-  /// error feedback.
-  std::span<float> residual() { return residual_; }
+  /// Error feedback residual of this rank's next gradients, f32 on the host, in the gradients'
+  /// layout; empty without error feedback.
+  Tensor residual() { return host_tensor(residual_); }
   /// Bytes of messages, of gradients in flight and of residuals; of the sums that owners keep.
   size_t bytes() const;
   size_t sum_bytes() const { return sums_.bytes(); }

@@ -368,8 +368,8 @@ bool ShardedOptimizer::has_masters() const {
   return std::ranges::any_of(groups_, [](const Group& g) { return g.state.sends_differences(); });
 }
 
-std::vector<std::span<float>> ShardedOptimizer::residuals() {
-  std::vector<std::span<float>> residuals;
+std::vector<Tensor> ShardedOptimizer::residuals() {
+  std::vector<Tensor> residuals;
   for (Group& group : groups_) residuals.push_back(group.gradient_sync.residual());
   return residuals;
 }

@@ -145,7 +145,7 @@ class ShardedOptimizer {
   /// Error feedback residuals of this rank's next gradients, one a group, in the gradients' layout;
   /// empty without error feedback. Changed only by `update`: a step dropped before it leaves them
   /// unchanged.
-  std::vector<std::span<float>> residuals();
+  std::vector<Tensor> residuals();
 
   struct Sent {
     uint64_t gradients = 0, weights = 0;
