@@ -3,9 +3,6 @@ if(NOT TANDEM_CUDA)
   target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/core/no_cuda.cc
     src/codec/no_cuda.cc src/gemm/no_cuda.cc src/kernels/no_cuda.cc src/collectives/no_cuda.cc
     src/overlap/collectives/no_cuda.cc src/overlap/no_cuda.cc src/tune/no_cuda.cc)
-  if(TANDEM_TRAINING)
-    target_sources(tandem_objects PRIVATE src/engine/optim/no_cuda.cc)
-  endif()
   target_sources(tandem_bench PRIVATE src/bench/no_cuda.cc)
   return()
 endif()

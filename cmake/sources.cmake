@@ -69,11 +69,10 @@ glob_sources(codec_sources src/codec/*.cc)
 list(FILTER codec_sources EXCLUDE REGEX "/(cpu|cuda)/")
 set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS -Wno-psabi)
 # Without errno, square roots vectorize.
-set(optimizer_sources src/engine/optim/adamw.cc src/engine/optim/lamb.cc)
-set_source_files_properties(${optimizer_sources} PROPERTIES
+set_source_files_properties(src/kernels/optimizer.cc PROPERTIES
   COMPILE_OPTIONS "-ffp-contract=fast;-fno-math-errno")
 # Sources with their own options cannot share precompiled headers.
-set_source_files_properties(${kernel_sources} ${codec_sources} ${optimizer_sources} PROPERTIES
+set_source_files_properties(${kernel_sources} ${codec_sources} src/kernels/optimizer.cc PROPERTIES
   SKIP_PRECOMPILE_HEADERS ON)
 
 # CLI11's headers.

@@ -1,6 +1,7 @@
 // Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/router.h"
 #include "tandem/error.h"
 
@@ -171,6 +172,27 @@ std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const Attentio
 
 std::string describe_cudnn() {
   return "absent: this build has no CUDA";
+}
+
+void adamw(CUstream_st*, const AdamConstants&, float, const AdamState&, const Tensor&,
+           const Tensor&) {
+  refuse();
+}
+
+void lamb_direction(CUstream_st*, const AdamConstants&, float, const AdamState&, const Tensor&) {
+  refuse();
+}
+
+void lamb_update(CUstream_st*, float, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+size_t square_sum_bytes(int) {
+  refuse();
+}
+
+void add_squares(CUstream_st*, const Tensor&, const Memory&, int) {
+  refuse();
 }
 
 }  // namespace tandem::gpu

@@ -2,14 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "core/exec.h"
 
 namespace tandem {
-
-double sum_of_squares(std::span<const float> values);
 
 /// Squares of consecutive gradients of uniform properties in one bucket, on their owner.
 struct SquareTerm {
@@ -38,8 +35,8 @@ class SquareSums {
 
  private:
   Exec exec_;
-  std::vector<double> sums_;
-  Memory on_gpu_;  // the sums, and scratch
+  int count_;
+  Memory sums_;  // and scratch
 };
 
 }  // namespace tandem

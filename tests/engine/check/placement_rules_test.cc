@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/optim/squares.h"
 #include "gemm/gemm.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
+#include "kernels/optimizer.h"
 #include "kernels/row_ops.h"
 #include "kernels/swiglu.h"
 #include "placed_values.h"
@@ -113,7 +113,7 @@ Values run_column_sums(Local& l) {
   return sums;
 }
 Values run_squares(Local& l) {
-  return {1, 1, {float(sum_of_squares(l.operands[0].values))}};
+  return {1, 1, {float(sum_of_squares(tensor(l.operands[0])))}};
 }
 Values run_attention(Local& l) {
   const Values& q = l.operands[0];

@@ -74,7 +74,7 @@ TEST(AdamW, SumOfSquaresMatchesReference) {
       values[i] = normal(3, 3, i);
       expected += double(values[i]) * double(values[i]);
     }
-    EXPECT_NEAR(sum_of_squares(values), expected, 1e-9 * (1 + expected));
+    EXPECT_NEAR(sum_of_squares(flat(values)), expected, 1e-9 * (1 + expected));
   }
 }
 

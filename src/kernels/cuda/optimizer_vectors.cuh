@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "engine/optim/adamw.h"
+#include "kernels/optimizer.h"
 
 namespace tandem::gpu {
 
@@ -28,7 +28,7 @@ inline __device__ FourBf16 to_bf16(const float4& x) {
   return {__floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w)};
 }
 
-inline __device__ void update_moments(const AdamStep& s, float gradient, float& m, float& v) {
+inline __device__ void update_moments(const AdamConstants& s, float gradient, float& m, float& v) {
   const float g = gradient * s.gradient_scale;
   m = s.beta1 * m + (1 - s.beta1) * g;
   v = s.beta2 * v + (1 - s.beta2) * g * g;

@@ -2,21 +2,21 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
-#include "engine/optim/cuda/kernels.h"
-#include "engine/optim/cuda/vectors.cuh"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/optimizer_vectors.cuh"
 
 namespace tandem::gpu {
 namespace {
 
 /// Replaces the gradient by the direction.
-__device__ void direct(const AdamStep& s, float weight_decay, float w, float& gradient, float& m,
-                       float& v) {
+__device__ void direct(const AdamConstants& s, float weight_decay, float w, float& gradient,
+                       float& m, float& v) {
   update_moments(s, gradient, m, v);
   gradient = (m * s.correction1) / (sqrtf(v * s.correction2) + s.eps) + weight_decay * w;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    lamb_direction_kernel(AdamStep step, float weight_decay, const float4* w, float4* gradient,
+    lamb_direction_kernel(AdamConstants step, float weight_decay, const float4* w, float4* gradient,
                           float4* m, float4* v, int64_t vectors) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    lamb_direction_elements_kernel(AdamStep step, float weight_decay, const float* w,
+    lamb_direction_elements_kernel(AdamConstants step, float weight_decay, const float* w,
                                    float* gradient, float* m, float* v, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i < count) direct(step, weight_decay, w[i], gradient[i], m[i], v[i]);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void lamb_direction(cudaStream_t stream, const AdamStep& step, float weight_decay,
+void lamb_direction(cudaStream_t stream, const AdamConstants& step, float weight_decay,
                     const AdamState& state, const Tensor& gradient) {
   const auto& [w, m, v] = state;
   const int64_t count = w.elements();

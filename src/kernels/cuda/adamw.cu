@@ -3,15 +3,15 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
-#include "engine/optim/cuda/kernels.h"
-#include "engine/optim/cuda/vectors.cuh"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/optimizer_vectors.cuh"
 
 namespace tandem::gpu {
 namespace {
 
 constexpr int kMaxBlocks = 1024;
 
-__device__ void update(const AdamStep& s, float shrink, float& w, float gradient, float& m,
+__device__ void update(const AdamConstants& s, float shrink, float& w, float gradient, float& m,
                        float& v) {
   update_moments(s, gradient, m, v);
   w = shrink * w - s.lr * (m * s.correction1) / (sqrtf(v * s.correction2) + s.eps);
@@ -19,7 +19,7 @@ __device__ void update(const AdamStep& s, float shrink, float& w, float gradient
 
 template <bool kWorking>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(AdamStep step, float shrink, float4* w, const float4* gradient, float4* m,
+    adamw_kernel(AdamConstants step, float shrink, float4* w, const float4* gradient, float4* m,
                  float4* v, FourBf16* working, int64_t vectors) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    adamw_elements_kernel(AdamStep step, float shrink, float* w, const float* gradient, float* m,
-                          float* v, __nv_bfloat16* working, int64_t count) {
+    adamw_elements_kernel(AdamConstants step, float shrink, float* w, const float* gradient,
+                          float* m, float* v, __nv_bfloat16* working, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
   update(step, shrink, w[i], gradient[i], m[i], v[i]);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void adamw(cudaStream_t stream, const AdamStep& step, float shrink, const AdamState& state,
+void adamw(cudaStream_t stream, const AdamConstants& step, float shrink, const AdamState& state,
            const Tensor& gradient, const Tensor& working) {
   const auto& [w, m, v] = state;
   const int64_t count = w.elements();

@@ -1,19 +1,18 @@
 // The optimizer's kernels on a stream of a GPU. Sums have a fixed order, so runs give equal bits.
 #pragma once
 
-#include "engine/optim/adamw.h"
-#include "tandem/tensor.h"
+#include "kernels/optimizer.h"
 
 struct CUstream_st;  // CUDA's: cudaStream_t points to it
 
 namespace tandem::gpu {
 
 /// `shrink`: factor of w, for weight decay.
-void adamw(CUstream_st* stream, const AdamStep& step, float shrink, const AdamState& state,
+void adamw(CUstream_st* stream, const AdamConstants& step, float shrink, const AdamState& state,
            const Tensor& gradient, const Tensor& working);
 
-/// As engine/optim/lamb.h's; `weight_decay` is 0 for tensors without decay.
-void lamb_direction(CUstream_st* stream, const AdamStep& step, float weight_decay,
+/// As kernels/optimizer.h's; `weight_decay` is 0 for tensors without decay.
+void lamb_direction(CUstream_st* stream, const AdamConstants& step, float weight_decay,
                     const AdamState& state, const Tensor& gradient);
 void lamb_update(CUstream_st* stream, float rate, const Tensor& w, const Tensor& direction,
                  const Tensor& working);

@@ -1,0 +1,89 @@
+#include "kernels/optimizer.h"
+
+#include <cmath>
+
+#include "core/host_copy.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/elementwise.h"
+
+namespace tandem {
+
+void adamw(const Exec& exec, const AdamConstants& step, bool decay, const AdamState& state,
+           const Tensor& gradient, const Tensor& working) {
+  const float shrink = decay ? 1 - step.lr * step.weight_decay : 1;
+  if (exec.on_gpu()) return gpu::adamw(exec.stream, step, shrink, state, gradient, working);
+  const AdamConstants s = step;
+  const int64_t count = state.w.elements();
+  float* const wp = state.w.as<float>();
+  const float* const gp = gradient.as<float>();
+  float* const mp = state.m.as<float>();
+  float* const vp = state.v.as<float>();
+#pragma omp parallel for simd schedule(static) if (count > 65536)
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gp[i] * s.gradient_scale;
+    mp[i] = s.beta1 * mp[i] + (1 - s.beta1) * g;
+    vp[i] = s.beta2 * vp[i] + (1 - s.beta2) * g * g;
+    wp[i] = shrink * wp[i] -
+            s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
+  }
+  if (working.data()) cast(exec, state.w, working);
+}
+
+void lamb_direction(const Exec& exec, const AdamConstants& step, bool decay, const AdamState& state,
+                    const Tensor& gradient) {
+  const AdamConstants s = step;
+  const float weight_decay = decay ? s.weight_decay : 0;
+  if (exec.on_gpu()) return gpu::lamb_direction(exec.stream, s, weight_decay, state, gradient);
+  const int64_t count = state.w.elements();
+  const float* const wp = state.w.as<const float>();
+  float* const gp = gradient.as<float>();
+  float* const mp = state.m.as<float>();
+  float* const vp = state.v.as<float>();
+#pragma omp parallel for simd schedule(static) if (count > 65536)
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gp[i] * s.gradient_scale;
+    mp[i] = s.beta1 * mp[i] + (1 - s.beta1) * g;
+    vp[i] = s.beta2 * vp[i] + (1 - s.beta2) * g * g;
+    gp[i] =
+        (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps) + weight_decay * wp[i];
+  }
+}
+
+void lamb_update(const Exec& exec, float rate, const Tensor& w, const Tensor& direction,
+                 const Tensor& working) {
+  if (exec.on_gpu()) return gpu::lamb_update(exec.stream, rate, w, direction, working);
+  const int64_t count = w.elements();
+  float* const wp = w.as<float>();
+  const float* const up = direction.as<const float>();
+#pragma omp parallel for simd schedule(static) if (count > 65536)
+  for (int64_t i = 0; i < count; ++i) wp[i] -= rate * up[i];
+  if (working.data()) cast(exec, w, working);
+}
+
+size_t square_sum_bytes(const Exec& exec, int sums) {
+  return exec.on_gpu() ? gpu::square_sum_bytes(sums) : size_t(sums) * sizeof(double);
+}
+
+void add_squares(const Exec& exec, const Tensor& values, const Memory& sums, int index) {
+  if (exec.on_gpu()) return gpu::add_squares(exec.stream, values, sums, index);
+  reinterpret_cast<double*>(sums.data())[index] += sum_of_squares(values);
+}
+
+double sum_of_squares(const Tensor& tensor) {
+  const std::span values = host_values(tensor);
+  constexpr size_t kLanes = 16;
+  double lanes[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= values.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const double value = values[i + lane];
+      lanes[lane] += value * value;
+    }
+  }
+  double sum = 0;
+  for (; i < values.size(); ++i) sum += double(values[i]) * double(values[i]);
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace tandem
