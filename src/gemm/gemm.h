@@ -30,6 +30,9 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions
 void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options = {});
 
+/// Whether the first GEMM of a shape times algorithms: on a GPU.
+bool times_algorithms(const Exec& exec);
+
 /// On a GPU, GEMMs of `rows` rows run the algorithm that is fastest with this many: at most 1/8
 /// more, but at least 16, and from 17 on a multiple of 64.
 constexpr int64_t timed_gemm_rows(int64_t rows) {

@@ -41,4 +41,8 @@ void cross_entropy_backward(const Exec& exec, const Tensor& logits, const Tensor
   cpu::cross_entropy_backward(logits, targets, begin, maxima, sums, scale, dlogits);
 }
 
+bool dlogits_replace_logits(const Exec& exec) {
+  return exec.on_gpu();
+}
+
 }  // namespace tandem

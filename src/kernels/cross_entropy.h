@@ -28,5 +28,7 @@ void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& s
 void cross_entropy_backward(const Exec& exec, const Tensor& logits, const Tensor& targets,
                             int64_t begin, const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits);
+/// Whether the logits are of the dtype of their gradient, which may take their place: on a GPU.
+bool dlogits_replace_logits(const Exec& exec);
 
 }  // namespace tandem

@@ -18,4 +18,8 @@ void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& do
   cpu::embedding_backward(tokens, dout, begin, dtable);
 }
 
+int64_t embedding_order(const Exec& exec, int64_t rows) {
+  return exec.on_gpu() ? rows : 0;
+}
+
 }  // namespace tandem

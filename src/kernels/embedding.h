@@ -13,8 +13,9 @@ namespace tandem {
 void embedding_forward(const Exec& exec, const Tensor& tokens, const Tensor& table, int64_t begin,
                        const Tensor& out);
 /// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32. order: scratch, i32
-/// [2, rows], unused on a CPU.
+/// [2, embedding_order(exec, rows)].
 void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable, const Tensor& order = {});
+int64_t embedding_order(const Exec& exec, int64_t rows);
 
 }  // namespace tandem

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/exec.h"
+#include "engine/config/device_traits.h"
 #include "engine/data/text/documents.h"
 #include "engine/data/text/text_windows.h"
 #include "tandem/error.h"
@@ -53,8 +55,8 @@ int64_t max_positions(const RunConfig& train) {
 }
 
 /// Same as in `tandem eval`, but GPU ranks have experts in bf16 only.
-DType choose_dtype(const Communicator& tp, const ModelConfig& config) {
-  return tp.on_gpu() && config.experts > 0 ? DType::bf16 : DType::f32;
+DType choose_dtype(Communicator& tp, const ModelConfig& config) {
+  return config.experts > 0 ? device_traits(make_exec(tp)).validated_experts : DType::f32;
 }
 
 constexpr Axes kScorers{Axis::ep, Axis::expert_dp, Axis::pp};

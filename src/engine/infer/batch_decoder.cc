@@ -52,10 +52,10 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
       sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
       sampled_(bytes(c, chosen, sizeof(Sampled))),
       host_sampled_(size_t(chosen)) {
-  if (!c.exec.on_gpu()) {
+  if (c.forms().has_row_sums) {
     sums_.emplace(c.tp, c.dtype, rows, c.config.hidden, row_sum_wires(c));
   }
-  if (c.exec.on_gpu() && c.tp.size() > 1 && rows >= kMinSplitRows) {
+  if (!c.forms().has_row_sums && c.tp.size() > 1 && rows >= kMinSplitRows) {
     split_.emplace(c, rows, overlap, hidden_, inner_);
   }
   if (c.config.moe_layers() > 0 && c.int8) {
@@ -63,7 +63,7 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
   } else if (c.config.moe_layers() > 0) {
     experts_.emplace(c, rows, true, overlap);
   }
-  if (c.exec.on_gpu()) run_all_sizes();
+  if (times_algorithms(c.exec)) run_all_sizes();
 }
 
 /// Rows of a step of any tokens: in f32, and up to `chosen`, each by itself, else in chunks of a
@@ -102,7 +102,7 @@ bool BatchDecoder::is_split(int64_t count) const {
 }
 
 bool BatchDecoder::adds_in_gemm() const {
-  return context_.exec.on_gpu() && context_.tp.size() == 1;
+  return context_.forms().fuses_additions && context_.tp.size() == 1;
 }
 
 template <typename Compute>
@@ -140,8 +140,7 @@ struct BatchDecoder::Steps {
     }
     decoder.sum(residuals.x.dim(0), branch_wire(c.codec, layout()),
                 [&](const Tensor& partial) { multiply(c, inner, weight, partial); });
-    // On GPUs the next branch's norm adds it.
-    residuals.add_sum(c, c.exec.on_gpu() && !layout().moe);
+    residuals.add_sum(c, c.forms().fuses_additions && !layout().moe);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
     if (decoder.experts_)

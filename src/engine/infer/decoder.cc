@@ -16,6 +16,11 @@
 
 namespace tandem {
 
+const DecoderForms& device_forms(const Exec& exec) {
+  static constexpr DecoderForms kHost{true, true, true, false}, kGpu{false, false, false, true};
+  return exec.on_gpu() ? kGpu : kHost;
+}
+
 TokenRows::TokenRows(const Exec& exec, int64_t rows)
     : exec_(exec), tokens_(DType::i32, 1, rows, exec.device), upload_(exec, tokens_->bytes()) {}
 
@@ -38,7 +43,7 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
       gate_up_(c.activation(1, 2 * c.config.ffn_per_expert())),
       inner_(c.activation(1, c.config.ffn_per_expert())),
       product_(c.f32(1, c.config.hidden)) {
-  if (!split && !c.exec.on_gpu()) return;
+  if (!split && c.forms().runs_one_row) return;
   layer_.emplace(c.tp,
                  MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
                           .hidden = c.config.hidden,

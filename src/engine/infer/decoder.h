@@ -19,6 +19,15 @@
 namespace tandem {
 
 /// State shared by all kinds of blocks; everything is on exec's device.
+/// Forms of a decoder's steps on a kind of device.
+struct DecoderForms {
+  bool reads_windows;    ///< attention reads no page before a layer's window
+  bool runs_one_row;     ///< experts of one row do not need the MoE operator
+  bool has_row_sums;     ///< RowSums; else steps of about max rows are split over the ranks
+  bool fuses_additions;  ///< to the residual stream, into GEMMs and norms
+};
+const DecoderForms& device_forms(const Exec& exec);
+
 struct DecoderContext {
   Communicator& tp;
   const ModelConfig& config;
@@ -30,6 +39,7 @@ struct DecoderContext {
   Exec exec = {};
   const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`
 
+  const DecoderForms& forms() const { return device_forms(exec); }
   LayerView view() const { return {config, layout, weights, exec}; }
   Activation activation(int64_t rows, int64_t columns) const {
     return Activation(dtype, rows, columns, exec.device);

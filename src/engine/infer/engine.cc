@@ -6,21 +6,22 @@
 #include <cmath>
 #include <utility>
 
+#include "comm/exec.h"
 #include "core/host_copy.h"
+#include "engine/config/device_traits.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-/// Max window of the layers; 0 if one reads all tokens, or on GPUs, whose kernels read whole
-/// splits.
-int64_t max_window(const Communicator& tp, const ModelConfig& config) {
+/// Max window of the layers; 0 if one reads all tokens, or the device's kernels do.
+int64_t max_window(Communicator& tp, const ModelConfig& config) {
   int64_t max = 0;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     if (config.window(layer) == 0) return 0;
     max = std::max(max, config.window(layer));
   }
-  return tp.on_gpu() ? 0 : max;
+  return device_forms(make_exec(tp)).reads_windows ? max : 0;
 }
 
 /// Max pages of the tokens that `rows` consecutive rows read, each with its window.
@@ -29,7 +30,7 @@ int64_t window_pages(int64_t window, int64_t rows) {
 }
 
 /// Options with their defaults.
-EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineOptions options) {
+EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions options) {
   if (options.capacity == 0) options.capacity = config.max_seq;
   if (options.sequences < 1) {
     throw InvalidArgument(fmt::format("sequences {}: expected at least 1", options.sequences));
@@ -39,9 +40,7 @@ EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineO
                                       options.sequences));
   }
   if (options.int8_weights) check_int8_weights(config, tp.size());
-  if (options.int8_weights && tp.on_gpu()) {
-    throw Unsupported("weights in int8 on GPUs: expected CPU ranks");
-  }
+  if (options.int8_weights) refuse_on_gpu(make_exec(tp), "weights in int8", "CPU ranks");
   if (options.mixed_rows == 0) options.mixed_rows = options.rows;
   if (options.mixed_rows < 1 || options.mixed_rows > options.rows) {
     throw InvalidArgument(fmt::format("mixed_rows {}: expected 1 to the {} rows, or 0 for all",
@@ -325,10 +324,10 @@ void Engine::score_prompts(std::vector<TokenEvent>& events) {
   for (const ScoredRows& scored : scored_) {
     Text& text = *scored.text;
     text.scores.resize(text.request.prompt.size() - 1);
-      const Tensor rows = Tensor::of(std::span(logits), {count, model_.config.vocab});
     for (int64_t done = 0; done < scored.count;) {
       const int64_t count = std::min(max_sequences_, scored.count - done);
       const std::vector<float> logits = decoder_.compute_logits_after(scored.row + done, count);
+      const Tensor rows = Tensor::of(std::span(logits), {count, model_.config.vocab});
       for (int64_t i = 0; i < count; ++i) {
         const auto token = size_t(scored.token + done + i);
         text.scores[token] = score_token(rows.rows(i, 1), text.tokens[token + 1],

@@ -41,7 +41,7 @@ Prefill in_chunks(const DecoderContext& c, int64_t rows, int chunks) {
 
 bool has_chunks(const DecoderContext& c) {
   if (c.int8) return true;
-  return c.tp.size() > 1 && c.config.moe_layers() == 0 && !c.exec.on_gpu();
+  return c.tp.size() > 1 && c.config.moe_layers() == 0 && c.forms().has_row_sums;
 }
 bool splits_rows(const DecoderContext& c) {
   return !c.int8 && (!has_chunks(c) || c.codec.is_none());
@@ -116,9 +116,9 @@ Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions
     if (!has_chunks(c) || c.tp.size() == 1) {
       throw InvalidArgument(
           fmt::format("prefill 'iso' with {}: expected a dense model on two CPU ranks or more",
-                      c.exec.on_gpu()    ? "GPUs"
-                      : c.tp.size() == 1 ? "one rank"
-                                         : "experts"));
+                      !c.forms().has_row_sums ? "GPUs"
+                      : c.tp.size() == 1      ? "one rank"
+                                              : "experts"));
     }
     return in_chunks(c, rows, 2);
   }

@@ -4,6 +4,7 @@
 
 #include "comm/exec.h"
 #include "core/system/machine.h"
+#include "engine/config/device_traits.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -16,7 +17,7 @@ const KvCache::Size& checked_size(const Exec& exec, const ModelConfig& config, D
     throw InvalidArgument(
         fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
   }
-  if (exec.on_gpu()) return size;  // its allocation says what it lacks
+  if (!device_traits(exec).is_host) return size;  // its allocation says what it lacks
   const double tokens = double(size.pages) * double(kPageTokens);
   const double bytes = 2.0 * tokens * double(config.head_dim) *
                        double(config.layers * config.kv_heads + 1) * double(size_of(dtype));

@@ -13,7 +13,7 @@ Embedding::Embedding(ModelContext& c)
     : context_(c),
       looked_up_(c.make(c.options.dtype, c.tokens, c.config.hidden)),
       shard_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      order_(c.make(DType::i32, 2, c.exec.on_gpu() ? c.tokens : 0)) {}
+      order_(c.make(DType::i32, 2, embedding_order(c.exec, c.tokens))) {}
 
 void Embedding::forward(const Tensor& tokens, const Tensor& x) {
   embedding_forward(context_.exec, tokens, context_.weights.matrix(context_.layout.embedding),
@@ -34,10 +34,9 @@ void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
 
 namespace {
 
-/// On a GPU of its own rank, runs the weight gradient's GEMM once, on zeros, so that its algorithm
-/// is chosen.
+/// On one rank, runs the weight gradient's GEMM once, on zeros, if that chooses its algorithm.
 Communicator& with_gemms(ModelContext& c) {
-  if (!c.exec.on_gpu() || c.tp.size() > 1) return c.tp;
+  if (!times_algorithms(c.exec) || c.tp.size() > 1) return c.tp;
   const Activation x = c.make(c.options.dtype, c.tokens, c.config.hidden),
                    dlogits = c.make(c.options.dtype, c.tokens, c.layout.vocab);
   for (const bool adds : {false, true}) {
@@ -61,9 +60,10 @@ Head::Head(ModelContext& c)
               .weight_kn = true},
              c.options.overlap),
       wgrad_(make_wgrad(c, c.layout.head)),
-      dlogits_(c.make(c.options.dtype,
-                      c.exec.on_gpu() || c.layout.tied != TiedEmbedding::none ? 0 : c.tokens,
-                      c.layout.vocab)),
+      dlogits_(c.make(
+          c.options.dtype,
+          dlogits_replace_logits(c.exec) || c.layout.tied != TiedEmbedding::none ? 0 : c.tokens,
+          c.layout.vocab)),
       d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       loss_(sizeof(double), c.exec.device) {}
 

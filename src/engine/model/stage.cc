@@ -10,6 +10,7 @@
 #include "engine/model/branch.h"
 #include "engine/model/head.h"
 #include "engine/model/step_load.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "tandem/collectives.h"
@@ -150,7 +151,7 @@ class Stage::Impl {
     if (has_embedding_gradient()) {
       embedding_->backward(to_vector(m.tokens), context_.rounded(dx_));
     }
-    if (context_.exec.on_gpu()) m.is_filled = false;
+    if (dlogits_replace_logits(context_.exec)) m.is_filled = false;
     if (!owns_tied()) report(dense(0, first_dense(0)));
   }
 

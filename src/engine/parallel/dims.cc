@@ -4,7 +4,9 @@
 
 #include <utility>
 
+#include "comm/exec.h"
 #include "comm/group.h"
+#include "engine/config/device_traits.h"
 #include "engine/parallel/sharded/buckets.h"
 #include "tandem/error.h"
 
@@ -181,6 +183,10 @@ std::vector<Communicator*> ParallelGroups::world_axes() const {
 
 std::unique_ptr<Communicator> ParallelGroups::make(const char* name, Axes axes) const {
   return make_group(world_, name, dims_.members(axes, world_.rank()));
+}
+
+bool ParallelGroups::on_gpus() const {
+  return !device_traits(make_exec(world_)).is_host;
 }
 
 }  // namespace tandem

@@ -86,6 +86,7 @@ class ParallelGroups {
 
   const ParallelDims& dims() const { return dims_; }
   Communicator& world() const { return world_; }
+  bool on_gpus() const;
   Communicator& tp() const { return *tp_; }
   Communicator& dp() const { return *dp_; }
   /// nullptr without experts.

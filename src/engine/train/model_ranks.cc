@@ -28,7 +28,7 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const ParallelConfig& parallel,
                                                   const OptimizerConfig& optimizer,
                                                   const Stage& stage) {
-  const GradientWindow window = gradient_window(parallel, groups.world().on_gpu());
+  const GradientWindow window = gradient_window(parallel, groups.on_gpus());
   std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(optimizer.no_decay, optimizer.lr_scale, all_parameters);
   std::vector<ParameterGroup> all;
@@ -77,7 +77,7 @@ TransformerOptions make_transformer_options(
   options.deterministic = train.deterministic;
   options.recompute = {parse_recompute(train.recompute), train.recompute_layers};
   options.codec = CodecPolicy::parse(parallel.codec);
-  options.gradient_window = gradient_window(parallel, groups.world().on_gpu());
+  options.gradient_window = gradient_window(parallel, groups.on_gpus());
   options.f32_weights = !options.codec.weights.is_none();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
@@ -90,7 +90,7 @@ ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
     : stage(groups.tp(), config.model, options, layers),
       optimizer(stage.exec(), stage.weights(), stage.gradients(),
                 make_parameter_groups(groups, config.parallel, config.optimizer, stage),
-                bucket_elements(config.parallel, groups.world().on_gpu()),
+                bucket_elements(config.parallel, groups.on_gpus()),
                 make_optimizer_options(groups, config.parallel, config.optimizer,
                                        {config.check.action == "off" ? 0 : config.check.state,
                                         config.model.router_bias_update_rate > 0},

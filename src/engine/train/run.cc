@@ -35,7 +35,7 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
   }
   note_lines(describe_run(config.model, config.data, config.train, source, sampler));
   resolve_dtype(begin_at);
-  note(MemoryEstimate(config, world.on_gpu()).describe());
+  note(MemoryEstimate(config, groups.on_gpus()).describe());
   ranks.emplace(groups, config, request.routed);
   executor.emplace(config.train, config.parallel, groups, source, sampler, *ranks);
   trained.emplace(trained_ranks());
@@ -68,7 +68,7 @@ SnapshotOwner Run::open_output() {
     if (request.output_opened) request.output_opened();
     return files->run_id();
   });
-  return {run, describe_layout(config.parallel, config.model.layers, world.on_gpu()), world.rank(),
+  return {run, describe_layout(config.parallel, config.model.layers, groups.on_gpus()), world.rank(),
           world.size()};
 }
 
@@ -110,7 +110,7 @@ void Run::begin(const ResumePoint& from) {
 TrainedRanks Run::trained_ranks() {
   std::vector<TrainedStage> stages;
   for (ModelChunk& chunk : ranks->chunks) stages.push_back({chunk.stage, chunk.optimizer});
-  return {world, describe_layout(config.parallel, config.model.layers, world.on_gpu()), groups.tp(),
+  return {world, describe_layout(config.parallel, config.model.layers, groups.on_gpus()), groups.tp(),
           std::move(stages)};
 }
 

@@ -5,9 +5,11 @@
 #include <string_view>
 #include <variant>
 
+#include "comm/exec.h"
 #include "core/system/files.h"
 #include "core/system/machine.h"
 #include "engine/checkpoint/run/same_run.h"
+#include "engine/config/device_traits.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/config/gpu_training.h"
 #include "engine/data/stream/shard_stream.h"
@@ -25,7 +27,9 @@ namespace tandem {
 
 const TrainRequest& check_request(Communicator& world, const TrainRequest& request,
                                   const TokenSource& source) {
-  if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
+  if (!device_traits(make_exec(world)).is_host) {
+    check_gpu_training(request.config, world.transport() == "one_gpu");
+  }
   world.require_same("configuration", request.config.to_toml());
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
@@ -70,7 +74,7 @@ std::string describe_layout(const ParallelConfig& parallel, int64_t num_layers, 
 
 std::string describe_peak(const Exec& exec) {
   return fmt::format("peak memory: {} in {}", format_bytes(double(memory_in_use(exec))),
-                     exec.on_gpu() ? "use on the GPU" : "this process");
+                     device_traits(exec).memory);
 }
 
 std::string find_initial_model(Communicator& world, const std::string& init,

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/exec.h"
 #include "comm/flow_spans.h"
+#include "engine/config/device_traits.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -118,7 +120,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.sent_bytes =
       mean({double(all.tp_bytes), double(all.expert_bytes),
             double(all.sent.gradients + all.sent.weights), double(all.stage_bytes)});
-  record.counts_layer_bytes = !axes.front()->on_gpu();
+  record.counts_layer_bytes = device_traits(make_exec(*axes.front())).is_host;
   if (!passes) return;
   record.stage_bytes = all.stage_bytes;
   if (all.passes_s == 0) return;  // not timed

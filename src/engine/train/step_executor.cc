@@ -69,7 +69,7 @@ StepExecutor::StepExecutor(const RunConfig& train, const ParallelConfig& paralle
   loader_ = share_loader(groups.world(), source, sampler,
                          {train.seq, microbatch_, train.batch / microbatch_});
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
-  if (groups.world().on_gpu()) return;
+  if (groups.on_gpus()) return;
   for (ModelChunk& chunk : ranks_.chunks) {
     chunk.stage.run_between_operators([this] { progress(); });
   }

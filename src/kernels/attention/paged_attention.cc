@@ -1,9 +1,22 @@
 #include "kernels/attention/paged_attention.h"
 
+#include <fmt/format.h>
+
+#include "kernels/attention/simple_attention.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 
 namespace tandem {
+
+bool has_chunk_kernels(const Exec& exec, DType dtype, int64_t head_dim) {
+  const bool has_kernels = dtype == DType::bf16 && head_dim <= kMaxChunkHead;
+  if (exec.on_gpu() && !has_kernels) {
+    note_simple_attention(
+        fmt::format("prompts in {} with head_dim {}: expected bf16 and at most {}", name_of(dtype),
+                    head_dim, kMaxChunkHead));
+  }
+  return has_kernels;
+}
 
 PagedAttention::PagedAttention(const Exec& exec, const PagedShape& shape, const RopeTable& rope,
                                int64_t window)

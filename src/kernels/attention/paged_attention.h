@@ -27,6 +27,8 @@ struct PagedShape {
 
 /// Head size up to which a GPU has a kernel for chunks, in bf16; else their rows are single.
 constexpr int64_t kMaxChunkHead = 128;
+/// Whether it has; notes a GPU that has not.
+bool has_chunk_kernels(const Exec& exec, DType dtype, int64_t head_dim);
 
 /// Rows [first, first + rows) of a run, tokens of one sequence's prompt.
 struct PagedChunk {

@@ -1,13 +1,9 @@
 #include "engine/infer/cache/kv_cache.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <numeric>
 #include <utility>
-
-#include "kernels/attention/simple_attention.h"
 
 namespace tandem {
 namespace {
@@ -29,12 +25,7 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
               exec.device),
       upload_(exec, inputs_->bytes()),
       host_inputs_(size_t(inputs_->elements())) {
-  const bool has_chunks = dtype == DType::bf16 && config.head_dim <= kMaxChunkHead;
-  if (exec.on_gpu() && !has_chunks) {
-    note_simple_attention(
-        fmt::format("prompts in {} with head_dim {}: expected bf16 and at most {}", name_of(dtype),
-                    config.head_dim, kMaxChunkHead));
-  }
+  const bool has_chunks = has_chunk_kernels(exec, dtype, config.head_dim);
   const PagedShape shape{layout.heads, layout.kv_heads, config.head_dim,
                          size.rows,    size.max_tokens, has_chunks ? size.singles : 0};
   const auto attention_with = [&](int64_t window) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "comm/exec.h"
+#include "engine/config/device_traits.h"
 #include "engine/optim/lamb.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -84,7 +85,7 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
   }
   if (options.check.share > 0) hashes.emplace(state, buckets.count(), options.check);
   if (!group.copies) return;
-  if (exec.on_gpu()) throw Unsupported("parallel.dp_shard on GPUs: expected 0");
+  refuse_on_gpu(exec, "parallel.dp_shard", "0");
   copy_sync.emplace(
       model, *group.copies, WeightViews(gradients.at(begin, elements)), across_buckets(), list,
       WeightSync::Options{.overlap = options.overlap, .in_reduction_order = true}, state);

@@ -6,7 +6,10 @@
 #include <functional>
 #include <vector>
 
+#include "comm/exec.h"
 #include "core/random_buffer.h"
+#include "engine/config/device_traits.h"
+#include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "tune/measure.h"
 
@@ -85,7 +88,7 @@ DType faster_dtype(double f32_ms, double bf16_ms) {
 
 DTypeChoice choose_dtype(Communicator& world, const ModelConfig& model, int64_t tp,
                          int64_t tokens) {
-  if (world.on_gpu()) return {.dtype = DType::bf16};
+  if (const auto dtype = device_traits(make_exec(world)).auto_dtype) return {.dtype = *dtype};
   DTypeChoice choice;
   for (const Shape& shape : gemm_shapes(model, tp)) {
     Products f32(DType::f32, tokens, shape.n, shape.k);

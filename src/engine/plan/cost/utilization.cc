@@ -18,6 +18,7 @@
 #include "core/random_buffer.h"
 #include "core/system/process/clock.h"
 #include "core/system/process/processor_time.h"
+#include "engine/config/device_traits.h"
 #include "engine/parallel/dims.h"
 #include "engine/report/progress.h"
 #include "gemm/gemm.h"
@@ -27,10 +28,15 @@ namespace tandem {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int64_t kSide = 512;
-// A GPU needs milliseconds of work to reach its clock.
-constexpr int64_t kGpuSide = 4096;
-constexpr int kGpuProducts = 20;
+/// Products by which a device's peak is measured.
+struct PeakProbe {
+  int64_t side;
+  int products;
+  bool is_rated;           ///< the peak in bf16 may be known
+  bool shares_processors;  ///< with other programs
+};
+// A GPU needs milliseconds of work to reach its clock, and does not wait for other programs.
+constexpr PeakProbe kHostProbe{512, 1, false, true}, kGpuProbe{4096, 20, true, false};
 constexpr int kMaxRounds = 5, kMaxRoundsOfShortRun = 2;  // on a busy machine; the best one counts
 constexpr int64_t kShortRun = 100;  // steps: fewer take less time than all rounds would
 
@@ -69,7 +75,8 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
                                 std::atomic<double>* rank_flops) {
   const DType dtype = parse_dtype(config.train.dtype);
   const Exec exec = make_exec(world);
-  if (exec.on_gpu() && dtype == DType::bf16) {
+  const PeakProbe& probe = device_traits(exec).is_host ? kHostProbe : kGpuProbe;
+  if (probe.is_rated && dtype == DType::bf16) {
     const std::string gpu = this_machines_gpus().name;
     const int gpus = world.transport() == "one_gpu" ? 1 : world.size();
     if (const double rated = rated_bf16_flops(gpu); rated > 0) {
@@ -79,18 +86,16 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
               .gpu = gpu};
     }
   }
-  const int64_t side = exec.on_gpu() ? kGpuSide : kSide;
+  const int64_t side = probe.side;
   Utilization found{.flops_per_token = config.model.flops_per_token(config.train.seq),
                     .side = side};
   if (rank_flops && *rank_flops > 0) {
     found.peak_flops = world.size() * *rank_flops;
     return found;
   }
-  const int products = exec.on_gpu() ? kGpuProducts : 1;
   const auto square = [&](const Memory& memory) { return memory.view(dtype, {side, side}); };
   const auto random = [&](uint64_t seed) {
-    Memory on_host = random_buffer(dtype, side * side, seed);
-    if (!exec.on_gpu()) return on_host;
+    const Memory on_host = random_buffer(dtype, side * side, seed);
     Memory there(on_host.bytes(), exec.device);
     copy(exec, square(on_host), square(there));
     return there;
@@ -101,7 +106,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
   const std::vector<TimedRun> product{[&] {
     world.barrier("peak");
     const auto begin = Clock::now();
-    for (int i = 0; i < products; ++i) {
+    for (int i = 0; i < probe.products; ++i) {
       gemm(exec, square(a), square(b).transposed(), square(c));
     }
     wait(exec);
@@ -115,10 +120,9 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
     const ProcessorTime begin = ProcessorTime::now();
     const auto samples = measure(world, product, {uint64_t(round) + 1, 3, 9, 0.1});
     fastest = std::min(fastest, *std::ranges::min_element(samples[0]));
-    // A GPU does not wait for other programs on the processors.
-    external = exec.on_gpu() ? 0 : external_share(world, begin);
+    external = probe.shares_processors ? external_share(world, begin) : 0;
   }
-  const double of_rank = products * 2 * double(side * side * side) / fastest;
+  const double of_rank = probe.products * 2 * double(side * side * side) / fastest;
   if (rank_flops) *rank_flops = of_rank;
   found.peak_flops = world.size() * of_rank;
   found.external_share = external;

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "comm/exec.h"
 #include "comm/link_fault.h"
 #include "comm/message_fault.h"
 #include "core/system/file_descriptor.h"
@@ -21,6 +22,7 @@
 #include "core/system/json.h"
 #include "core/system/write_fault.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/config/device_traits.h"
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/train/model_pieces.h"
 #include "observe/recorder.h"
@@ -57,7 +59,7 @@ struct FaultInjector::Spot {
 FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
                              const std::string& out)
     : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
-  if (groups.world().on_gpu()) throw Unsupported("--inject on GPUs: expected CPU ranks");
+  refuse_on_gpu(make_exec(groups.world()), "--inject", "CPU ranks");
   const auto is_slow_link = [](FaultKind kind) { return kind == FaultKind::slow_link; };
   const bool slows_links = std::ranges::any_of(plan.listed(), is_slow_link, &Fault::kind) ||
                            std::ranges::any_of(plan.random_kinds(), is_slow_link);

@@ -25,7 +25,7 @@ void add_split(plan::StepSplit& sum, const plan::StepSplit& split, double share)
 bool SelfCheck::applies(const TraceConfig& trace, const RunConfig& train,
                         const ParallelGroups& groups, int64_t begin) {
   const bool is_short = train.ends_by_steps() && train.steps - begin < kWarmSteps + kComparedSteps;
-  return trace.ranks && !groups.world().on_gpu() && !is_short && train.batch_start == 0;
+  return trace.ranks && !groups.on_gpus() && !is_short && train.batch_start == 0;
 }
 
 SelfCheck::SelfCheck(const plan::StepTime& predicted, const ParallelGroups& groups)

@@ -32,7 +32,7 @@ PhaseLog::PhaseLog(const TraceConfig& trace, const std::string& folder,
                               dims.index(kTp, rank),
                               dims.index(kDp, rank),
                               dims.index(kPp, rank),
-                              groups.world().on_gpu(),
+                              groups.on_gpus(),
                               host_name()};
   try {
     records_.emplace(folder, position, begin);
