@@ -21,16 +21,17 @@ MessageRing::MessageRing(Communicator& dp, const char* op, const Buckets& bucket
     : dp_(dp),
       op_(op),
       stream_(make_flow_stream(dp)),
+      is_enqueued_(dp.on_gpu()),
       buckets_(buckets.count()),
       window_(std::clamp(
           buckets_, 1,
-          max_window(buckets_, buckets.bucket_elements(), staged_messages > 0, dp.on_gpu()))),
+          max_window(buckets_, buckets.bucket_elements(), staged_messages > 0, is_enqueued_))),
       host_waits_(host_waits),
       message_bytes_(message_bytes) {
   if (dp.size() == 1) return;
   slots_ = dp.allocate(size_t(dp.size() * window_) * message_bytes, dp.size() * (window_ + 1));
   staging_ = Memory(size_t(staged_messages * window_) * message_bytes, make_exec(dp).device);
-  if (dp.on_gpu()) make_streams();
+  if (is_enqueued_) make_streams();
 }
 
 /// Sends zeros and raises no signal: the first put makes a stream, which a kernel that waits for
@@ -59,7 +60,11 @@ int MessageRing::source(int hop) const {
   return schedule::ag_target(dp_.rank(), dp_.size(), hop);
 }
 
-bool MessageRing::has_room(int bucket) const {
+bool MessageRing::can_send(int bucket) {
+  if (is_enqueued_) {
+    wait_for_room(bucket);
+    return true;
+  }
   if (epoch(bucket) <= uint64_t(window_)) return true;
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const uint64_t read = dp_.read_signal(*slots_, acknowledgement(source(hop)));
@@ -90,7 +95,11 @@ void MessageRing::send(int rank, int bucket, const void* slice, size_t bytes, si
   put(epoch(bucket));
 }
 
-bool MessageRing::has_arrived(int bucket) const {
+bool MessageRing::can_receive(int bucket) {
+  if (is_enqueued_) {
+    wait_for_arrivals(bucket);
+    return true;
+  }
   for (int hop = 1; hop < dp_.size(); ++hop) {
     if (dp_.read_signal(*slots_, arrival(source(hop), bucket)) < epoch(bucket)) return false;
   }
@@ -101,6 +110,10 @@ void MessageRing::wait_for_arrival(int rank, int bucket) {
   const ScopedWait span(Phase::dp_wait, op_, bucket,
                         receive_from(dp_, rank, stream_, int64_t(epoch(bucket))));
   wait(arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
+}
+
+void MessageRing::wait_for_arrivals(int bucket) {
+  for (int hop = 1; hop < dp_.size(); ++hop) wait_for_arrival(source(hop), bucket);
 }
 
 void MessageRing::acknowledge(int rank, int bucket) {

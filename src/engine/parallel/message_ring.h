@@ -4,7 +4,7 @@
 // slot n % slots; numbers continue from step to step.
 //
 // On GPUs messages are sent by copy engines after the work enqueued on dp's stream. The waits are
-// enqueued on it, too, or are the host's.
+// enqueued on it, too, or are the host's. CPU ranks can also look whether they would wait.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,12 @@ class MessageRing {
   int window() const { return window_; }
   size_t bytes() const { return staging_.bytes() + (slots_ ? slots_->bytes() : 0); }
   bool is_staged() const { return staging_.bytes() > 0; }
+  /// Whether messages and waits are enqueued: GPUs.
+  bool is_enqueued() const { return is_enqueued_; }
   /// From now on, on GPUs: waits are the host's, or enqueued.
   void set_host_waits(bool host_waits) { host_waits_ = host_waits; }
+  /// Whether can_send and can_receive block: GPUs with waits of the host.
+  bool blocks() const { return is_enqueued_ && host_waits_; }
   /// Staged message `index` of a bucket.
   std::byte* staged(int index, int bucket) {
     return staging_.data() + size_t(index * window_ + slot(bucket)) * message_bytes_;
@@ -45,14 +49,16 @@ class MessageRing {
     return slots_->local() + message_offset(rank, bucket);
   }
 
-  /// Whether all ranks have read the message whose slot the bucket takes. CPU ranks.
-  bool has_room(int bucket) const;
+  /// Whether all ranks have read the message whose slot the bucket takes; GPUs wait for that.
+  bool can_send(int bucket);
   void wait_for_room(int bucket);
   /// Sends `bytes` to `offset` of the message; it has arrived with its last slice.
   void send(int rank, int bucket, const void* slice, size_t bytes, size_t offset = 0,
             bool is_last = true);
-  bool has_arrived(int bucket) const;  ///< from all ranks; CPU ranks
+  /// Whether the messages of all ranks have arrived; GPUs wait for them.
+  bool can_receive(int bucket);
   void wait_for_arrival(int rank, int bucket);
+  void wait_for_arrivals(int bucket);
   void acknowledge(int rank, int bucket);
   /// Ends a step.
   void next_step() { begin_ += uint64_t(buckets_); }
@@ -75,6 +81,7 @@ class MessageRing {
   Communicator& dp_;
   const char* op_;
   uint32_t stream_;  // of messages in a trace
+  bool is_enqueued_;
   int buckets_, window_;
   bool host_waits_;
   size_t message_bytes_;

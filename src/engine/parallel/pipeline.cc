@@ -317,7 +317,7 @@ void Pipeline::run(const Batch& batch, float scale, const ReadyCallback& ready) 
   backward_begin_ += uint64_t(shape_.microbatches);
   times_ = {};
   if (!links_) return;
-  if (!stages_.front()->exec().on_gpu()) {
+  if (links_->times_waits()) {
     times_ = {seconds_since(begin), links_->waited_s() - waited_before};
   }
   times_.sent_bytes = links_->sent_bytes() - sent_bytes_;

@@ -38,7 +38,8 @@ StageLinks::StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> 
       wire_(wire),
       message_bytes_(encoded_bytes(message, wire)),
       slot_bytes_(slot_room(message_bytes_)),
-      stream_(make_flow_stream(pp)) {
+      stream_(make_flow_stream(pp)),
+      is_enqueued_(exec.on_gpu()) {
   set_exec(pp, exec);
   std::vector<int> slots(size_t(pp.size())), signals(slots);
   for (const Channel& channel : channels_) {
@@ -59,7 +60,7 @@ StageLinks::StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> 
     }
   }
   buffer_ = pp.allocate(size_t(std::ranges::max(slots)) * slot_bytes_, std::ranges::max(signals));
-  if (!exec.on_gpu()) return;
+  if (!is_enqueued_) return;
   for (const Channel& channel : channels_) {
     if (channel.source != pp.rank() || buffer_->peer(channel.destination)) continue;
     throw Unsupported(fmt::format(
@@ -78,7 +79,7 @@ StageLinks::~StageLinks() {
 
 void StageLinks::end_run() {
   host_waits_ = false;
-  if (exec_.on_gpu()) pp_.flush();
+  if (is_enqueued_) pp_.flush();
 }
 
 Tensor StageLinks::as_message(void* values) const {
@@ -87,7 +88,7 @@ Tensor StageLinks::as_message(void* values) const {
 
 void StageLinks::wait(int signal, uint64_t epoch, const WaitSite& site, const char* op,
                       const SpanPeer& peer) {
-  if (exec_.on_gpu() && !host_waits_) return pp_.enqueue_wait(*buffer_, signal, epoch, site);
+  if (is_enqueued_ && !host_waits_) return pp_.enqueue_wait(*buffer_, signal, epoch, site);
   const auto begin = std::chrono::steady_clock::now();
   const ScopedWait span(Phase::pp_wait, op, -1, peer);
   pp_.wait(*buffer_, signal, epoch, site);

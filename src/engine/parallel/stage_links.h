@@ -51,6 +51,8 @@ class StageLinks {
   /// Ends a run. GPU ranks wait for their messages, and so for all work before them: throws Timeout
   /// or Aborted if a wait that was enqueued has ended without its message.
   void end_run();
+  /// Whether waits are the host's, and so timed: of CPU ranks.
+  bool times_waits() const { return !is_enqueued_; }
   /// Seconds of this rank's waits, without those that GPUs wait themselves.
   double waited_s() const { return waited_s_; }
   /// Bytes of all messages that this rank has sent.
@@ -80,6 +82,7 @@ class StageLinks {
 
   std::vector<Slots> slots_;  // by channel
   const uint32_t stream_;     // of messages in a trace
+  const bool is_enqueued_;    // GPUs
   std::shared_ptr<SymmetricBuffer> buffer_;
   bool host_waits_ = true;
   double waited_s_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/exec.h"
+#include "engine/config/device_traits.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
 
@@ -25,14 +26,16 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Gradien
       messages_(options.wire, buckets, parameter_runs(list)),
       reduced_(std::move(reduced)),
       ring_(dp, "dp_reduce_scatter", buckets, messages_.max_bytes(),
-            encodes_ || is_window_ ? dp.size() : 0, !options.overlap) {
+            encodes_ || is_window_ ? dp.size() : 0, !options.overlap),
+      is_loading_(ring_.is_enqueued()) {
   for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
   if (is_window_) {
     copies_ = Memory(size_t(ring_.window() * buckets.shard_room()) * sizeof(float), exec_.device);
     sums_ = Memory(size_t(buckets.slot_elements()) * sizeof(float), exec_.device);
   }
   if (dp.size() == 1 || !encodes_) return;
-  refuse_on_gpu(exec_, "gradients", options.wire);
+  refuse_on_gpu(exec_, "parallel.codec: gradients as " + options.wire.describe(),
+                "gradients without a wire format");
   decoded_.resize(size_t(buckets_.shard_room() * dp.size()));
   if (!options.error_feedback || options.wire.is_exact()) return;
   residual_.resize(size_t(buckets.elements()));
@@ -45,8 +48,7 @@ size_t GradientSync::bytes() const {
 }
 
 void GradientSync::ready(FlatRange range) {
-  const bool is_local = dp_.size() == 1 && !is_window_;
-  if ((is_local && !exec_.on_gpu()) || range.count == 0) return;
+  if (range.count == 0) return;
   for (int b = buckets_.at(range.end() - 1); b <= buckets_.at(range.begin); ++b) {
     const FlatRange bucket = buckets_.bucket(b);
     unreported_[size_t(b)] -=
@@ -57,31 +59,27 @@ void GradientSync::ready(FlatRange range) {
 }
 
 void GradientSync::progress() {
-  if (dp_.size() == 1 && !is_window_ && !exec_.on_gpu()) return;
-  if (exec_.on_gpu()) {
-    if (overlap_ && !is_first_) enqueue();
-    return;
+  if (!is_loading_ && !ring_.blocks()) advance();
+}
+
+/// Sends and sums what is final and, on CPU ranks, would not wait.
+void GradientSync::advance() {
+  if (sent_ < final_) {
+    finished_.record(backward_);
+    finished_.await(exec_);
   }
+  // An enqueued sum follows the next bucket's messages, which are on their way while it waits.
+  const bool is_enqueued = ring_.is_enqueued();
+  const int behind = is_enqueued ? std::max(1, std::min(sent_ - summed_, ring_.window() - 1)) : 0;
+  const int ahead = is_enqueued ? behind + 1 : ring_.window();
   while (true) {
-    if (sent_ < std::min(final_, summed_ + ring_.window()) && ring_.has_room(sent_)) {
+    if (sent_ < std::min(final_, summed_ + ahead) && ring_.can_send(sent_)) {
       send(sent_++);
-    } else if (summed_ < sent_ && ring_.has_arrived(summed_)) {
+    } else if (summed_ + behind < sent_ && ring_.can_receive(summed_)) {
       finish_bucket();
     } else {
       return;
     }
-  }
-}
-
-/// Enqueues the buckets that are final: each is summed after the next one has been sent.
-void GradientSync::enqueue() {
-  if (sent_ == final_) return;
-  finished_.record(backward_);
-  finished_.await(exec_);
-  for (; sent_ < final_; ++sent_) {
-    ring_.wait_for_room(sent_);
-    send(sent_);
-    if (summed_ < sent_) finish_bucket();
   }
 }
 
@@ -148,13 +146,6 @@ void GradientSync::send(int bucket) {
   }
 }
 
-/// Waits for all messages of the next bucket.
-void GradientSync::wait_for_arrivals() {
-  for (int hop = 1; hop < dp_.size(); ++hop) {
-    ring_.wait_for_arrival(ring_.source(hop), summed_);
-  }
-}
-
 /// Gradients from `rank` for this rank's shard.
 Tensor GradientSync::rank_gradients(int rank, int bucket) {
   const FlatRange shard = buckets_.shard(bucket, dp_.rank());
@@ -190,7 +181,6 @@ void GradientSync::sum_shard(int bucket) {
 
 /// Sums the next bucket, whose messages have arrived; on a GPU when they have.
 void GradientSync::finish_bucket() {
-  if (exec_.on_gpu()) wait_for_arrivals();
   const int bucket = summed_++;
   const ScopedSpan span(SpanKind::compute, "dp_sum", bucket);
   if (dp_.size() > 1 || is_window_) {
@@ -208,7 +198,7 @@ void GradientSync::send_until(int target) {
       send(sent_++);
     }
     if (sent_ == target) return;
-    if (!exec_.on_gpu()) wait_for_arrivals();
+    ring_.wait_for_arrivals(summed_);
     finish_bucket();
   }
 }
@@ -216,18 +206,16 @@ void GradientSync::send_until(int target) {
 void GradientSync::make_room(int64_t sent_from) {
   if (final_ == buckets_.count()) finish_pass();
   const int target = sent_from >= buckets_.elements() ? 0 : buckets_.at(sent_from) + 1;
-  if (exec_.on_gpu()) {
-    // The first passes load kernels, which a stream that waits for ranks on this GPU would delay.
-    ring_.set_host_waits(is_first_ || !overlap_);
-    finished_.record(backward_);
-    finished_.await(exec_);
-  }
+  // The first passes load kernels, which a stream that waits for ranks on this GPU would delay.
+  ring_.set_host_waits(is_loading_ || !overlap_);
+  finished_.record(backward_);
+  finished_.await(exec_);
   send_until(target);
   copied_.await(backward_);
 }
 
 void GradientSync::skip_pass() {
-  if (exec_.on_gpu()) ring_.set_host_waits(is_first_ || !overlap_);
+  ring_.set_host_waits(is_loading_ || !overlap_);
   if (final_ == buckets_.count()) finish_pass();
   final_ = buckets_.count();
   progress();
@@ -236,13 +224,11 @@ void GradientSync::skip_pass() {
 /// Sends and sums all buckets of a pass.
 void GradientSync::finish_pass() {
   final_ = buckets_.count();
-  if (exec_.on_gpu()) {
-    finished_.record(backward_);
-    finished_.await(exec_);
-  }
+  finished_.record(backward_);
+  finished_.await(exec_);
   send_until(buckets_.count());
   while (summed_ < buckets_.count()) {
-    if (!exec_.on_gpu()) wait_for_arrivals();
+    ring_.wait_for_arrivals(summed_);
     finish_bucket();
   }
   copied_.await(backward_);
@@ -258,7 +244,7 @@ void GradientSync::end_pass() {
 
 /// After the first passes: ranks that share a GPU cannot load kernels while one waits for another.
 void GradientSync::finish_loading() {
-  if (!exec_.on_gpu() || !overlap_ || dp_.size() == 1) return;
+  if (!std::exchange(is_loading_, false) || !overlap_ || dp_.size() == 1) return;
   tandem::wait(backward_);
   dp_.barrier("first gradients");
 }
@@ -267,22 +253,16 @@ void GradientSync::finish() {
   if (is_window_) {
     finish_pass();
     passes_ = 0;
-    if (std::exchange(is_first_, false)) finish_loading();
+    finish_loading();
     for (int bucket = 0; bucket < buckets_.count(); ++bucket) reduced_(bucket);
     return;
   }
   final_ = buckets_.count();
-  if (exec_.on_gpu()) {
-    if (std::exchange(is_first_, false)) finish_loading();
-    enqueue();
-  } else if (dp_.size() > 1) {
-    progress();
-  }
+  finish_loading();
+  advance();
   while (summed_ < buckets_.count()) {
-    if (dp_.size() > 1) {
-      send_until(std::min(buckets_.count(), summed_ + ring_.window()));
-    }
-    if (!exec_.on_gpu()) wait_for_arrivals();
+    send_until(std::min(buckets_.count(), summed_ + ring_.window()));
+    ring_.wait_for_arrivals(summed_);
     finish_bucket();
   }
   end_pass();

@@ -90,9 +90,8 @@ class GradientSync {
   Tensor local(FlatRange range) const { return gradients_.at(begin_ + range.begin, range.count); }
   Tensor copied(int bucket) const;
   void copy_bucket(int bucket);
-  void enqueue();
+  void advance();
   void send(int bucket);
-  void wait_for_arrivals();
   Tensor rank_gradients(int rank, int bucket);
   void sum_shard(int bucket);
   void finish_bucket();
@@ -105,15 +104,15 @@ class GradientSync {
   Exec backward_, exec_;
   Communicator& dp_;
   bool overlap_, is_window_, encodes_;
-  bool is_first_ = true;  // step, whose passes load kernels
-  Fence finished_;        // point of the backward pass
-  Fence copied_;          // window: point of dp's stream
+  Fence finished_;  // point of the backward pass
+  Fence copied_;    // window: point of dp's stream
   const GradientMemory& gradients_;
   int64_t begin_;
   Buckets buckets_;
   ShardMessages messages_;
   std::function<void(int bucket)> reduced_;
   MessageRing ring_;
+  bool is_loading_;       // GPUs: in the passes of the first step, which load kernels
   Memory copies_, sums_;  // window: this rank's shards, of buckets in flight and of all
   int passes_ = 0;        // window: summed in this step
   std::vector<float> residual_, next_residual_;

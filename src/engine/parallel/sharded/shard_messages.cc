@@ -1,12 +1,9 @@
 #include "engine/parallel/sharded/shard_messages.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
 #include "codec/feedback.h"
 #include "codec/whole.h"
-#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -22,13 +19,6 @@ size_t raw_bytes(const Segment& segment) {
 }
 
 }  // namespace
-
-void refuse_on_gpu(const Exec& exec, const char* what, const Wire& wire) {
-  if (!exec.on_gpu()) return;
-  throw Unsupported(
-      fmt::format("parallel.codec: {} as {} on GPUs: expected {} without a wire format", what,
-                  wire.describe(), what));
-}
 
 std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun> runs) {
   std::vector<Segment> segments;

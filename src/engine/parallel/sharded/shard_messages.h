@@ -25,9 +25,6 @@ struct Segment {
 /// Segments of `range` of an array with these `runs`.
 std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun> runs);
 
-/// Throws Unsupported if exec is on a GPU. `what`: the values that would be encoded.
-void refuse_on_gpu(const Exec& exec, const char* what, const Wire& wire);
-
 class ShardMessages {
  public:
   /// Throws InvalidArgument for a wire format that does not support f32. Without a wire format a

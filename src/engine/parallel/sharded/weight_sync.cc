@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/exec.h"
+#include "engine/config/device_traits.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -25,18 +26,19 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews&
       slices_(make_slices()),
       ring_(dp, "dp_all_gather", buckets, message_bytes(), options.wire.is_none() ? 0 : 1,
             !options.overlap),
+      begins_all_(dp.size() == 1 || ring_.is_enqueued()),
       awaited_(buckets.count() - 1),
       updated_shards_(buckets.count()),
       sent_(buckets.count()),
       received_(buckets.count()) {
   if (ring_.is_staged()) {
-    refuse_on_gpu(exec_, "weights", options.wire);
+    refuse_on_gpu(exec_, "parallel.codec: weights as " + options.wire.describe(),
+                  "weights without a wire format");
     if (!weights.f32.data()) {
       throw Unsupported("weights as " + options.wire.describe() + ": expected f32 weights");
     }
     decoded_.resize(size_t(buckets_.shard_room()));
   }
-  if (!exec_.on_gpu()) return;
   for (int b = 0; b < buckets.count(); ++b) updated_.emplace_back(exec_);
 }
 
@@ -113,8 +115,7 @@ void WeightSync::begin(std::function<void(int bucket)> update,
   is_ready_ = std::move(is_ready);
   sent_ = received_ = updated_shards_ = 0;
   awaited_ = -1;
-  if (dp_.size() == 1) progress();
-  if (!exec_.on_gpu()) return;
+  if (!begins_all_) return;
   for (; sent_ < buckets_.count(); ++sent_) {
     send(sent_);
     if (received_ < sent_) receive(received_++);
@@ -124,21 +125,12 @@ void WeightSync::begin(std::function<void(int bucket)> update,
 }
 
 void WeightSync::progress() {
-  if (exec_.on_gpu()) return;
-  if (dp_.size() == 1) {
-    for (; sent_ < buckets_.count(); ++sent_) {
-      update(sent_);
-      if (gathered_) gathered_(bucket_at(sent_));
-    }
-    received_ = sent_;
-    awaited_ = sent_ - 1;
-    return;
-  }
+  if (begins_all_) return;
   while (true) {
-    if (sent_ < std::min(buckets_.count(), received_ + ring_.window()) && ring_.has_room(sent_) &&
+    if (sent_ < std::min(buckets_.count(), received_ + ring_.window()) && ring_.can_send(sent_) &&
         can_update(sent_)) {
       send(sent_++);
-    } else if (received_ < sent_ && ring_.has_arrived(received_)) {
+    } else if (received_ < sent_ && ring_.can_receive(received_)) {
       receive_next();
     } else {
       return;
@@ -206,7 +198,7 @@ void WeightSync::receive_next() {
 void WeightSync::receive(int index) {
   for (int hop = 1; hop < dp_.size(); ++hop) receive(ring_.source(hop), index);
   if (gathered_) gathered_(bucket_at(index));
-  if (exec_.on_gpu()) updated_[size_t(index)].record(exec_);
+  updated_[size_t(index)].record(exec_);
 }
 
 void WeightSync::receive(int owner, int index) {
@@ -234,7 +226,7 @@ void WeightSync::receive_encoded(int owner, int bucket, const std::byte* message
 }
 
 void WeightSync::await_local() {
-  if (exec_.on_gpu() || state_.sends_differences() || gathered_) {
+  if (begins_all_ || state_.sends_differences() || gathered_) {
     return await({0, buckets_.elements()});
   }
   for (int index = updated_shards_; index < buckets_.count(); ++index) update(index);
@@ -252,7 +244,7 @@ bool WeightSync::has(FlatRange range) const {
 void WeightSync::await(FlatRange range) {
   if (range.count == 0) return;
   const int last = last_index(range);
-  if (exec_.on_gpu()) {
+  if (begins_all_) {
     const int needed = overlap_ ? last : buckets_.count() - 1;
     if (needed > awaited_) updated_[size_t(needed)].await(forward_);
     // The next backward pass overwrites reduced gradients, which are what was sent.

@@ -62,7 +62,7 @@ class WeightSync {
   /// CPU ranks: whether all weights of the step have been awaited; GPUs: whether waits for them are
   /// enqueued.
   bool is_complete() const {
-    return (exec_.on_gpu() ? received_ - 1 : awaited_) + 1 == buckets_.count();
+    return (begins_all_ ? received_ - 1 : awaited_) + 1 == buckets_.count();
   }
 
   size_t bytes() const { return ring_.bytes() + decoded_.size() * sizeof(float); }
@@ -109,7 +109,8 @@ class WeightSync {
   std::vector<float> decoded_;  // one shard's differences
   std::function<void(int bucket)> update_, gathered_;
   std::function<bool(int bucket)> is_ready_;
-  std::vector<Fence> updated_;  // by bucket of the step, on a GPU
+  std::vector<Fence> updated_;  // by bucket of the step
+  bool begins_all_;             // `begin` sends and receives all: enqueued, or of one rank
   int awaited_;                 // last bucket that the forward pass waits for
   int updated_shards_;          // of this step's buckets, in the order of use
   int sent_, received_;         // buckets of this step, in the order of use
