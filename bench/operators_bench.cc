@@ -71,7 +71,7 @@ template <typename Operator>
 void operators(benchmark::State& state) {
   const Operands o(state);
   run_threads({}, [&](Communicator& comm) {
-    set_kernel_threads(1);
+    const KernelThreads threads(1);
     Operator op(comm, {o.m, o.n, o.k, o.dtype});
     for (auto _ : state) op.run(o.x_view(), o.weight_view(), o.out_view());
   });

@@ -11,7 +11,7 @@ namespace tandem {
 
 /// Returns the exit code. Results name the hardware and the commit.
 inline int run_benchmarks(int argc, char** argv) {
-  set_kernel_threads(1);
+  const KernelThreads threads(1);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   benchmark::AddCustomContext("hardware", this_machine().describe());

@@ -16,9 +16,7 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
-#include "gemm/gemm.h"
 #include "tandem/cuda.h"
 
 namespace tandem::cli {
@@ -117,7 +115,6 @@ class Reports {
 };
 
 void bench_all(const BenchOptions& options, const BenchPlan& plan, Communicator& comm) {
-  set_kernel_threads(threads_per_rank(comm.size()));
   const BenchWorld world{comm, options.link_label.empty() ? comm.link() : options.link_label};
   std::optional<Reports> reports;  // rank 0 only
   if (comm.rank() == 0) reports.emplace(options, plan, world);
@@ -170,7 +167,7 @@ void add_bench(CLI::App& app) {
     }
     print_choice(choice);
     run_on(options->transport, plan.world,
-           [&](Communicator& comm) { bench_all(*options, plan, comm); });
+           with_kernel_threads([&](Communicator& comm) { bench_all(*options, plan, comm); }));
   });
 }
 

@@ -13,9 +13,7 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -105,7 +103,6 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
 }
 
 void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
-  set_kernel_threads(threads_per_rank(comm.size()));
   const GenerateBenchResult result = run_generate_bench(comm, arguments.request);
   if (comm.rank() == 0) {
     if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result));

@@ -13,10 +13,8 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
 #include "engine/plan/cost/activations.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -121,7 +119,6 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
 }
 
 void bench(const TrainBenchArguments& arguments, Communicator& comm) {
-  set_kernel_threads(threads_per_rank(comm.size()));
   const TrainBenchResult result = run_train_bench(comm, arguments.request);
   if (comm.rank() == 0) {
     if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result, comm));

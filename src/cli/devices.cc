@@ -11,6 +11,7 @@
 #include "core/system/env.h"
 #include "core/system/machine.h"
 #include "core/system/printable.h"
+#include "gemm/gemm.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
 
@@ -97,10 +98,18 @@ void print_choice(const std::string& note) {
   if (!note.empty() && speaks()) complain(single_line(note));
 }
 
+std::function<void(Communicator&)> with_kernel_threads(std::function<void(Communicator&)> body) {
+  return [body = std::move(body)](Communicator& comm) {
+    const KernelThreads threads(threads_per_rank(comm.size()));
+    body(comm);
+  };
+}
+
 void run_ranks(const DeviceOptions& options, const WorldOptions& world,
                const std::function<void(Communicator&)>& body) {
   print_choice(options.note);
-  options.on_gpus() ? run_gpus(world, body) : run_world(world, body);
+  const auto of_rank = with_kernel_threads(body);
+  options.on_gpus() ? run_gpus(world, of_rank) : run_world(world, of_rank);
 }
 
 }  // namespace tandem::cli

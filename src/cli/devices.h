@@ -42,7 +42,10 @@ int count_ranks(const WorldOptions& world);
 /// Prints the note on stderr, from the process that reports under a launcher.
 void print_choice(const std::string& note);
 
-/// Prints the choice and runs `body` on CPU or GPU ranks.
+/// `body` with this rank's share of the processors.
+std::function<void(Communicator&)> with_kernel_threads(std::function<void(Communicator&)> body);
+
+/// Prints the choice and runs `body` on CPU or GPU ranks, with_kernel_threads.
 void run_ranks(const DeviceOptions& options, const WorldOptions& world,
                const std::function<void(Communicator&)>& body);
 

@@ -13,13 +13,11 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
 #include "core/system/printable.h"
 #include "engine/launch/local_launch.h"
 #include "engine/launch/processes/launch_hosts.h"
 #include "engine/launch/processes/launched_process.h"
-#include "gemm/gemm.h"
 #include "tandem/cuda.h"
 #include "tandem/error.h"
 
@@ -177,7 +175,6 @@ void check_world(DoctorRequest request) {
   run_ranks(request.devices, world, [&](Communicator& comm) {
     DiagnosisRequest diagnosis = request.diagnosis;
     set_fault(request.inject, comm.size(), diagnosis);
-    set_kernel_threads(threads_per_rank(comm.size()));
     is_first = comm.rank() == 0;
     json = to_json(diagnose_world(comm, diagnosis, [&](const std::string& what) {
       if (is_first) complain("tandem: doctor: " + what);

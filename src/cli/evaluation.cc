@@ -7,7 +7,6 @@
 #include "cli/text_model.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
-#include "core/system/machine.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/config/data_format.h"
 #include "engine/config/gpu_training.h"
@@ -16,7 +15,6 @@
 #include "engine/infer/int8_weights.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/cost/memory.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -150,7 +148,6 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
             arguments.dtype, arguments.weights, agreed));
     config.check(comm.size());
     if (is_int8) check_int8_weights(config, comm.size());
-    set_kernel_threads(threads_per_rank(comm.size()));
     body(comm, {stored.directory, config, stored.weights, files, stored.side, is_int8});
   });
 }

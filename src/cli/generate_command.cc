@@ -18,7 +18,6 @@
 #include "core/system/console_input.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
 #include "core/system/process/clock.h"
 #include "engine/infer/generator.h"
@@ -26,7 +25,6 @@
 #include "engine/infer/sampling/generation_config.h"
 #include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
-#include "gemm/gemm.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
@@ -244,7 +242,6 @@ void run(GenerateArguments arguments) {
             fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
             arguments.prompt_rows, arguments.prompt));
     arguments.policy.require_used(config, tp.size());
-    set_kernel_threads(threads_per_rank(tp.size()));
     if (arguments.prompts.empty()) return generate(tp, arguments, stored);
     tp.require_same("--prompts", file.hash);
     generate_all(tp, arguments, stored, file.lines);

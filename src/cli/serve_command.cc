@@ -15,7 +15,6 @@
 #include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
-#include "core/system/machine.h"
 #include "core/system/printable.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/sampling/generation_config.h"
@@ -24,7 +23,6 @@
 #include "engine/serve/http/completion_server.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/serve_loop.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -172,7 +170,6 @@ void run(ServeArguments arguments) {
                     model.capacity, arguments.batch, arguments.prompt_rows, arguments.mixed_rows,
                     arguments.dtype, arguments.weights, policy.describe()));
     policy.require_used(stored.config, tp.size());
-    set_kernel_threads(threads_per_rank(tp.size()));
     serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
   });
 }

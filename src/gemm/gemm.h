@@ -51,9 +51,22 @@ bool gemm_swiglu(const Exec& exec, const Tensor& a, const Tensor& weight, const 
 /// oneDNN finds no AVX-512 and this build may not use AVX2 (gemm/cpu/ordered_gemm.h).
 bool rows_keep_bits();
 
-/// Sets the number of threads that this thread's kernels use (ranks as threads share the machine):
-/// 1 if it has lost its thread team (core/system/process/fork.h).
+/// Sets the number of threads that this thread's kernels use: 1 if it has lost its thread team
+/// (core/system/process/fork.h).
 void set_kernel_threads(int threads);
 int kernel_threads();
+
+/// Number of threads that this thread's kernels use, until it ends. A rank holds one: ranks as
+/// threads share the machine.
+class KernelThreads {
+ public:
+  explicit KernelThreads(int threads) : before_(kernel_threads()) { set_kernel_threads(threads); }
+  ~KernelThreads() { set_kernel_threads(before_); }
+  KernelThreads(const KernelThreads&) = delete;
+  KernelThreads& operator=(const KernelThreads&) = delete;
+
+ private:
+  int before_;
+};
 
 }  // namespace tandem

@@ -211,5 +211,23 @@ TEST(GemmErrors, NameTheOperand) {
   EXPECT_THROW(set_kernel_threads(0), InvalidArgument);
 }
 
+TEST(KernelThreads, EndsWithTheThreadsBefore) {
+  set_kernel_threads(2);
+  {
+    const KernelThreads outer(3);
+    EXPECT_EQ(kernel_threads(), 3);
+    EXPECT_THROW(KernelThreads(0), InvalidArgument);
+    {
+      const KernelThreads inner(1);
+      EXPECT_EQ(kernel_threads(), 1);
+    }
+    EXPECT_EQ(kernel_threads(), 3);
+    std::thread([] { EXPECT_NO_THROW(KernelThreads(4)); }).join();
+    EXPECT_EQ(kernel_threads(), 3);
+  }
+  EXPECT_EQ(kernel_threads(), 2);
+  set_kernel_threads(1);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Loops over independent rows or heads on this thread's kernel threads (set_kernel_threads).
+// Loops over independent rows or heads on this thread's kernel threads (KernelThreads).
 // Iterations must be independent, so that results never depend on the number of threads.
 #pragma once
 

@@ -137,13 +137,14 @@ void initialize(Stage& stage, const LayoutRun& run) {
 /// On one rank. Returns the numbers of the first step, the same on every rank.
 StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSource& source,
                       Gathers& gathers) {
-  set_kernel_threads(threads_per_rank(world.size()));
-  const ParallelGroups groups(world, ParallelDims(run.config), run.config.model.experts > 0);
+  const KernelThreads threads(threads_per_rank(world.size()));
+  const ParallelGroups groups(world, ParallelDims(run.config.parallel),
+                              run.config.model.experts > 0);
   const RunConfig& train = run.config.train;
   const Sampler sampler(source, train.seq, uint64_t(train.seed),
-                        make_sampler_options(run.config, make_order(run)));
+                        make_sampler_options(run.config.data, make_order(run)));
   ModelRanks ranks(groups, run.config, {});
-  StepExecutor executor(run.config, groups, source, sampler, ranks);
+  StepExecutor executor(train, run.config.parallel, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/system/machine.h"
 #include "core/system/process/clock.h"
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/run/made_by.h"
@@ -17,6 +18,7 @@ namespace tandem {
 Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& text)
     : world(of_run),
       request(check_request(of_run, of_ranks, text)),
+      threads(threads_per_rank(of_run.size())),
       config(of_ranks.config),
       source(text),
       sampler(text, config.train.seq, uint64_t(config.train.seed),

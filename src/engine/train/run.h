@@ -22,6 +22,7 @@
 #include "engine/train/resume_point.h"
 #include "engine/train/step_executor.h"
 #include "engine/train/trainer.h"
+#include "gemm/gemm.h"
 
 namespace tandem {
 
@@ -72,6 +73,7 @@ class Run {
 
   Communicator& world;
   const TrainRequest& request;
+  KernelThreads threads;
   TrainConfig config;  ///< with its dtype, format of data and replicas resolved
   const TokenSource& source;
   Sampler sampler;

@@ -7,10 +7,9 @@
 
 #include "comm/exec.h"
 #include "core/system/files.h"
-#include "core/system/machine.h"
 #include "engine/checkpoint/run/same_run.h"
-#include "engine/config/device_traits.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/config/device_traits.h"
 #include "engine/config/gpu_training.h"
 #include "engine/data/stream/shard_stream.h"
 #include "engine/optim/learning_rate.h"
@@ -20,7 +19,6 @@
 #include "engine/parallel/sharded/buckets.h"
 #include "engine/plan/codecs/auto_dtype.h"
 #include "engine/report/progress.h"
-#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -37,7 +35,6 @@ const TrainRequest& check_request(Communicator& world, const TrainRequest& reque
   world.require_same("--inject", request.faults.text());
   require_same_location(world, "--out", request.out);
   world.require_same("the training text", source.identity());
-  set_kernel_threads(threads_per_rank(world.size()));
   return request;
 }
 

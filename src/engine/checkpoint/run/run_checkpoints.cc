@@ -34,12 +34,6 @@ class Blocked {
   Clock::time_point begin_ = Clock::now();
 };
 
-/// Training has the processors first.
-void lower_priority_of_this_thread() {
-  ::setpriority(PRIO_PROCESS, 0, 10);
-  set_kernel_threads(1);
-}
-
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const TrainedRanks& ranks, Options options, const TrainState& state)
@@ -167,7 +161,10 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, Running
       std::launch::async | std::launch::deferred,
       [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_),
        step = newest_step_, next_sample = newest_sample_] {
-        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
+        if (std::this_thread::get_id() != training) {
+          ::setpriority(PRIO_PROCESS, 0, 10);  // training has the processors first
+        }
+        const KernelThreads threads(1);
         return write(from, step, next_sample);
       });
   // If no thread could be started, this one writes, as the other ranks' do.

@@ -96,8 +96,8 @@ void PeerCopies::begin(const SnapshotGeneration& generation, int index) {
                  [this, training = std::this_thread::get_id(), &generation, index] {
                    if (std::this_thread::get_id() != training) {
                      ::setpriority(PRIO_PROCESS, 0, 10);  // training has the processors first
-                     set_kernel_threads(1);
                    }
+                   const KernelThreads threads(1);
                    exchange(generation, index);
                  });
   // If no thread could be started, this one copies, as the other ranks' do.

@@ -145,7 +145,7 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
   completed_ = std::async(std::launch::async | std::launch::deferred,
                           [this, step = state.step, start, text, chunks = std::move(chunks),
                            threads = kernel_threads()] {
-                            set_kernel_threads(threads);
+                            const KernelThreads of_hashes(threads);
                             download_.wait();
                             complete(step, start, text, copy_and_hash(chunks));
                           });
