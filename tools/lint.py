@@ -11,8 +11,10 @@ MAX_FUNCTION = 80
 # Files of src/, include/ and python/ with a longer function, and how long that may be: at most six, of kernels.
 LONG_FUNCTIONS = {"src/gemm/cuda/rows_gemm.cu": 94, "src/kernels/cuda/paged_chunks.cuh": 170,
                   "src/kernels/cuda/paged_floats.cuh": 139, "src/kernels/cuda/paged_tiles.cuh": 153,
-                  "src/kernels/cuda/router.cu": 87, "src/overlap/gemm_ar/cuda/fused_kernel.cuh": 102,
-                  "src/engine/config/config_keys.cc": 402}
+                  "src/kernels/cuda/router.cu": 87, "src/overlap/gemm_ar/cuda/fused_kernel.cuh": 102}
+# Lines of src that take the whole job: a function takes the sections that it reads.
+MAX_WHOLE_JOBS = 40
+MAX_OPENING = 12  # lines of the comment that a public header begins with
 CODE = (".h", ".cc", ".cu", ".cuh")
 LOADED = '#include "core/cuda/load_module.cuh"'
 TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
@@ -70,6 +72,9 @@ ALIASES = ("tests/engine/config/train_config_test.cc", "src/tune/op_desc.cc",
 TEST_NAME = re.compile(r"\bT(?:YPED_T)?EST(?:_[FP])?\((\w+), \w+\)")
 # Copies on the default stream, which does not synchronize with any of our streams.
 UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
+FLOATS = re.compile(r"\bspan<(?:const )?float>")
+# Calls that ask for the kind of device in src/engine: messages to the host, peer access, cuDNN.
+MAX_DEVICE_CALLS = 8
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
 
 
@@ -129,14 +134,19 @@ def word_rules(line, opens):
                 yield f"{name}: write {WORDS[part.lower()]} for '{part.lower()}'"
 
 
-def whole_jobs(paths):
-    lines = 0
+def count_rules(paths):
+    """Findings about lines that all of src may have a limited number of."""
+    jobs, calls = 0, 0
     for path in paths:
         if path.startswith("src/") and path.endswith(CODE):
             with open(path, encoding="utf-8", errors="replace") as file:
-                lines += sum(bool(re.search(r"const TrainConfig ?&", line)) for line in file)
-    if lines > MAX_WHOLE_JOBS:
-        yield f"src: {lines} lines with const TrainConfig&: at most {MAX_WHOLE_JOBS}: take the sections that are read"
+                text = file.read()
+            jobs += len(re.findall(r"const TrainConfig ?&", text))
+            calls += text.count("on_gpu()") if path.startswith("src/engine/") else 0
+    if jobs > MAX_WHOLE_JOBS:
+        yield f"src: {jobs} times const TrainConfig&: at most {MAX_WHOLE_JOBS}: take the sections that are read"
+    if calls > MAX_DEVICE_CALLS:
+        yield f"src/engine: {calls} times on_gpu(): at most {MAX_DEVICE_CALLS}"
 
 
 def check(path):
@@ -158,10 +168,13 @@ def check(path):
         found.append((1, "loose file: put it in a folder of " + path.rsplit("/", 1)[0]))
     if path.startswith("src/") and path.endswith(".cu") and LOADED not in lines:
         found.append((1, "kernels that nothing loads before their first launch: " + LOADED))
+    opening = next((i for i, line in enumerate(lines) if not line.startswith("//")), 0)
+    if path.startswith("include/tandem/") and opening > MAX_OPENING:
+        found.append((MAX_OPENING + 1, f"opens with {opening} lines: at most {MAX_OPENING}; details belong in docs/reference"))
     if path.endswith((*CODE, ".py")) and path.startswith(("src/", "include/", "python/")):
-        most = LONG_FUNCTIONS.get(path, MAX_FUNCTION)
-        found += [(number, f"function of {length} lines: at most {most}")
-                  for number, length in functions(path, "\n".join(lines)) if length > most]
+        limit = LONG_FUNCTIONS.get(path, MAX_FUNCTION)
+        found += [(number, f"function of {length} lines: at most {limit}")
+                  for number, length in functions(path, "\n".join(lines)) if length > limit]
     raw = None  # the end of the raw string that the line is in
     for number, line in enumerate(lines, 1):
         begins = raw is None and re.search(r'R"(\w*)\(', line)
@@ -198,13 +211,17 @@ def check(path):
                 found.append((number, "default: in a switch hides a missing case"))
             if not path.startswith(("src/cli/", "src/engine/launch/")) and EXIT.search(line.split("//")[0]):
                 found.append((number, "library code ends the process: throw instead"))
+            if path.startswith("src/engine/") and FLOATS.search(line):
+                found.append((number, "span of floats: pass a Tensor (core/host_copy.h has views)"))
+        if path.startswith(("src/", "bench/")) and not path.startswith("src/gemm/") and "set_kernel_threads(" in line:
+            found.append((number, "set_kernel_threads: hold KernelThreads (gemm/gemm.h)"))
     return found
 
 
 def main():
     count = 0
     paths = sorted({line.strip() for line in sys.stdin if line.strip()})
-    for finding in whole_jobs(paths):
+    for finding in count_rules(paths):
         print(finding)
         count += 1
     for path in paths:

@@ -159,6 +159,16 @@ file src/engine/data/words.cc <<'END'
 Parts own_rows(bool in_place);
 int saved_rows(bool in_place);
 END
+file src/engine/data/devices.cc <<'END'
+void f(std::span<const float> values);
+std::span<double> values_of(std::span<float> all);
+void g() { set_kernel_threads(1); }
+END
+file src/gemm/threads.cc <<'END'
+void set_kernel_threads(int threads);
+void g(std::span<float> values);
+END
+for i in $(seq 9); do echo "bool f$i = exec.on_gpu();"; done | file src/engine/data/branches.cc
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
 for i in $(seq 41); do echo "void f$i(const TrainConfig& config);"; done | file src/engine/train/whole.cc
@@ -200,6 +210,14 @@ expect 'src/core/copies.cc:2: copy that no stream orders'
 expect 'src/core/copies.cc:3: copy that no stream orders'
 if grep -q 'copies.cc:[78]' <<<"$found"; then
   echo "a copy beside a synchronize is found" >&2
+  failures=$((failures + 1))
+fi
+expect 'src/engine/data/devices.cc:1: span of floats'
+expect 'src/engine/data/devices.cc:2: span of floats'
+expect 'src/engine/data/devices.cc:3: set_kernel_threads'
+expect 'src/engine/data/branches.cc:9: on_gpu() 9 times in src/engine: at most 8'
+if grep -q 'gemm/threads.cc' <<<"$found"; then
+  echo "threads of kernels are found where they are set" >&2
   failures=$((failures + 1))
 fi
 expect "src/core/words.cc:1: comment begins with 'Which'"

@@ -15,6 +15,7 @@
 
 #include "core/formats/safetensors.h"
 #include "tandem/communicator.h"
+#include "tandem/tensor.h"
 
 namespace tandem {
 
