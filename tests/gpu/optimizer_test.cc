@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/exec.h"
-#include "engine/optim/lamb.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "tandem/random.h"
 #include "tests/gpu/kernel_operands.h"
@@ -162,7 +162,7 @@ Trained train(Communicator& comm, int64_t bucket) {
   const std::vector<ParameterGroup> groups{{comm, {0, begin}, {list.begin(), second}},
                                            {comm, {begin, count - begin}, {second, list.end()}}};
   ShardedOptimizer optimizer(exec, {weights, working}, gradients, groups, bucket,
-                             {.lamb_axes = {&comm}});
+                             {.optimizer = find_optimizer("lamb"), .norm_axes = {&comm}});
   optimizer.adopt_weights(weights);
   OptimizerConfig config;
   config.weight_decay = 0.3;

@@ -32,9 +32,9 @@ void check_codec(const ParallelConfig& parallel, const ModelConfig& model) {
   }
 }
 
-/// LAMB needs the sums of whole tensors, over state that all replicas divide.
-void check_lamb(const ParallelConfig& parallel) {
-  constexpr const char* kLamb = "0 with optimizer.name = \"lamb\"";
+/// Norms of whole tensors are summed over state that all replicas divide.
+void check_trust_ratios(const ParallelConfig& parallel, const std::string& optimizer) {
+  const std::string expected_zero = fmt::format("0 with optimizer.name = \"{}\"", optimizer);
   constexpr const char* kAdamw = "optimizer.name = \"adamw\"";
   if (parallel.zero == 0) {
     throw ConfigError(fmt::format("parallel.zero is 0: expected {}, or zero = 1", kAdamw));
@@ -44,10 +44,11 @@ void check_lamb(const ParallelConfig& parallel) {
   }
   if (parallel.has_shard_groups()) {
     throw ConfigError(
-        fmt::format("parallel.dp_shard is {}: expected {}", parallel.dp_shard, kLamb));
+        fmt::format("parallel.dp_shard is {}: expected {}", parallel.dp_shard, expected_zero));
   }
   if (parallel.has_host_groups()) {
-    throw ConfigError(fmt::format("parallel.dp_host is {}: expected {}", parallel.dp_host, kLamb));
+    throw ConfigError(
+        fmt::format("parallel.dp_host is {}: expected {}", parallel.dp_host, expected_zero));
   }
   if (parallel.replicas > parallel.dp) {
     throw ConfigError(fmt::format("parallel.replicas is {} with parallel.dp = {}: expected {}",
@@ -169,7 +170,9 @@ void check_config(const TrainConfig& config) {
   const DataConfig& data = config.data;
   const CheckpointConfig& checkpoint = config.checkpoint;
   parallel.check();
-  if (config.optimizer.name == "lamb") check_lamb(parallel);
+  if (config.optimizer.uses_trust_ratios()) {
+    check_trust_ratios(parallel, config.optimizer.name);
+  }
   check_replicas(parallel, train, model);
   train.check();
   check_batch(train, parallel);

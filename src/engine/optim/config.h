@@ -28,6 +28,8 @@ struct OptimizerConfig {
   std::vector<std::string> lr_scale;  ///< "PATTERN=NUMBER"
 
   static std::span<const Key<OptimizerConfig>> keys();
+  /// Whether updates depend on norms of whole tensors (engine/optim/optimizer.h).
+  bool uses_trust_ratios() const { return name == "lamb"; }
   void check() const;  ///< throws ConfigError if keys contradict each other
 };
 

@@ -54,14 +54,14 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
                                                const OptimizerConfig& optimizer,
                                                const StateCheckOptions& check, Stage& stage) {
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
-  return {
-      .gradients = codec.gradients,
-      .weights = codec.weights,
-      .error_feedback = parallel.error_feedback,
-      .overlap = groups.tp().size() == 1 && !groups.experts(),
-      .gradient_memory = &stage.gradient_memory(),
-      .lamb_axes = optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{},
-      .check = check};
+  return {.gradients = codec.gradients,
+          .weights = codec.weights,
+          .error_feedback = parallel.error_feedback,
+          .overlap = groups.tp().size() == 1 && !groups.experts(),
+          .gradient_memory = &stage.gradient_memory(),
+          .optimizer = find_optimizer(optimizer.name),
+          .norm_axes = groups.stage_axes(),
+          .check = check};
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "engine/optim/adamw.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "tandem/random.h"
 #include "tests/flat.h"

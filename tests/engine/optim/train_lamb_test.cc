@@ -9,7 +9,7 @@
 #include "core/system/files.h"
 #include "engine/data/corpus.h"
 #include "engine/model/layout.h"
-#include "engine/optim/lamb.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
@@ -120,7 +120,9 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
         {*groups.expert_dp(), {layout.experts_begin, layout.size - layout.experts_begin}, experts});
   }
   ShardedOptimizer optimizer({}, flat(w), flat(g), parameter_groups, bucket,
-                             {.weights = weights_wire, .lamb_axes = groups.world_axes()});
+                             {.weights = weights_wire,
+                              .optimizer = find_optimizer("lamb"),
+                              .norm_axes = groups.world_axes()});
   optimizer.adopt_weights(flat(w));
   const auto weight = [](const Communicator& replicas) {
     const int size = replicas.size();

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "engine/config/config.h"
-#include "engine/optim/adamw.h"
 #include "engine/optim/learning_rate.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "tandem/error.h"
 #include "tandem/random.h"

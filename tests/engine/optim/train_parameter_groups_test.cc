@@ -5,7 +5,7 @@
 #include "engine/data/corpus.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
-#include "engine/optim/lamb.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "engine/train/trainer.h"
 #include "tandem/random.h"
@@ -47,7 +47,8 @@ std::vector<float> updated(bool is_lamb, float lr, float lr_scale, bool decay) {
     for (float& x : gradients) x /= 2;
     std::vector<ParameterGroup> groups{{comm, {0, 2 * kCount}, list}};
     ShardedOptimizerOptions sharded;
-    if (is_lamb) sharded.lamb_axes = {&comm};
+    sharded.optimizer = find_optimizer(is_lamb ? "lamb" : "adamw");
+    sharded.norm_axes = {&comm};
     ShardedOptimizer optimizer({}, flat(weights), flat(gradients), groups, 30, sharded);
     optimizer.ready({0, 2 * kCount});
     optimizer.reduce();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/system/files.h"
-#include "engine/optim/adamw.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "tandem/random.h"
 #include "tests/engine/train/layouts.h"

@@ -6,7 +6,7 @@
 
 #include "comm/exec.h"
 #include "engine/config/device_traits.h"
-#include "engine/optim/lamb.h"
+#include "engine/optim/optimizer.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -45,6 +45,7 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       host(has_hosts(group) ? group.host : nullptr),
       across_hosts(host ? group.across_hosts : nullptr),
       grid(make_grid(group)),
+      optimizer(options.optimizer),
       exec(make_exec(replicas)),
       begin(group.range.begin),
       elements(group.range.count),
@@ -58,7 +59,7 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       state_buckets(make_state_buckets(group)),
       state(exec, weights, state_buckets, replicates_state ? 0 : state_ranks(group).rank(),
             buckets.owned(replicas.rank()),
-            parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
+            parameter_runs(relative(group.list, begin), optimizer.find_direction != nullptr),
             WeightSync::sends_differences(state_ranks(group).size(), options.weights)),
       gradient_sync(
           model, host ? *across_hosts : replicas, gradients, begin,
@@ -72,7 +73,7 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
                                    : state_buckets,
                   relative(group.list, begin), {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
-      norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {
+      norms(exec, optimizer.find_direction ? 2 * int(terms.size()) : 0) {
   const std::vector<Parameter> list = relative(group.list, begin);
   if (host) {
     host_sync.emplace(model, *host, gradients, begin, group_buckets(), list,
@@ -180,10 +181,10 @@ void ShardedOptimizer::Group::finish_gradients() {
 void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
   int index = 0;
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
-    const ScopedSpan span(SpanKind::compute, "lamb_direction", bucket);
+    const ScopedSpan span(SpanKind::compute, "find_direction", bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
       const Tensor direction = gradient_sync.reduced({r.run.begin, r.run.count});
-      lamb_direction(exec, step, r.run.decay, {r.updated, r.first, r.second}, direction);
+      optimizer.find_direction(exec, step, r.run.decay, {r.updated, r.first, r.second}, direction);
       norms.add(index, r.updated);
       norms.add(int(terms.size()) + index, direction);
       ++index;
@@ -207,7 +208,8 @@ ShardedOptimizer::ShardedOptimizer(const Exec& exec, const WeightViews& weights,
                                    int64_t bucket_elements, const ShardedOptimizerOptions& options)
     : exec_(exec),
       gradients_(options.gradient_memory ? *options.gradient_memory
-                                         : flat_gradients_.emplace(gradients)) {
+                                         : flat_gradients_.emplace(gradients)),
+      optimizer_(options.optimizer) {
   size_t num_tensors = 0;
   gradients_.on_first_write([this](const GradientUnit& unit) {
     Group& group = find_group(unit.range);
@@ -219,7 +221,7 @@ ShardedOptimizer::ShardedOptimizer(const Exec& exec, const WeightViews& weights,
                          options, num_tensors);
     num_tensors += group.list.size();
   }
-  if (!options.lamb_axes.empty()) trust_ratios_.emplace(options.lamb_axes, num_tensors);
+  if (optimizer_.find_direction) trust_ratios_.emplace(options.norm_axes, num_tensors);
 }
 
 void ShardedOptimizer::adopt_weights(const Tensor& values) {
@@ -274,20 +276,14 @@ void ShardedOptimizer::update(const AdamStep& step) {
     trust_ratios_->reduce();
   }
   for (Group& group : groups_) {
-    if (trust_ratios_) {
-      group.update("lamb", [this, &group, step](const auto& r, const Tensor& working) {
-        const double ratio = trust_ratios_->of(group.first_tensor + size_t(r.run.tensor));
-        lamb_update(group.exec, float(double(step.lr * r.run.lr_scale) * ratio), r.updated,
-                    group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
-      });
-    } else {
-      group.update("adamw", [&group, step](const auto& r, const Tensor& working) {
-        AdamStep scaled = step;
-        scaled.lr *= r.run.lr_scale;
-        adamw(group.exec, scaled, r.run.decay, {r.updated, r.first, r.second},
-              group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
-      });
-    }
+    group.update(optimizer_.name, [this, &group, step](const auto& r, const Tensor& working) {
+      AdamStep scaled = step;
+      scaled.lr *= r.run.lr_scale;
+      const double ratio =
+          trust_ratios_ ? trust_ratios_->of(group.first_tensor + size_t(r.run.tensor)) : 1;
+      optimizer_.update(group.exec, scaled, r.run.decay, ratio, {r.updated, r.first, r.second},
+                        group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
+    });
   }
 }
 

@@ -12,8 +12,8 @@
 // on how many ranks it has. Sums are then those of hosts, in order, each over its ranks in order.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
-// order on every rank, then `await` before weights are used. LAMB's `update` sums the norms of all
-// tensors over the ranks first. On a GPU, state is updated on the
+// order on every rank, then `await` before weights are used. An optimizer with trust ratios
+// sums the norms of all tensors over the ranks first. On a GPU, state is updated on the
 // stream of the replicas' communicator, concurrently with the model's passes on its own.
 #pragma once
 
@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/optim/adamw.h"
+#include "engine/optim/optimizer.h"
 #include "engine/optim/squares.h"
 #include "engine/parallel/sharded/gradient_sync.h"
 #include "engine/parallel/sharded/sharded_state.h"
@@ -44,8 +44,10 @@ struct ShardedOptimizerOptions {
   /// Gradients of groups that are a window are reduced after every backward pass, and owners have
   /// the sums (ZeRO-2); it is used instead of `gradients` below, and must outlive the optimizer.
   GradientMemory* gradient_memory = nullptr;
-  /// LAMB: communicators whose ranks together are the world. AdamW if there are none.
-  std::vector<Communicator*> lamb_axes{};
+  Optimizer optimizer = find_optimizer("adamw");
+  /// Communicators whose ranks together are the world: an optimizer with trust ratios sums norms
+  /// over them.
+  std::vector<Communicator*> norm_axes{};
   StateCheckOptions check{};  ///< CPU ranks
 };
 
@@ -60,7 +62,7 @@ struct ParameterGroup {
   bool is_gradient_window = false;
   bool reduces_every_pass = true;
   /// Every rank has all state: reduced gradients are gathered instead of weights (ZeRO-0). Not with
-  /// a window, LAMB or a wire format of weights.
+  /// a window, trust ratios or a wire format of weights.
   bool replicates_state = false;
   /// Ranks of `replicas` that divide the state, and those that have the same shard of it; nullptr
   /// if all ranks divide it. Index in `replicas`: that in `copies` x the number of shards + that in
@@ -107,8 +109,8 @@ class ShardedOptimizer {
   /// Terms of the last reduction's sum: with those of other stages, terms of the whole model's.
   const std::vector<SquareTerm>& square_terms() const { return terms_; }
   /// Begins the optimizer on this rank's shards and the all-gather of the updated weights, which on
-  /// CPU ranks leave from the next `progress` or `await` on. LAMB: overwrites the gradients;
-  /// collective over its axes.
+  /// CPU ranks leave from the next `progress` or `await` on. With trust ratios it overwrites the
+  /// gradients, and is collective over norm_axes.
   void update(const AdamStep& step);
   /// Streams on which `update` changes the state.
   std::vector<Exec> update_execs() const;
@@ -186,7 +188,7 @@ class ShardedOptimizer {
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
     void update(const char* name,
                 std::function<void(const ShardedState::Run& run, const Tensor& working)> apply);
-    /// The first phase of LAMB, on a GPU enqueued and not waited for.
+    /// Optimizer::find_direction of all slices, on a GPU enqueued and not waited for.
     void find_directions(const AdamStep& step);
     void add_norms(TrustRatios& ratios);
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
@@ -194,8 +196,9 @@ class ShardedOptimizer {
     Communicator& replicas;
     Communicator *host, *across_hosts;  // nullptr: one group
     RankGrid grid;                      // of hosts, or of ranks that divide the state
-    Exec exec;                          // of the replicas
-    int64_t begin, elements;            // in the flat arrays; all below is relative to `begin`
+    Optimizer optimizer;
+    Exec exec;                // of the replicas
+    int64_t begin, elements;  // in the flat arrays; all below is relative to `begin`
     bool is_gradient_window, reduces_every_pass, replicates_state;
     std::vector<int> logical;
     size_t first_tensor;  // index of the group's first tensor among those of all groups
@@ -211,7 +214,7 @@ class ShardedOptimizer {
     std::vector<SquareTerm> terms;             // in the order of buckets
     std::vector<int> first_term;               // by bucket
     SquareSums squares;                        // by term, thus by owned run
-    SquareSums norms;  // LAMB: by run of its weights, then of its directions
+    SquareSums norms;  // for trust ratios: by run of its weights, then of its directions
     std::optional<StateHashes> hashes;
   };
   Group& find_group(FlatRange range);
@@ -220,7 +223,8 @@ class ShardedOptimizer {
   std::optional<GradientMemory> flat_gradients_;
   GradientMemory& gradients_;
   std::deque<Group> groups_;
-  std::optional<TrustRatios> trust_ratios_;  // LAMB
+  const Optimizer optimizer_;
+  std::optional<TrustRatios> trust_ratios_;
   std::vector<SquareTerm> terms_;
   int64_t updates_ = 0;
 };

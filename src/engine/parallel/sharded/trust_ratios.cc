@@ -1,14 +1,19 @@
 #include "engine/parallel/sharded/trust_ratios.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 
 #include "comm/flow_spans.h"
-#include "engine/optim/lamb.h"
 #include "observe/recorder.h"
 
 namespace tandem {
+
+double trust_ratio(double weight_squares, double direction_squares) {
+  if (weight_squares == 0 || direction_squares == 0) return 1;
+  return std::sqrt(weight_squares / direction_squares);
+}
 
 TrustRatios::TrustRatios(std::vector<Communicator*> axes, size_t num_tensors)
     : axes_(std::move(axes)), squares_(2 * num_tensors), ratios_(num_tensors) {}

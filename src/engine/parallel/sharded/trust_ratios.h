@@ -1,4 +1,4 @@
-// Trust ratios of LAMB over tensors that are sharded over ranks.
+// Trust ratios (LAMB, arXiv 1904.00962) of tensors that are sharded over ranks.
 #pragma once
 
 #include <vector>
@@ -6,6 +6,9 @@
 #include "tandem/communicator.h"
 
 namespace tandem {
+
+/// |w| / |direction| from their squares; 1 if one of them is 0.
+double trust_ratio(double weight_squares, double direction_squares);
 
 class TrustRatios {
  public:

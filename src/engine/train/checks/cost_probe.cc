@@ -12,7 +12,7 @@
 
 #include "core/random_buffer.h"
 #include "core/system/process/clock.h"
-#include "engine/optim/adamw.h"
+#include "engine/optim/optimizer.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/train/model_ranks.h"
 #include "observe/recorder.h"
