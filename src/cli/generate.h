@@ -26,9 +26,9 @@ struct GenerateArguments {
   int64_t prompt_rows = 0;  ///< rows of a step for chunks of `prompts`; 0: the devices' default
   SamplingOptions sampling;
   const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
-  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
-  LogitRules rules;           ///< of the model's folder
-  CodecPolicy policy;         ///< parsed from `codec`
+  std::vector<int32_t> eos_token_ids;  ///< tokens that end a text; empty: special ones
+  LogitsProcessors rules;              ///< of the model's folder
+  CodecPolicy policy;                  ///< parsed from `codec`
 };
 
 /// Writes to standard output.

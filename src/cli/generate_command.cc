@@ -154,9 +154,9 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
 
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
-  Continuation continuation(
-      stored.tokenizer.get(),
-      {.ends = arguments.ends, .stops = arguments.stops, .has_text_before = !prompt.empty()});
+  Continuation continuation(stored.tokenizer.get(), {.eos_token_ids = arguments.eos_token_ids,
+                                                     .stops = arguments.stops,
+                                                     .has_text_before = !prompt.empty()});
   bool over = false;
   generator.generate(
       tokens, arguments.max_tokens, arguments.sampling,
@@ -176,7 +176,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
 /// Takes what the model's folder says on generating, unless the command line does.
 void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
   GenerationDefaults defaults = read_generation_defaults(stored, note);
-  if (stored.tokenizer) arguments.ends = std::move(defaults.ends);
+  if (stored.tokenizer) arguments.eos_token_ids = std::move(defaults.eos_token_ids);
   SamplingOptions& sampling = arguments.sampling;
   const auto take = [](const CLI::Option* given, const auto& value, auto& option) {
     if (given->count() == 0 && value) option = *value;
@@ -239,7 +239,7 @@ void run(GenerateArguments arguments) {
             sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
             arguments.max_tokens, arguments.dtype, arguments.weights, arguments.policy.describe(),
             arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
-            fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
+            fmt::join(arguments.stops, " --stop "), fmt::join(arguments.eos_token_ids, ","),
             arguments.prompt_rows, arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     if (arguments.prompts.empty()) return generate(tp, arguments, stored);

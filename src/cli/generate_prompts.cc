@@ -18,8 +18,8 @@
 #include "core/system/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
+#include "engine/serve/processors_json.h"
 #include "engine/serve/prompt_tokens.h"
-#include "engine/serve/rules_json.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -79,7 +79,7 @@ PromptLine parse_line(const std::string& text, const std::string& where,
     request.prompt = make_prompt(stored, prompt);
     request.has_text_before = !prompt.empty();
   }
-  request.ends = arguments.ends;
+  request.eos_token_ids = arguments.eos_token_ids;
   request.stops = arguments.stops;
   request.sampling = arguments.sampling;
   request.rules = arguments.rules;

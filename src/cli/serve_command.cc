@@ -51,7 +51,7 @@ ServedModel make_served_model(const ServeArguments& arguments, const StoredModel
   model.stored = &stored;
   model.name = arguments.name.empty() ? default_name(arguments.directory) : arguments.name;
   const GenerationDefaults defaults = read_generation_defaults(stored, note);
-  if (stored.tokenizer) model.ends = defaults.ends;
+  if (stored.tokenizer) model.eos_token_ids = defaults.eos_token_ids;
   model.sampling.temperature = defaults.temperature.value_or(1);
   model.sampling.top_k = defaults.top_k.value_or(0);
   model.sampling.top_p = defaults.top_p.value_or(1);

@@ -102,7 +102,7 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
 }
 
 void check_defaults(const StoredModel& stored, const SamplingOptions& sampling,
-                    const LogitRules& rules) {
+                    const LogitsProcessors& rules) {
   try {
     check(sampling);
     check(rules, stored.config.vocab);

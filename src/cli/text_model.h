@@ -7,7 +7,7 @@
 
 #include "cli/devices.h"
 #include "engine/checkpoint/stored_model.h"
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 #include "engine/infer/sampling/sampling.h"
 
 namespace tandem::cli {
@@ -42,6 +42,6 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
 /// Throws ConfigError naming the folder's generation_config.json if one of its defaults is out of
 /// range.
 void check_defaults(const StoredModel& stored, const SamplingOptions& sampling,
-                    const LogitRules& rules);
+                    const LogitsProcessors& rules);
 
 }  // namespace tandem::cli

@@ -78,7 +78,7 @@ class GpuEngine : public OnGpus {
 std::vector<Request> mixed_requests(uint64_t seed) {
   std::vector<Request> requests = random_requests(12, seed, 100, 90);
   for (size_t i = 0; i < requests.size(); ++i) {
-    if (i % 3 != 0) requests[i].ends = {-1};  // the others end at one of 32 tokens
+    if (i % 3 != 0) requests[i].eos_token_ids = {-1};  // the others end at one of 32 tokens
   }
   for (size_t i = 0; i < requests.size(); i += 4) {
     requests[i].rules.frequency_penalty = 0.5;
@@ -161,7 +161,7 @@ TEST_P(GpuEngine, BitsInBf16DoNotDependOnTheBatch) {
   ModelConfig config = gpu_engine_model(kVariants[0]);
   config.head_dim = 64, config.heads = config.kv_heads = 4, config.ffn = 256;
   std::vector<Request> requests = random_requests(14, 5, 1, 150);
-  for (Request& request : requests) request.stops = {}, request.ends = {-1};
+  for (Request& request : requests) request.stops = {}, request.eos_token_ids = {-1};
   on_gpus([&](Communicator& tp) {
     const std::vector<Written> expected = run_separately(tp, config, DType::bf16, {}, requests);
     for (const int64_t sequences : {2, 5, 8, 9, 14}) {
@@ -225,7 +225,7 @@ TEST_P(GpuEngine, LateRankIsNamedByTheOthers) {
       fill_engine(*engine, config, tp);
       engine->submit({.prompt = std::vector<int32_t>(size_t(kind.prompt), 65),
                       .max_tokens = 50,
-                      .ends = {-1}});
+                      .eos_token_ids = {-1}});
       for (int i = 0; i < kind.steps; ++i) engine->step();
       return [engine] { engine->step(); };
     });

@@ -45,7 +45,7 @@ class TimedEngine {
     }
     request.max_tokens = q_.max_tokens;
     request.sampling.temperature = 0;
-    request.ends = {-1};
+    request.eos_token_ids = {-1};
     engine_.submit(std::move(request));
     tokens_.push_back({});
     last_.push_back(seconds);

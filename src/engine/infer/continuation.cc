@@ -20,8 +20,8 @@ Continuation::Continuation(const TextTokenizer* tokenizer, TextOptions options)
 }
 
 bool Continuation::is_end(int32_t token) const {
-  if (has(options_.stop_tokens, token)) return true;
-  if (!options_.ends.empty()) return has(options_.ends, token);
+  if (has(options_.stop_token_ids, token)) return true;
+  if (!options_.eos_token_ids.empty()) return has(options_.eos_token_ids, token);
   if (!tokenizer_) return token >= kBos;
   return token >= tokenizer_->vocab() || tokenizer_->is_special(token);
 }

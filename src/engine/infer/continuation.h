@@ -12,11 +12,11 @@
 namespace tandem {
 
 struct TextOptions {
-  std::vector<int32_t> ends = {};         ///< tokens that end a text; empty: special ones do
-  std::vector<int32_t> stop_tokens = {};  ///< tokens that end a text, too
-  std::vector<std::string> stops = {};    ///< strings that end a text
-  bool has_text_before = true;            ///< the text continues one, so that a first space is one
-  bool hides_special = true;              ///< special tokens have no text, except `shown`
+  std::vector<int32_t> eos_token_ids = {};   ///< tokens that end a text; empty: special ones do
+  std::vector<int32_t> stop_token_ids = {};  ///< tokens that end a text, too
+  std::vector<std::string> stops = {};       ///< strings that end a text
+  bool has_text_before = true;  ///< the text continues one, so that a first space is one
+  bool hides_special = true;    ///< special tokens have no text, except `shown`
   std::vector<int32_t> shown = {};
 };
 

@@ -87,7 +87,7 @@ void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus) {
   options.mixed_rows = std::min(options.mixed_rows, options.rows);
 }
 
-Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
+Engine::Sequence::Sequence(int64_t id_, Request given, const TextTokenizer* tokenizer)
     : id(id_),
       request(std::move(given)),
       continuation(tokenizer, request.text_options()),
@@ -136,22 +136,23 @@ int64_t Engine::submit(Request request) {
   const int64_t capacity = model_.cache.max_tokens(), prompt = int64_t(request.prompt.size());
   check(request, model_.config, capacity);
   request.max_tokens = std::min(request.max_tokens, capacity - prompt);
-  auto text = std::make_unique<Text>(next_id_, std::move(request), tokenizer_);
-  if (max_pages(*text) > pool_.size()) {
+  auto sequence = std::make_unique<Sequence>(next_id_, std::move(request), tokenizer_);
+  if (max_pages(*sequence) > pool_.size()) {
     throw InvalidArgument(fmt::format("request of {} tokens: expected at most {} ({} pages of {})",
-                                      text->max_cached(), pool_.size() * kPageTokens, pool_.size(),
-                                      kPageTokens));
+                                      sequence->max_cached(), pool_.size() * kPageTokens,
+                                      pool_.size(), kPageTokens));
   }
-  waiting_.push_back(std::move(text));
+  waiting_.push_back(std::move(sequence));
   return next_id_++;
 }
 
 bool Engine::cancel(int64_t request) {
-  for (Texts* texts : {&waiting_, &running_}) {
-    const auto found = std::ranges::find(*texts, request, [](auto& text) { return text->id; });
-    if (found == texts->end()) continue;
+  for (Sequences* list : {&waiting_, &running_}) {
+    const auto found =
+        std::ranges::find(*list, request, [](auto& sequence) { return sequence->id; });
+    if (found == list->end()) continue;
     release(**found);
-    texts->erase(found);
+    list->erase(found);
     return true;
   }
   return false;
@@ -177,161 +178,166 @@ std::vector<TokenEvent> Engine::step() {
     events.push_back(choose(*chosen_[i], i, sampled[i]));
   }
   score_prompts(events);
-  std::erase_if(running_, [&](const std::unique_ptr<Text>& text) { return text->left() == 0; });
+  std::erase_if(running_,
+                [&](const std::unique_ptr<Sequence>& sequence) { return sequence->left() == 0; });
   return events;
 }
 
-int64_t Engine::max_pages(const Text& text) const {
-  const int64_t all = pages_of(text.max_cached());
+int64_t Engine::max_pages(const Sequence& sequence) const {
+  const int64_t all = pages_of(sequence.max_cached());
   return window_ > 0 ? std::min(all, window_pages(window_, max_rows_)) : all;
 }
 
 /// Returns pages that no later row reads: the next one reads its token and window_ - 1 before it.
 void Engine::return_pages_before_windows() {
   if (window_ == 0) return;
-  for (const auto& text : running_) {
-    const auto end = size_t(std::max<int64_t>(0, text->cached + 1 - window_) / kPageTokens);
-    if (end <= text->returned) continue;
-    const auto unread = std::span(text->pages).subspan(text->returned, end - text->returned);
+  for (const auto& sequence : running_) {
+    const auto end = size_t(std::max<int64_t>(0, sequence->cached + 1 - window_) / kPageTokens);
+    if (end <= sequence->returned) continue;
+    const auto unread =
+        std::span(sequence->pages).subspan(sequence->returned, end - sequence->returned);
     pool_.give_back(unread);
     std::ranges::fill(unread, 0);  // a valid page, but of other tokens
-    text->returned = end;
+    sequence->returned = end;
   }
 }
 
-/// Plans a row for each text that is being written.
+/// Plans a row for each sequence that is being written.
 void Engine::plan_tokens() {
   for (size_t i = 0; i < running_.size(); ++i) {
-    Text& text = *running_[i];
-    if (!text.has_single_row()) continue;
-    while (!take_pages(text, int64_t(text.tokens.size()))) {
-      if (!preempt_after(text)) return;  // this one was the newest
+    Sequence& sequence = *running_[i];
+    if (!sequence.has_single_row()) continue;
+    while (!take_pages(sequence, int64_t(sequence.tokens.size()))) {
+      if (!preempt_after(sequence)) return;  // this one was the newest
     }
-    add_rows(text, 1, false);
+    add_rows(sequence, 1, false);
   }
 }
 
 /// Plans rows of prompts that began in an earlier step. If there are windows, their pages may be
-/// missing: then they wait for the texts that have rows, or else the newest text returns its pages.
+/// missing: then they wait for the sequences that have rows, or else the newest sequence returns
+/// its pages.
 void Engine::plan_chunks() {
   for (size_t i = 0; i < running_.size(); ++i) {
-    Text& text = *running_[i];
-    if (text.has_single_row()) continue;
-    while (!plan_chunk(text)) {
-      if (!rows_.tokens.empty() || !preempt_after(text)) return;
+    Sequence& sequence = *running_[i];
+    if (sequence.has_single_row()) continue;
+    while (!plan_chunk(sequence)) {
+      if (!rows_.tokens.empty() || !preempt_after(sequence)) return;
     }
   }
 }
 
 /// Plans as many rows as have pages; false if none has.
-bool Engine::plan_chunk(Text& text) {
-  const int64_t room = (int64_t(text.pages.size()) + pool_.free()) * kPageTokens - text.cached;
+bool Engine::plan_chunk(Sequence& sequence) {
+  const int64_t room =
+      (int64_t(sequence.pages.size()) + pool_.free()) * kPageTokens - sequence.cached;
   if (room <= 0) return false;
   const int64_t rows = step_rows_ - int64_t(rows_.tokens.size());
-  const int64_t count = std::min({text.left(), rows, room});
-  take_pages(text, text.cached + count);
-  add_rows(text, count, true);
+  const int64_t count = std::min({sequence.left(), rows, room});
+  take_pages(sequence, sequence.cached + count);
+  add_rows(sequence, count, true);
   return true;
 }
 
 void Engine::admit() {
   while (!waiting_.empty() && int64_t(running_.size()) < max_sequences_ &&
          int64_t(rows_.tokens.size()) < step_rows_) {
-    Text& text = *waiting_.front();
-    // Unless there are pages for all, a running text may soon need one.
-    int64_t promised = max_pages(text);
+    Sequence& sequence = *waiting_.front();
+    // Unless there are pages for all, a running sequence may soon need one.
+    int64_t promised = max_pages(sequence);
     for (const auto& each : running_) promised += max_pages(*each);
     // With a window, a prompt may need more pages than there are at once.
-    int64_t end = int64_t(text.tokens.size());
+    int64_t end = int64_t(sequence.tokens.size());
     if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
     if (promised > pool_.size() && pages_of(end) >= pool_.free() && !running_.empty()) return;
-    take_pages(text, end);
+    take_pages(sequence, end);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     add_rows(*running_.back(), end, true);
   }
 }
 
-bool Engine::take_pages(Text& text, int64_t end) {
-  const int64_t missing = pages_of(end) - int64_t(text.pages.size());
+bool Engine::take_pages(Sequence& sequence, int64_t end) {
+  const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
   if (missing > pool_.free()) return false;
-  for (int64_t i = 0; i < missing; ++i) text.pages.push_back(pool_.take());
+  for (int64_t i = 0; i < missing; ++i) sequence.pages.push_back(pool_.take());
   return true;
 }
 
-/// Moves the newest text to those that wait; false if that is `text`.
-bool Engine::preempt_after(const Text& text) {
-  std::unique_ptr<Text> newest = std::move(running_.back());
+/// Moves the newest sequence to those that wait; false if that is `sequence`.
+bool Engine::preempt_after(const Sequence& sequence) {
+  std::unique_ptr<Sequence> newest = std::move(running_.back());
   running_.pop_back();
   release(*newest);
   newest->cached = 0;
   ++stats_.preempted;
   waiting_.push_front(std::move(newest));
-  return waiting_.front().get() != &text;
+  return waiting_.front().get() != &sequence;
 }
 
-void Engine::release(Text& text) {
-  pool_.give_back(std::span(text.pages).subspan(text.returned));
-  text.pages.clear();
-  text.returned = 0;
+void Engine::release(Sequence& sequence) {
+  pool_.give_back(std::span(sequence.pages).subspan(sequence.returned));
+  sequence.pages.clear();
+  sequence.returned = 0;
 }
 
-/// Plans the next `count` tokens of a text, or as many as there are rows left.
-void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
+/// Plans the next `count` tokens of a sequence, or as many as there are rows left.
+void Engine::add_rows(Sequence& sequence, int64_t count, bool is_chunk) {
   const auto first = int64_t(rows_.tokens.size());
   count = std::min(count, (is_chunk ? step_rows_ : max_rows_) - first);
   if (count == 0) return;
   if (is_chunk) rows_.chunks.push_back({first, count});
-  const Request& request = text.request;
-  const int64_t scored = std::min(count, int64_t(request.prompt.size()) - 1 - text.cached);
-  if (request.prompt_alternatives >= 0 && scored > 0 && text.written() == 0) {
-    scored_.push_back({&text, first, text.cached, scored});
+  const Request& request = sequence.request;
+  const int64_t scored = std::min(count, int64_t(request.prompt.size()) - 1 - sequence.cached);
+  if (request.prompt_alternatives >= 0 && scored > 0 && sequence.written() == 0) {
+    scored_.push_back({&sequence, first, sequence.cached, scored});
   }
-  for (int64_t i = text.cached; i < text.cached + count; ++i) {
-    rows_.tokens.push_back(text.tokens[size_t(i)]);
+  for (int64_t i = sequence.cached; i < sequence.cached + count; ++i) {
+    rows_.tokens.push_back(sequence.tokens[size_t(i)]);
     rows_.sequences.push_back(num_planned_);
     rows_.positions.push_back(int32_t(i));
   }
   ++num_planned_;
-  rows_.pages.insert(rows_.pages.end(), text.pages.begin(), text.pages.end());
+  rows_.pages.insert(rows_.pages.end(), sequence.pages.begin(), sequence.pages.end());
   rows_.pages.resize(size_t(num_planned_ * pages_of(model_.cache.max_tokens())));
-  text.cached += count;
-  if (text.left() > 0) return;
+  sequence.cached += count;
+  if (sequence.left() > 0) return;
   rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
-  rows_.options.push_back(sample_options(request.sampling, text.written()));
-  chosen_.push_back(&text);
+  rows_.options.push_back(sample_options(request.sampling, sequence.written()));
+  chosen_.push_back(&sequence);
 }
 
 /// Writes the token that was sampled, or, if the request has rules, another.
-TokenEvent Engine::choose(Text& text, size_t chosen, const Sampled& sampled) {
-  const Request& request = text.request;
+TokenEvent Engine::choose(Sequence& sequence, size_t chosen, const Sampled& sampled) {
+  const Request& request = sequence.request;
   const bool has_rules = !request.rules.change_nothing();
-  if (sampled.token < 0 || (!has_rules && request.alternatives == 0)) return write(text, sampled);
+  if (sampled.token < 0 || (!has_rules && request.alternatives == 0))
+    return write(sequence, sampled);
   const std::vector<float> logits = decoder_.read_logits(chosen);
   Sampled token = sampled;
   if (has_rules) {
     std::vector<float> changed = logits;
-    apply(request.rules, text.tokens, request.prompt.size(), request.sampling.temperature,
+    apply(request.rules, sequence.tokens, request.prompt.size(), request.sampling.temperature,
           host_tensor(changed));
-    token = sample_row(logits, sample_options(request.sampling, text.written()), changed);
+    token = sample_row(logits, sample_options(request.sampling, sequence.written()), changed);
   }
-  TokenEvent event = write(text, token);
+  TokenEvent event = write(sequence, token);
   event.alternatives = likeliest_tokens(host_tensor(logits), size_t(request.alternatives));
   return event;
 }
 
 void Engine::score_prompts(std::vector<TokenEvent>& events) {
   for (const ScoredRows& scored : scored_) {
-    Text& text = *scored.text;
-    text.scores.resize(text.request.prompt.size() - 1);
+    Sequence& sequence = *scored.sequence;
+    sequence.scores.resize(sequence.request.prompt.size() - 1);
     for (int64_t done = 0; done < scored.count;) {
       const int64_t count = std::min(max_sequences_, scored.count - done);
       const std::vector<float> logits = decoder_.compute_logits_after(scored.row + done, count);
       const Tensor rows = Tensor::of(std::span(logits), {count, model_.config.vocab});
       for (int64_t i = 0; i < count; ++i) {
         const auto token = size_t(scored.token + done + i);
-        text.scores[token] = score_token(rows.rows(i, 1), text.tokens[token + 1],
-                                         size_t(text.request.prompt_alternatives));
+        sequence.scores[token] = score_token(rows.rows(i, 1), sequence.tokens[token + 1],
+                                             size_t(sequence.request.prompt_alternatives));
       }
       done += count;
     }
@@ -345,27 +351,27 @@ void Engine::score_prompts(std::vector<TokenEvent>& events) {
   }
 }
 
-void Engine::fail(Text& text, int64_t token, TokenEvent& event) {
-  if (!event.finish) text.tokens.pop_back();
-  if (!event.finish || event.finish == Finish::failed) release(text);
+void Engine::fail(Sequence& sequence, int64_t token, TokenEvent& event) {
+  if (!event.finish) sequence.tokens.pop_back();
+  if (!event.finish || event.finish == Finish::failed) release(sequence);
   event.finish = Finish::failed;
   event.error = fmt::format(
       "logits after token {} of request {}: expected finite numbers (the model's values leave "
       "the range of its dtype)",
-      token, text.id);
+      token, sequence.id);
 }
 
-/// Appends a token to a text. A finished or failed one has no token left and no page.
-TokenEvent Engine::write(Text& text, const Sampled& sampled) {
-  const Request& request = text.request;
+/// Appends a token to a sequence. A finished or failed one has no token left and no page.
+TokenEvent Engine::write(Sequence& sequence, const Sampled& sampled) {
+  const Request& request = sequence.request;
   const int32_t token = sampled.token;
-  TokenEvent event{text.id, token, sampled.log_prob, "", std::nullopt};
+  TokenEvent event{sequence.id, token, sampled.log_prob, "", std::nullopt};
   if (token < 0) {
     event.finish = Finish::failed;
-    fail(text, int64_t(text.tokens.size()) - 1, event);
+    fail(sequence, int64_t(sequence.tokens.size()) - 1, event);
     return event;
   }
-  Continuation& continuation = text.continuation;
+  Continuation& continuation = sequence.continuation;
   if (continuation.is_end(token)) {
     event.finish = Finish::end_token;
   } else {
@@ -373,15 +379,15 @@ TokenEvent Engine::write(Text& text, const Sampled& sampled) {
     if (continuation.stop()) {
       event.finish = Finish::stop_string;
       event.stop = *continuation.stop();
-    } else if (int64_t(text.written()) + 1 == request.max_tokens) {
+    } else if (int64_t(sequence.written()) + 1 == request.max_tokens) {
       event.finish = Finish::max_tokens;
     }
   }
   if (event.finish) {
     event.text += continuation.rest();
-    release(text);
+    release(sequence);
   } else {
-    text.tokens.push_back(token);
+    sequence.tokens.push_back(token);
   }
   return event;
 }

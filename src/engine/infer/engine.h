@@ -1,8 +1,9 @@
-// Generation of many texts at once on a tensor-parallel model, by continuous batching (Orca, OSDI
-// 2022): each step runs one row for every text that is being written, and chunks of new prompts in
-// the rows that are left. Keys and values are in pages; if they run out, the newest text gives its
-// pages back and is computed again later. If all layers have a sliding window, CPU ranks give back
-// the pages that it has left, so that a text of any length takes pages for its window only.
+// Generation of many sequences at once on a tensor-parallel model, by continuous batching (Orca,
+// OSDI 2022): each step runs one row for every sequence that is being written, and chunks of new
+// prompts in the rows that are left. Keys and values are in pages; if they run out, the newest
+// sequence gives its pages back and is computed again later. If all layers have a sliding window,
+// CPU ranks give back the pages that it has left, so that a sequence of any length takes pages for
+// its window only.
 //
 // A request's tokens do not depend on the other requests, bit for bit (see BatchDecoder), nor on
 // when it was submitted, nor on the number of rows or pages.
@@ -20,20 +21,20 @@
 #include "engine/infer/cache/page_pool.h"
 #include "engine/infer/continuation.h"
 #include "engine/infer/rank_model.h"
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 #include "engine/infer/sampling/sampling.h"
 
 namespace tandem {
 
 struct EngineOptions {
   DType dtype = DType::f32;
-  int64_t capacity = 0;    ///< max tokens of a prompt and its text; 0: config.max_seq
-  int64_t sequences = 16;  ///< max texts that are written at once
+  int64_t capacity = 0;    ///< max tokens of a prompt and its continuation; 0: config.max_seq
+  int64_t sequences = 16;  ///< max sequences that are written at once
   int64_t rows = 64;       ///< max rows of a step, at least `sequences`
-  int64_t mixed_rows = 0;  ///< of a step in which texts are written: fewer delay their tokens less,
-                           ///< but it has one at least for each text; 0: `rows`
-  int64_t pages = 0;       ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens,
-                           ///< or their windows
+  int64_t mixed_rows = 0;  ///< of a step in which sequences are written: fewer delay their tokens
+                           ///< less, but it has one at least for each sequence; 0: `rows`
+  int64_t pages = 0;  ///< pages of the cache; 0: for `sequences` sequences of `capacity` tokens,
+                      ///< or their windows
   OverlapOptions overlap = {};  ///< of the experts, and on GPUs of steps of `rows` rows
   CodecPolicy codec = {};
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
@@ -41,9 +42,9 @@ struct EngineOptions {
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
 };
 
-/// Sets the rows of steps for `prompt_rows` rows of prompts. On GPUs texts take some of these, so
-/// that full steps have whole tiles, and large steps overlap; CPU ranks have rows for all texts,
-/// too, too few to overlap.
+/// Sets the rows of steps for `prompt_rows` rows of prompts. On GPUs sequences take some of these,
+/// so that full steps have whole tiles, and large steps overlap; CPU ranks have rows for all
+/// sequences, too, too few to overlap.
 void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus);
 
 constexpr int64_t kMaxAlternatives = 20;
@@ -51,11 +52,11 @@ constexpr int64_t kMaxAlternatives = 20;
 struct Request {
   std::vector<int32_t> prompt;  ///< at least one token
   int64_t max_tokens = 16;
-  SamplingOptions sampling = {};   ///< token i of the text depends on (seed, i)
-  std::vector<int32_t> ends = {};  ///< as in TextOptions, like the next ones
-  std::vector<int32_t> stop_tokens = {};
+  SamplingOptions sampling = {};            ///< token i of the continuation depends on (seed, i)
+  std::vector<int32_t> eos_token_ids = {};  ///< as in TextOptions, like the next ones
+  std::vector<int32_t> stop_token_ids = {};
   std::vector<std::string> stops = {};
-  LogitRules rules = {};
+  LogitsProcessors rules = {};
   /// Likeliest tokens to report with each token, at most kMaxAlternatives; the same of each token
   /// of the prompt but the first, if it is not below 0.
   int64_t alternatives = 0, prompt_alternatives = -1;
@@ -63,7 +64,7 @@ struct Request {
   std::vector<int32_t> shown = {};
 
   TextOptions text_options() const {
-    return {ends, stop_tokens, stops, has_text_before, hides_special, shown};
+    return {eos_token_ids, stop_token_ids, stops, has_text_before, hides_special, shown};
   }
 };
 
@@ -104,9 +105,9 @@ class Engine {
   /// Random weights, as a new model's.
   void initialize(uint64_t seed);
 
-  /// Number of the request, ascending from 0. A text ends early if it has `capacity` tokens. Throws
-  /// InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more, or all
-  /// pages are too few for it.
+  /// Number of the request, ascending from 0. A sequence ends early if it has `capacity` tokens.
+  /// Throws InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more,
+  /// or all pages are too few for it.
   int64_t submit(Request request);
   /// Drops a request, which then has no further event. Whether it was unfinished: otherwise nothing
   /// is done.
@@ -119,7 +120,7 @@ class Engine {
 
   struct Stats {
     int64_t steps = 0, rows = 0;
-    int64_t preempted = 0;  ///< texts that gave their pages back
+    int64_t preempted = 0;  ///< sequences that gave their pages back
   };
   const Stats& stats() const { return stats_; }
   const PagePool& pages() const { return pool_; }
@@ -131,13 +132,13 @@ class Engine {
   };
   Engine(Communicator& tp, const ModelConfig& config, const Resolved& resolved);
 
-  struct Text {
-    Text(int64_t id, Request given, const TextTokenizer* tokenizer);
+  struct Sequence {
+    Sequence(int64_t id, Request given, const TextTokenizer* tokenizer);
 
     int64_t id;
     Request request;
     Continuation continuation;
-    std::vector<int32_t> tokens;     ///< the prompt and the text
+    std::vector<int32_t> tokens;     ///< the prompt and the continuation
     int64_t cached = 0;              ///< tokens with keys and values
     std::vector<TokenScore> scores;  ///< of the prompt's tokens from the second on
     std::vector<int32_t> pages;      ///< of tokens 0, kPageTokens, ...
@@ -150,41 +151,41 @@ class Engine {
     int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
   };
-  using Texts = std::deque<std::unique_ptr<Text>>;
+  using Sequences = std::deque<std::unique_ptr<Sequence>>;
 
-  /// Max pages that a text has at once.
-  int64_t max_pages(const Text& text) const;
+  /// Max pages that a sequence has at once.
+  int64_t max_pages(const Sequence& sequence) const;
   void return_pages_before_windows();
   void plan_tokens();
   void plan_chunks();
   void admit();
-  bool plan_chunk(Text& text);
-  /// Takes pages for tokens [0, end) of `text`; false if too few are free.
-  bool take_pages(Text& text, int64_t end);
-  bool preempt_after(const Text& text);
-  void release(Text& text);
-  void add_rows(Text& text, int64_t count, bool is_chunk);
+  bool plan_chunk(Sequence& sequence);
+  /// Takes pages for tokens [0, end) of `sequence`; false if too few are free.
+  bool take_pages(Sequence& sequence, int64_t end);
+  bool preempt_after(const Sequence& sequence);
+  void release(Sequence& sequence);
+  void add_rows(Sequence& sequence, int64_t count, bool is_chunk);
   /// Adds the scores of prompts whose rows were in the step, and of whole ones to their events.
   void score_prompts(std::vector<TokenEvent>& events);
-  /// Ends a text whose logits after `token` are not finite.
-  void fail(Text& text, int64_t token, TokenEvent& event);
-  TokenEvent choose(Text& text, size_t chosen, const Sampled& sampled);
-  TokenEvent write(Text& text, const Sampled& sampled);
+  /// Ends a sequence whose logits after `token` are not finite.
+  void fail(Sequence& sequence, int64_t token, TokenEvent& event);
+  TokenEvent choose(Sequence& sequence, size_t chosen, const Sampled& sampled);
+  TokenEvent write(Sequence& sequence, const Sampled& sampled);
 
   RankModel model_;
   const TextTokenizer* tokenizer_;
   int64_t max_sequences_, max_rows_, mixed_rows_;
   int64_t step_rows_ = 0;  // max of the step that is being planned
-  int64_t window_;         // tokens whose pages a text needs to continue; 0: all
+  int64_t window_;         // tokens whose pages a sequence needs to continue; 0: all
   PagePool pool_;
   BatchDecoder decoder_;
   int64_t next_id_ = 0;
-  Texts waiting_, running_;  // both in the order of their ids, running ones first
+  Sequences waiting_, running_;  // both in the order of their ids, running ones first
   BatchRows rows_;
-  std::vector<Text*> chosen_;  // texts of rows_.chosen
+  std::vector<Sequence*> chosen_;  // sequences of rows_.chosen
   /// Rows of a prompt, [row, row + count) of a step, whose logits score the tokens after them.
   struct ScoredRows {
-    Text* text;
+    Sequence* sequence;
     int64_t row, token, count;
   };
   std::vector<ScoredRows> scored_;

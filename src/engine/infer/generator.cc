@@ -64,7 +64,7 @@ class Generator::Impl {
   }
 
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
-                const std::function<bool(int32_t)>& on_token, const LogitRules& rules) {
+                const std::function<bool(int32_t)>& on_token, const LogitsProcessors& rules) {
     check(sampling);
     check(rules, model_.config.vocab);
     if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token");
@@ -115,7 +115,7 @@ class Generator::Impl {
   };
   /// Token `index` of a text.
   static int32_t choose(const Tensor& logits, const SamplingOptions& sampling, int64_t index,
-                        const LogitRules& rules, const Context& context) {
+                        const LogitsProcessors& rules, const Context& context) {
     if (rules.change_nothing()) return sample(logits, sampling, uint64_t(index));
     const Memory memory(logits.bytes());
     const Tensor changed = memory.view(DType::f32, {logits.elements()});
@@ -165,7 +165,8 @@ Tensor Generator::feed(std::span<const int32_t> tokens) {
 }
 void Generator::generate(std::span<const int32_t> prompt, int64_t count,
                          const SamplingOptions& sampling,
-                         const std::function<bool(int32_t)>& on_token, const LogitRules& rules) {
+                         const std::function<bool(int32_t)>& on_token,
+                         const LogitsProcessors& rules) {
   impl_->generate(prompt, count, sampling, on_token, rules);
 }
 const std::string& Generator::prefill() const {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/infer/prefill.h"
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 #include "engine/infer/sampling/sampling.h"
 #include "engine/model/config.h"
 #include "engine/model/transformer.h"
@@ -56,7 +56,7 @@ class Generator {
   /// than the cache is truncated to its end, leaving room for `count` but keeping at least half a
   /// cache. If the cache is full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
-                const std::function<bool(int32_t)>& on_token, const LogitRules& rules = {});
+                const std::function<bool(int32_t)>& on_token, const LogitsProcessors& rules = {});
   /// Name of the prefill in use, as in prefill.h.
   const std::string& prefill() const;
   /// Statistics of the last `generate`.

@@ -12,9 +12,9 @@
 #include "core/system/json.h"
 #include "core/system/printable.h"
 #include "engine/serve/chat_request.h"
+#include "engine/serve/processors_json.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/request_fields.h"
-#include "engine/serve/rules_json.h"
 #include "engine/serve/tool_calls.h"
 #include "tandem/error.h"
 
@@ -160,7 +160,7 @@ std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
 /// Fields that all texts of a request share.
 Request common_request(const ServedModel& model, const Json& root, bool is_chat) {
   Request request;
-  request.ends = model.ends;
+  request.eos_token_ids = model.eos_token_ids;
   request.sampling = model.sampling;
   request.rules = model.rules;
   request.max_tokens = is_chat ? model.capacity : kDefaultMaxTokens;
@@ -174,7 +174,8 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   take(root, "seed", seed);
   request.sampling.seed = uint64_t(seed);
   if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
-  if (has(root, "stop_token_ids")) request.stop_tokens = parse_stop_tokens(root["stop_token_ids"]);
+  if (has(root, "stop_token_ids"))
+    request.stop_token_ids = parse_stop_tokens(root["stop_token_ids"]);
   take(root, "skip_special_tokens", request.hides_special);
   take_rules([&](const char* name, double& value) { take(root, name, value); }, request.rules);
   if (has(root, "logit_bias")) {
@@ -187,7 +188,7 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   }
   bool ignores_end = false;
   take(root, "ignore_eos", ignores_end);
-  if (ignores_end) request.ends = {-1};  // no token
+  if (ignores_end) request.eos_token_ids = {-1};  // no token
   return request;
 }
 

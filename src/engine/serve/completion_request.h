@@ -21,9 +21,9 @@ struct ServedModel {
   std::optional<ChatTemplate> chat;  ///< nullopt: chats are refused
   std::string chat_problem;          ///< why, then
   SamplingOptions sampling;          ///< where a request says nothing, as the next
-  LogitRules rules;
-  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
-  int64_t capacity = 0;       ///< max tokens of a prompt and its text
+  LogitsProcessors rules;
+  std::vector<int32_t> eos_token_ids;  ///< tokens that end a text; empty: special ones
+  int64_t capacity = 0;                ///< max tokens of a prompt and its text
 };
 
 struct CompletionRequest {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoint/stored_model.h"
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 #include "engine/tokenizer/text_decoder.h"
 
 namespace tandem {

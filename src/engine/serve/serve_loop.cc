@@ -32,19 +32,19 @@ std::vector<int32_t> decode_tokens(const nlohmann::json& json) {
 
 nlohmann::json encode_text(const Request& r) {
   return nlohmann::json::array(
-      {r.ends, r.stop_tokens, r.stops, r.has_text_before, r.hides_special, r.shown});
+      {r.eos_token_ids, r.stop_token_ids, r.stops, r.has_text_before, r.hides_special, r.shown});
 }
 
 void decode_text(const nlohmann::json& json, Request& r) {
-  r.ends = json[0].get<std::vector<int32_t>>();
-  r.stop_tokens = json[1].get<std::vector<int32_t>>();
+  r.eos_token_ids = json[0].get<std::vector<int32_t>>();
+  r.stop_token_ids = json[1].get<std::vector<int32_t>>();
   r.stops = json[2].get<std::vector<std::string>>();
   r.has_text_before = json[3];
   r.hides_special = json[4];
   r.shown = json[5].get<std::vector<int32_t>>();
 }
 
-nlohmann::json encode_rules(const LogitRules& rules) {
+nlohmann::json encode_rules(const LogitsProcessors& rules) {
   nlohmann::json biases = nlohmann::json::array();
   for (const TokenBias& each : rules.biases) {
     biases.push_back(nlohmann::json::array({each.token, each.bias}));
@@ -53,8 +53,8 @@ nlohmann::json encode_rules(const LogitRules& rules) {
           rules.min_p};
 }
 
-LogitRules decode_rules(const nlohmann::json& json) {
-  LogitRules rules{json[0], json[1], json[2], {}, json[4]};
+LogitsProcessors decode_rules(const nlohmann::json& json) {
+  LogitsProcessors rules{json[0], json[1], json[2], {}, json[4]};
   for (const nlohmann::json& each : json[3]) rules.biases.push_back({each[0], each[1]});
   return rules;
 }

@@ -70,8 +70,8 @@ SnapshotOwner Run::open_output() {
     if (request.output_opened) request.output_opened();
     return files->run_id();
   });
-  return {run, describe_layout(config.parallel, config.model.layers, groups.on_gpus()), world.rank(),
-          world.size()};
+  return {run, describe_layout(config.parallel, config.model.layers, groups.on_gpus()),
+          world.rank(), world.size()};
 }
 
 /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
@@ -112,8 +112,8 @@ void Run::begin(const ResumePoint& from) {
 TrainedRanks Run::trained_ranks() {
   std::vector<TrainedStage> stages;
   for (ModelChunk& chunk : ranks->chunks) stages.push_back({chunk.stage, chunk.optimizer});
-  return {world, describe_layout(config.parallel, config.model.layers, groups.on_gpus()), groups.tp(),
-          std::move(stages)};
+  return {world, describe_layout(config.parallel, config.model.layers, groups.on_gpus()),
+          groups.tp(), std::move(stages)};
 }
 
 void Run::make_checkpoints() {

@@ -113,7 +113,8 @@ TEST(Engine, StepsThatWriteTokensHaveAtMostMixedRows) {
       return engine.stats().rows - before;
     };
     const auto submit = [&](size_t tokens) {
-      engine.submit({.prompt = std::vector<int32_t>(tokens, 1), .max_tokens = 50, .ends = {-1}});
+      engine.submit(
+          {.prompt = std::vector<int32_t>(tokens, 1), .max_tokens = 50, .eos_token_ids = {-1}});
     };
     submit(100);
     EXPECT_EQ(rows_of_step(), 60) << "no text is written yet";
@@ -132,7 +133,7 @@ TEST(Engine, PromptScoresDoNotDependOnSteps) {
     Choice choice{i};
     Request& request = requests[i];
     for (int j = 0; j < 100; ++j) request.prompt.push_back(int32_t(choice.below(256)));
-    request.stops = {}, request.ends = {-1}, request.max_tokens = 60;
+    request.stops = {}, request.eos_token_ids = {-1}, request.max_tokens = 60;
     request.prompt_alternatives = int64_t(i);
   }
   on_ranks(2, [&](Communicator& tp) {
@@ -236,7 +237,7 @@ TEST(Engine, WithItsDefaultPagesAllTextsAreWrittenInEachStep) {
     Engine engine(tp, config, {.capacity = 40, .sequences = 5, .rows = 20});
     fill_engine(engine, config, tp);
     for (int i = 0; i < 5; ++i) {
-      engine.submit({.prompt = {1, 2, 3, i}, .max_tokens = 30, .ends = {-1}});
+      engine.submit({.prompt = {1, 2, 3, i}, .max_tokens = 30, .eos_token_ids = {-1}});
     }
     for (int step = 0; step < 30; ++step) EXPECT_EQ(engine.step().size(), 5u) << step;
     EXPECT_TRUE(engine.is_idle());
@@ -255,7 +256,7 @@ TEST(Engine, TextsWithWindowsTakePagesForTheirWindowsOnly) {
   for (Request& request : requests) {
     request.max_tokens = 150;
     request.stops = {};
-    request.ends = {-1};
+    request.eos_token_ids = {-1};
   }
   struct Case {
     int64_t window, rows, sequences, pages;

@@ -58,9 +58,9 @@ std::vector<int32_t> parse_ends(const Json& root, const std::string& file) {
     throw ConfigError(
         fmt::format("{}: {}: {} tokens: expected at most {}", file, kEnd, value.size(), kMaxEnds));
   }
-  std::vector<int32_t> ends;
-  for (const Json& each : value) ends.push_back(parse_token(each, file));
-  return ends;
+  std::vector<int32_t> eos_token_ids;
+  for (const Json& each : value) eos_token_ids.push_back(parse_token(each, file));
+  return eos_token_ids;
 }
 
 void note_unread(const Json& root, const std::string& file,
@@ -88,7 +88,7 @@ GenerationDefaults read_generation_defaults(const StoredModel& stored,
   const std::string file = stored.side.folder + "/generation_config.json";
   const Json& root = stored.side.generation;
   if (!root.is_null()) {
-    defaults.ends = parse_ends(root, file);
+    defaults.eos_token_ids = parse_ends(root, file);
     const bool samples = parse_or(root, "do_sample", file, false);
     defaults.temperature = samples ? parse_or(root, "temperature", file, 1.0) : 0;
     defaults.top_k = samples ? parse_or(root, "top_k", file, kDefaultTopK) : 0;
@@ -96,16 +96,17 @@ GenerationDefaults read_generation_defaults(const StoredModel& stored,
     defaults.rules.repetition_penalty = parse_or(root, kPenalty, file, 1.0);
     note_unread(root, file, note);
   }
-  if (defaults.ends.empty()) {
+  if (defaults.eos_token_ids.empty()) {
     const std::string model = stored.directory + "/config.json";
-    defaults.ends = parse_ends(parse_object(model), model);
+    defaults.eos_token_ids = parse_ends(parse_object(model), model);
   }
   const auto end = stored.side.special_tokens.find("eos_token");
   if (!stored.tokenizer || end == stored.side.special_tokens.end()) return defaults;
   const int32_t token = end->second.empty() ? -1 : stored.tokenizer->find(end->second);
-  const bool ends_already = defaults.ends.empty() ? stored.tokenizer->is_special(token)
-                                                  : std::ranges::count(defaults.ends, token) > 0;
-  if (token >= 0 && !ends_already) defaults.ends.push_back(token);
+  const bool ends_already = defaults.eos_token_ids.empty()
+                                ? stored.tokenizer->is_special(token)
+                                : std::ranges::count(defaults.eos_token_ids, token) > 0;
+  if (token >= 0 && !ends_already) defaults.eos_token_ids.push_back(token);
   return defaults;
 }
 

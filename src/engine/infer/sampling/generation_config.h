@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "engine/checkpoint/stored_model.h"
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 
 namespace tandem {
 
 struct GenerationDefaults {
-  std::vector<int32_t> ends;  ///< tokens that end a text; empty: the folder names none
+  std::vector<int32_t> eos_token_ids;  ///< tokens that end a text; empty: the folder names none
   /// nullopt without a generation_config.json. Without do_sample the temperature is 0.
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
-  LogitRules rules = {};
+  LogitsProcessors rules = {};
 };
 
 /// Reads eos_token_id, do_sample, temperature, top_k, top_p and repetition_penalty. The end token

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "core/system/files.h"
-#include "engine/config/run_control.h"
 #include "engine/plan/cost/measured_cost.h"
 #include "engine/train/checks/cost_probe.h"
 #include "tandem/error.h"

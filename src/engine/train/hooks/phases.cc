@@ -1,8 +1,8 @@
 #include <optional>
 
 #include "engine/plan/cost/measured_cost.h"
+#include "engine/train/checks/cost_probe.h"
 #include "engine/train/checks/self_check.h"
-#include "engine/train/cost_probe.h"
 #include "engine/train/hooks/hooks.h"
 
 namespace tandem::hooks {

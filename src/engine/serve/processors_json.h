@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 
 namespace tandem {
 
 /// Calls take(name, value) for each rule that is a number.
 template <typename Take>
-void take_rules(const Take& take, LogitRules& rules) {
+void take_rules(const Take& take, LogitsProcessors& rules) {
   take("repetition_penalty", rules.repetition_penalty);
   take("presence_penalty", rules.presence_penalty);
   take("frequency_penalty", rules.frequency_penalty);

@@ -1,4 +1,4 @@
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ std::vector<float> random_logits(uint64_t seed) {
 }
 
 /// Logit of a token by the rules, one token at a time; min_p excepted.
-double expected_logit(const LogitRules& rules, const std::vector<int32_t>& tokens, size_t prompt,
-                      int32_t token, double logit) {
+double expected_logit(const LogitsProcessors& rules, const std::vector<int32_t>& tokens,
+                      size_t prompt, int32_t token, double logit) {
   const auto is_token = [&](int32_t each) { return each == token; };
   if (std::ranges::any_of(tokens, is_token)) {
     logit = logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty;
@@ -38,14 +38,14 @@ double expected_logit(const LogitRules& rules, const std::vector<int32_t>& token
   return logit;
 }
 
-TEST(LogitRules, ChangeLogitsAsDefined) {
+TEST(LogitsProcessors, ChangeLogitsAsDefined) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto word = [&](uint64_t i) { return philox(seed, 2, i)[0]; };
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 3 + word(0) % 30; ++i)
       tokens.push_back(int32_t(word(i + 10) % kVocab));
     const size_t prompt = 1 + word(1) % tokens.size();
-    LogitRules rules;
+    LogitsProcessors rules;
     if (word(2) % 2) rules.repetition_penalty = 0.5 + double(word(2) % 100) / 50;
     if (word(3) % 2) rules.presence_penalty = double(word(3) % 400) / 100 - 2;
     if (word(4) % 2) rules.frequency_penalty = double(word(4) % 400) / 100 - 2;
@@ -76,10 +76,10 @@ TEST(LogitRules, ChangeLogitsAsDefined) {
   }
 }
 
-TEST(LogitRules, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
+TEST(LogitsProcessors, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
   for (const double penalty : {1e-300, 1e-40, 1e-3, 100.0}) {
     std::vector<float> logits{1, -2, 3e38f, 2, -3e38f};
-    const LogitRules rules{.repetition_penalty = penalty};
+    const LogitsProcessors rules{.repetition_penalty = penalty};
     check(rules, int64_t(logits.size()));
     const std::vector<float> given(logits.size(), 0);
     apply(rules, std::vector<int32_t>{1, 3, 4}, 3, 1, host_tensor(logits));
@@ -93,7 +93,7 @@ TEST(LogitRules, PenaltiesOfAnySizeChooseAmongTheTokensThatTheyFavour) {
   }
 }
 
-TEST(LogitRules, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
+TEST(LogitsProcessors, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
   const std::vector<float> logits = random_logits(1);
   std::vector<float> changed = logits;
   apply({.min_p = 0.2}, std::vector<int32_t>{1}, 1, 1.5, host_tensor(changed));
@@ -116,7 +116,7 @@ TEST(LogitRules, ExcludedTokensAreNotChosenAndLogProbsAreThoseWithoutRules) {
   EXPECT_EQ(chosen, allowed);
 }
 
-TEST(LogitRules, LikeliestTokensAreInOrder) {
+TEST(LogitsProcessors, LikeliestTokensAreInOrder) {
   const std::vector<float> logits{1, 3, -2, 3, 2};
   const std::vector<Sampled> three = likeliest_tokens(host_tensor(logits), 3);
   ASSERT_EQ(three.size(), 3u);
@@ -131,9 +131,9 @@ TEST(LogitRules, LikeliestTokensAreInOrder) {
   EXPECT_TRUE(likeliest_tokens(host_tensor(logits), 0).empty());
 }
 
-TEST(LogitRules, RulesOutOfRangeAreNamed) {
+TEST(LogitsProcessors, RulesOutOfRangeAreNamed) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::pair<LogitRules, const char*> cases[] = {
+  const std::pair<LogitsProcessors, const char*> cases[] = {
       {{.repetition_penalty = 0}, "repetition_penalty 0: expected above 0 and at most 100"},
       {{.repetition_penalty = nan}, "repetition_penalty nan: expected"},
       {{.presence_penalty = 2.5}, "presence_penalty 2.5: expected -2 to 2"},
@@ -151,7 +151,7 @@ TEST(LogitRules, RulesOutOfRangeAreNamed) {
       EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
     }
   }
-  EXPECT_NO_THROW(check(LogitRules{}, kVocab));
+  EXPECT_NO_THROW(check(LogitsProcessors{}, kVocab));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "engine/infer/sampling/logit_rules.h"
+#include "engine/infer/sampling/logits_processors.h"
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ double log_normalizer(const Tensor& row) {
 
 }  // namespace
 
-void check(const LogitRules& rules, int64_t vocab) {
+void check(const LogitsProcessors& rules, int64_t vocab) {
   const auto require = [](bool is_valid, std::string_view name, double value,
                           std::string_view expected) {
     if (!is_valid) throw InvalidArgument(fmt::format("{} {}: expected {}", name, value, expected));
@@ -51,7 +51,7 @@ void check(const LogitRules& rules, int64_t vocab) {
   }
 }
 
-void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
+void apply(const LogitsProcessors& rules, std::span<const int32_t> tokens, size_t prompt,
            double temperature, const Tensor& row) {
   const std::span logits = host_values(row);
   if (rules.repetition_penalty != 1) {

@@ -16,7 +16,7 @@ struct TokenBias {
   double bias;
 };
 
-struct LogitRules {
+struct LogitsProcessors {
   /// Logits of tokens of the prompt and the text are divided by it if positive, else multiplied by
   /// it (CTRL, arXiv 1909.05858).
   double repetition_penalty = 1;
@@ -35,11 +35,11 @@ struct LogitRules {
 
 /// Throws InvalidArgument naming the rule that is out of range, or a biased token that is outside
 /// the vocabulary.
-void check(const LogitRules& rules, int64_t vocab);
+void check(const LogitsProcessors& rules, int64_t vocab);
 
 /// Applies the rules in the order of their members; logits of excluded tokens become -infinity.
 /// `tokens`: the prompt, of `prompt` tokens, and the text.
-void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
+void apply(const LogitsProcessors& rules, std::span<const int32_t> tokens, size_t prompt,
            double temperature, const Tensor& logits);
 
 /// Log-probability of a token that is there.
