@@ -30,8 +30,10 @@ else()
 endif()
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
-    src/engine/model/layout.cc src/engine/model/parameter*.cc
-    src/engine/config.cc src/engine/config/*.cc src/observe/trace.cc)
+    src/engine/model/layout.cc src/engine/model/parameter*.cc src/engine/model/program/*.cc
+    src/engine/model/placement.cc src/engine/model/weights.cc
+    src/engine/config/*.cc src/engine/checkpoint/config.cc src/engine/data/config.cc
+    src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc src/observe/trace.cc)
   list(APPEND tandem_sources ${parsers})
 endif()
 if(TANDEM_MPI)

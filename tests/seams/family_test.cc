@@ -1,7 +1,7 @@
 // A toy model family: it names the keys of its config.json and its tensors differently from Llama.
 // Two files add it, this one and CMakeLists.txt. `tandem generate` reads it after a change of two
 // more: a row of kFormats in src/engine/model/config_json.cc with its keys, and its names in
-// src/engine/model/layout.cc.
+// src/engine/model/program/layer.cc.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -5,41 +5,17 @@
 #include <utility>
 
 #include "engine/model/codec_policy.h"
+#include "engine/model/program/cost.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 void check_gpu_passes(const ModelConfig& model, int64_t tp) {
-  const std::pair<const char*, bool> refused[] = {{"qkv_bias", model.qkv_bias},
-                                                  {"qk_norm", model.qk_norm},
-                                                  {"shared_expert_gate", model.shared_expert_gate}};
-  for (const auto& [key, is_set] : refused) {
-    if (is_set) throw ConfigError(fmt::format("model.{} = true: expected false on GPUs", key));
-  }
-  // Rows of every GEMM operand are multiples of 16 bytes.
+  program::check_gpus(model, tp);
   const int64_t unit = 8 * tp;
-  const auto check = [&](const char* key, int64_t value, int64_t expected) {
-    if (value % expected == 0) return;
-    throw ConfigError(
-        fmt::format("{} = {}: expected a multiple of {} on GPUs", key, value, expected));
-  };
-  check("model.vocab", model.vocab, unit);
-  check("model.hidden", model.hidden, 8);
-  check("model.head_dim", model.head_dim, 8);
-  if (model.experts == 0 || model.moe_layer_freq > 1) check("model.ffn", model.ffn, unit);
-  if (model.experts > 0) {
-    check("model.experts", model.experts, 4);
-    check(model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", model.ffn_per_expert(), unit);
-    check("model.shared_ffn", model.shared_ffn, unit);
-    if (model.experts > 1024) {
-      throw ConfigError(
-          fmt::format("model.experts = {}: expected at most 1024 on GPUs", model.experts));
-    }
-  }
-  if (model.head_dim > 128) {
-    throw ConfigError(
-        fmt::format("model.head_dim = {}: expected at most 128 on GPUs", model.head_dim));
-  }
+  if (model.vocab % unit == 0) return;
+  throw ConfigError(
+      fmt::format("model.vocab = {}: expected a multiple of {} on GPUs", model.vocab, unit));
 }
 
 void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {

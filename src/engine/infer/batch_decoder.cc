@@ -8,6 +8,7 @@
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/norm.h"
 #include "tandem/collectives.h"
 #include "tune/gemm_choices.h"
 
@@ -262,14 +263,15 @@ void BatchDecoder::run_branches(int64_t count) {
   Residuals residuals{x_->rows(0, count), residual_->rows(0, count)};
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    const BranchMemory memory =
-        branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count);
-    residuals.norm(c, b, memory);
+    const program::Values values =
+        branch_values(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count);
+    const Tensor &x_norm = values[program::kXNorm], &inner = values[program::kInner];
+    residuals.norm(c, b, values);
     const Steps steps{*this, i, residuals};
-    if (b.is_mlp() && gemm_swiglu(c.exec, memory.x_norm, c.weights.matrix(b.in), memory.inner)) {
-      steps.out(memory.inner, c.view().weight(b.out));
+    if (b.is_mlp() && gemm_swiglu(c.exec, x_norm, c.weights.matrix(b.in), inner)) {
+      steps.out(inner, c.view().weight(b.out));
     } else {
-      forward_normalized(c.view(), b, memory, steps);
+      forward_branch(c.view(), b, values, steps);
     }
   }
   residuals.finish(c);

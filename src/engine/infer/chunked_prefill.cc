@@ -73,10 +73,10 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
         take_sums(chunk, branch == 0);
         const BranchLayout& b = context_.layout.branches[branch];
         const Shard& rows = rows_[size_t(chunk)];
-        forward_branch(context_.view(), b, x_->rows(rows.begin, rows.count),
-                       branch_memory(b, x_norm_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
+        forward_branch(context_.view(), b,
+                       branch_values(b, x_norm_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
                                      rows.count),
-                       Steps{*this, branch, chunk});
+                       Steps{*this, branch, chunk}, x_->rows(rows.begin, rows.count));
       }
     }
     for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);

@@ -165,8 +165,8 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   cast(c.exec, shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    forward_branch(c.view(), b, x_, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_),
-                   Steps{*this, i, int64_t(tokens.size())});
+    forward_branch(c.view(), b, branch_values(b, x_norm_, inverse_rms_, hidden_, inner_, rows_),
+                   Steps{*this, i, int64_t(tokens.size())}, x_);
   }
   const int64_t row = int64_t(tokens.size()) - 1;
   int owner = 0;
@@ -263,8 +263,8 @@ void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   cast(c.exec, looked_up_, x);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    forward_branch(c.view(), b, x, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, 1),
-                   Steps{*this, i, x});
+    forward_branch(c.view(), b, branch_values(b, x_norm_, inverse_rms_, hidden_, inner_, 1),
+                   Steps{*this, i, x}, x);
   }
 }
 

@@ -36,13 +36,15 @@ void Residuals::add_sum(const DecoderContext& c, bool later) {
   if (is_added) add(c.exec, x, sum, x);
 }
 
-void Residuals::norm(const DecoderContext& c, const BranchLayout& b, const BranchMemory& memory) {
+void Residuals::norm(const DecoderContext& c, const BranchLayout& b,
+                     const program::Values& values) {
   const Tensor weight = c.view().norm(b);
+  const Tensor &x_norm = values[program::kXNorm], &inverse_rms = values[program::kInverseRms];
   const double eps = c.config.norm_eps;
   if (is_added) {
-    return rms_norm_forward(c.exec, x, weight, eps, memory.x_norm, memory.inverse_rms);
+    return rms_norm_forward(c.exec, x, weight, eps, x_norm, inverse_rms);
   }
-  add_rms_norm_forward(c.exec, x, sum, weight, eps, x, memory.x_norm, memory.inverse_rms);
+  add_rms_norm_forward(c.exec, x, sum, weight, eps, x, x_norm, inverse_rms);
   is_added = true;
 }
 

@@ -27,12 +27,15 @@ inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
   return Tensor(scratch.data(), scratch.dtype(), {rows, columns}, scratch.device());
 }
 
-/// Branch's part of a block's scratch, for x with as many rows as `x_norm` and GEMMs of `rows`.
-inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& x_norm,
-                                  const Tensor& inverse_rms, const Tensor& hidden,
-                                  const Tensor& inner, int64_t rows) {
-  return {x_norm, inverse_rms, reshaped(hidden, rows, branch.in.rows),
-          reshaped(inner, rows, branch.out.columns)};
+/// Values of a branch in a block's scratch, for x with as many rows as `x_norm` and GEMMs of
+/// `rows`.
+inline program::Values branch_values(const BranchLayout& branch, const Tensor& x_norm,
+                                     const Tensor& inverse_rms, const Tensor& hidden,
+                                     const Tensor& inner, int64_t rows) {
+  program::Values values{x_norm, inverse_rms, reshaped(hidden, rows, branch.in.rows),
+                         reshaped(inner, rows, branch.out.columns)};
+  program::set_ranges(branch, values);
+  return values;
 }
 
 /// Residual stream of rows, and the last branch's sum, which the next branch's norm may add to it.
@@ -44,7 +47,8 @@ struct Residuals {
   /// Adds `sum` to x, now or in the next call of `norm` or `finish`.
   void add_sum(const DecoderContext& context, bool later);
   /// The branch's norm of x.
-  void norm(const DecoderContext& context, const BranchLayout& branch, const BranchMemory& memory);
+  void norm(const DecoderContext& context, const BranchLayout& branch,
+            const program::Values& values);
   void finish(const DecoderContext& context);
 };
 

@@ -53,9 +53,9 @@ void SplitRows::run(const Tensor& partial_embeddings, int64_t count, DecoderExpe
   Residuals residuals{x_, residual_};
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    const BranchMemory memory = branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_);
-    residuals.norm(c, b, memory);
-    forward_normalized(c.view(), b, memory, Steps{*this, i, residuals, count, experts});
+    const program::Values values = branch_values(b, x_norm_, inverse_rms_, hidden_, inner_, rows_);
+    residuals.norm(c, b, values);
+    forward_branch(c.view(), b, values, Steps{*this, i, residuals, count, experts});
   }
   residuals.finish(c);
 }

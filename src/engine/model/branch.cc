@@ -8,7 +8,7 @@
 #include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
-#include "kernels/row_ops.h"
+#include "kernels/norm.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -54,7 +54,8 @@ Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
 std::vector<int64_t> attention_windows(const ModelLayout& layout) {
   std::set<int64_t> windows;
   for (const BranchLayout& branch : layout.branches) {
-    if (branch.attention) windows.insert(branch.window);
+    if (const program::Op* op = branch.program.find(program::kAttention))
+      windows.insert(op->window);
   }
   return {windows.begin(), windows.end()};
 }
@@ -158,9 +159,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
       d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      d_qk_norm(c.make(DType::f32, l.q_norm >= 0 ? 1 : 0, 2 * c.config.head_dim)),
-      d_gate_before(
-          c.make(DType::f32, l.has_shared_gate && c.tp.size() > 1 ? 1 : 0, c.config.hidden)) {}
+      d_whole_before(c.make(DType::f32, c.tp.size() > 1 ? l.whole_rows : 0, c.config.hidden)) {}
 
 BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
     : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
@@ -208,205 +207,219 @@ LayerView Branch::view() const {
   return {context_.config, context_.layout, context_.weights, context_.exec};
 }
 
-/// Training steps: the residual stream is row-sharded over the ranks; activations are saved for
-/// backward.
-struct Branch::Steps {
-  Branch& branch;
-  const Tensor &x, &y;
-  const BranchActivations& saved;
-  ExpertLoad* load;
-  const std::optional<NextNorm>& next;
+/// Operations in training: the residual stream is row-sharded over the ranks; activations are saved
+/// for backward.
+struct Branch::Run final : program::Runner {
+  Run(const Branch& b, const BranchActivations& saved_, const Tensor& x_)
+      : context(b.context_), products(b.products_), moe(b.experts_), saved(saved_), x(x_) {}
 
-  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    branch.products_->in.run(x_norm, weight, hidden);
-    branch.context_.run_between_operators();
+  ModelContext& context;
+  BranchProducts* products;
+  BranchExperts* moe;
+  const BranchActivations& saved;
+  Tensor x;
+  // Forward; y without dimensions: no result.
+  Tensor y = {}, scores = {};
+  ExpertLoad* load = nullptr;
+  std::optional<NextNorm> next = {};
+  bool again = false;  ///< recomputes unsaved activations
+  // Backward.
+  Tensor dx = {}, dnorm = {}, balance = {};
+  bool is_split = false;
+
+  void forward(const program::Op& op, const program::Frame& f) override {
+    if (op.row == &program::kColumnGemm) {
+      products->in.run(f.at(program::kXNorm), f.view.weight(f.branch.in), f.at(program::kHidden));
+      context.run_between_operators();
+    }
+    if (op.row == &program::kAttention) attend(op, f);
+    if (op.row == &program::kRowGemm && y.dims() > 0) {
+      products->out.run(f.at(program::kInner), f.view.weight(f.branch.out), products->residual);
+      moe ? add(context.exec, x, products->residual, y) : add_last(x, products->residual);
+    }
+    if (op.row == &program::kRouter) {
+      scores = f.at(op.out[0]);
+      route(f.view, f.branch, router_input(context.exec, f.at(program::kXNorm), moe->x_norm),
+            {moe->logits, scores, f.at(op.out[1]), f.at(op.out[2])}, saved.padded_tokens);
+    }
+    if (op.row == &program::kExperts) run_experts(op, f);
   }
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    branch.products_->attention->forward(branch.context_.exec, q, k, v, out, saved.log_sums,
-                                         {branch.layout_.window, saved.document_starts});
-    branch.context_.run_between_operators();
+  void attend(const program::Op& op, const program::Frame& f) {
+    const Tensor &q = f.at(op.in[0]), &k = f.at(op.in[1]), &v = f.at(op.in[2]),
+                 &out = f.at(op.out[0]);
+    Attention& attention = *products->attention;
+    if (again) {
+      return attention.forward_again(context.exec, q, k, v, out, log_sums(op), mask(op));
+    }
+    attention.forward(context.exec, q, k, v, out, log_sums(op), mask(op));
+    context.run_between_operators();
   }
-  void out(const Tensor& inner, const Tensor& weight) {
-    if (!has_result()) return;
-    branch.products_->out.run(inner, weight, branch.products_->residual);
-    if (branch.experts_) return add(branch.context_.exec, x, branch.products_->residual, y);
-    add_last(x, branch.products_->residual);
+  void run_experts(const program::Op& op, const program::Frame& f) {
+    const Tensor& chosen = f.at(op.in[1]);
+    moe->layer.forward(f.at(op.in[0]), {chosen, f.at(op.in[2])}, f.view.weight(f.branch.experts_in),
+                       f.view.weight(f.branch.experts_out), moe->routed, *saved.experts);
+    if (load) load->add(f.branch.moe_layer, scores, chosen);
+    if (y.dims() > 0) add_last(products ? y : x, moe->routed);
   }
-  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
-    BranchExperts& e = *branch.experts_;
-    route(branch.view(), branch.layout_, router_input(branch.context_.exec, x_norm, e.x_norm),
-          {e.logits, saved.scores, saved.chosen, saved.weights}, saved.padded_tokens);
-    e.layer.forward(x_norm, {saved.chosen, saved.weights}, w_in, w_out, e.routed, *saved.experts);
-    if (load) load->add(branch.layout_.moe_layer, saved.scores, saved.chosen);
-    if (has_result()) add_last(branch.products_ ? y : x, e.routed);
-  }
-  bool has_result() const { return y.dims() > 0; }
   void add_last(const Tensor& sum, const Tensor& added) {
-    const Exec& exec = branch.context_.exec;
-    if (!next) return add(exec, sum, added, y);
-    add_rms_norm_forward(exec, sum, added, next->weight, branch.context_.config.norm_eps, y,
+    if (!next) return add(context.exec, sum, added, y);
+    add_rms_norm_forward(context.exec, sum, added, next->weight, context.config.norm_eps, y,
                          next->x_norm, next->inverse_rms);
+  }
+  AttentionMask mask(const program::Op& op) const { return {op.window, saved.document_starts}; }
+  /// f32 [batch x heads, seq]
+  Tensor log_sums(const program::Op& op) const {
+    const Tensor& sums = saved.values[size_t(op.out[1])];
+    const int64_t seq = context.options.seq;
+    return Tensor(sums.data(), DType::f32, {sums.elements() / seq, seq}, sums.device());
+  }
+
+  program::Values make_gradients(const BranchLayout& branch) const {
+    program::Values gradients;
+    if (!products) return gradients;
+    gradients[program::kXNorm] = products->d_x_norm;
+    gradients[program::kHidden] = is_split ? saved.weight_pass->dhidden : products->dhidden;
+    gradients[program::kInner] = products->d_act;
+    program::set_ranges(branch, gradients);
+    return gradients;
+  }
+  /// Gradient of the branch's result as GEMMs read it.
+  const Tensor& dy() const { return context.rounded(dx); }
+  const Weights& weights() const { return context.weights; }
+
+  void backward(const program::Op& op, const program::BackwardFrame& f) override {
+    if (op.row == &program::kExperts) {
+      const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
+      moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
+                          moe->d_x_norm, moe->dweights, context.gradient_to_add(in),
+                          context.gradient_to_add(out));
+    }
+    if (op.row == &program::kRouter) router_backward(op, f);
+    if (op.row == &program::kRowGemm) {
+      products->out_dgrad.run(dy(), weights().matrix(f.branch.out).transposed(), products->d_act);
+      context.run_between_operators();
+      if (is_split) copy(context.exec, products->out_dgrad.gathered(), saved.weight_pass->dy);
+    }
+    if (op.row == &program::kAttention) {
+      const auto [q, k, v] = std::array{op.in[0], op.in[1], op.in[2]};
+      products->attention->backward(context.exec, f.at(q), f.at(k), f.at(v), f.at(op.out[0]),
+                                    log_sums(op), f.gradient(op.out[0]), f.gradient(q),
+                                    f.gradient(k), f.gradient(v), mask(op));
+    }
+    if (op.row == &program::kColumnGemm) {
+      context.run_between_operators();
+      products->in_dgrad.run(f.gradient(program::kHidden),
+                             weights().matrix(f.branch.in).transposed(), products->d_x_norm);
+      context.run_between_operators();
+    }
+    if (op.row != &program::kRmsNorm) return;
+    if (products) norm_backward(f, products->d_x_norm, !moe);
+    if (moe) norm_backward(f, moe->d_x_norm, true);
+  }
+  /// dx += gradient through the norm, and rounded if that is the branch's last addition.
+  void norm_backward(const program::BackwardFrame& f, const Tensor& d_x_norm, bool is_last) {
+    rms_norm_backward(context.exec, x, f.view.norm(f.branch), f.at(program::kInverseRms), d_x_norm,
+                      dx, dnorm, context.norm_partial_sums,
+                      is_last && context.rounds_gradient() ? *context.rounded_gradient : Tensor());
+  }
+  void router_backward(const program::Op& op, const program::BackwardFrame& f) {
+    const WeightMatrix& router = f.branch.router;
+    route_backward(context.exec, f.at(op.out[0]), f.at(op.out[1]), moe->dweights, balance,
+                   router_options(context.config), moe->dlogits);
+    gemm(context.exec, moe->dlogits, weights().router(router), moe->d_x_norm, {.accumulate = true});
+    if (f.branch.router_bias >= 0) {  // has no gradient, and its memory may hold other values
+      context.gradient_to_add({f.branch.router_bias, 1, context.config.experts});
+    }
+    const Tensor input = router_input(context.exec, f.at(program::kXNorm), moe->x_norm);
+    if (context.tp.size() == 1) {
+      const bool adds = context.adds_gradient(router.offset);
+      return gemm(context.exec, moe->dlogits->transposed(), input, context.gradient(router),
+                  {.accumulate = adds});
+    }
+    gemm(context.exec, moe->dlogits->transposed(), input, moe->drouter);
+    context.sum_gradient(moe->drouter, router);  // each rank saw only its rows of the stream
+  }
+
+  void backward_weight(const program::Op& op, const program::BackwardFrame& f) override {
+    if (op.row == &program::kColumnGemm) return column_weight(f);
+    const Tensor rows = is_split ? *saved.weight_pass->dy : products->out_dgrad.gathered();
+    gemm(context.exec, rows.transposed(), f.at(program::kInner), context.gradient(f.branch.out),
+         {.accumulate = context.adds_gradient(f.branch.out.offset)});
+    context.run_between_operators();
+  }
+  void column_weight(const program::BackwardFrame& f) {
+    const WeightMatrix& in = f.branch.in;
+    const auto write = [&] {
+      context.write_weight_gradient(products->in_wgrad, f.at(program::kXNorm),
+                                    f.gradient(program::kHidden), in);
+    };
+    const Tensor& before = products->d_whole_before;
+    if (before.elements() == 0) return write();
+    // Each rank has a term of the gradient of these rows: only that of this pass is summed.
+    const int64_t count = f.branch.whole_rows;
+    const Tensor whole = context.gradient_to_add(in).rows(in.rows - count, count);
+    copy(context.exec, whole, before);
+    clear(context.exec, whole);
+    write();
+    all_reduce(context.tp, whole);
+    add(context.exec, whole, before, whole);
+  }
+
+  Tensor gradient(int64_t offset, int64_t count) override {
+    return context.gradients.at(offset, count);
+  }
+  bool adds_gradient(int64_t offset) override { return context.adds_gradient(offset); }
+  void sum_gradient(const Tensor& term, int64_t offset) override {
+    context.sum_gradient(term, {offset, term.dim(0), term.dim(1)});
   }
 };
 
 NextNorm Branch::norm(const BranchActivations& saved) const {
-  return {view().norm(layout_), saved.x_norm, saved.inverse_rms};
+  return {view().norm(layout_), saved.values[program::kXNorm], saved.values[program::kInverseRms]};
+}
+
+void Branch::normalize(const Tensor& x, const BranchActivations& saved) const {
+  Run run(*this, saved, x);
+  const LayerView model = view();
+  program::Frame frame{model, layout_, saved.values, run, x};
+  run_norm(frame);
 }
 
 void Branch::forward(const Tensor& x, const Tensor& y, const BranchActivations& saved,
                      ExpertLoad* load, const std::optional<NextNorm>& next) {
-  const BranchMemory memory{saved.x_norm, saved.inverse_rms, saved.hidden, saved.inner,
-                            saved.unnormalized};
-  forward_normalized(view(), layout_, memory, Steps{*this, x, y, saved, load, next});
+  Run run(*this, saved, x);
+  run.y = y, run.load = load, run.next = next;
+  const LayerView model = view();
+  program::Frame frame{model, layout_, saved.values, run, x};
+  run_normalized(frame);
+}
+
+void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) {
+  Run run(*this, saved, x);
+  run.again = true;
+  const LayerView model = view();
+  program::Frame frame{model, layout_, saved.values, run, x};
+  run_unsaved(frame);
 }
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                       const BranchActivations& saved, const Tensor& balance, bool is_split) {
-  const Tensor& dy = context_.rounded(dx);
-  if (experts_) experts_backward(dy, saved, balance);
-  if (products_) products_backward(dy, saved, is_split);
-  if (products_) norm_backward(x, products_->d_x_norm, saved, dx, dnorm, !experts_);
-  if (experts_) norm_backward(x, experts_->d_x_norm, saved, dx, dnorm, true);
-}
-
-void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) {
-  const Weights& weights = context_.weights;
-  rms_norm_forward(context_.exec, x, view().norm(layout_), context_.config.norm_eps, saved.x_norm,
-                   saved.inverse_rms);
-  if (products_) {
-    const HiddenViews hidden = split_hidden(context_.layout, layout_, saved.hidden);
-    const InnerViews inner = split_inner(context_.layout, layout_, saved.inner);
-    if (layout_.attention) {
-      products_->attention->forward_again(context_.exec, hidden.q, hidden.k, hidden.v,
-                                          inner.attention, saved.log_sums,
-                                          {layout_.window, saved.document_starts});
-    }
-    if (layout_.mlp) swiglu_forward(context_.exec, hidden.gate, hidden.up, inner.mlp);
-    if (layout_.has_shared_gate) gate_rows(context_.exec, hidden.shared_gate, inner.mlp);
-  }
-  if (experts_) {
-    experts_->layer.forward(saved.x_norm, {saved.chosen, saved.weights},
-                            weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
-                            experts_->routed, *saved.experts);
-  }
-}
-
-void Branch::norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
-                           const Tensor& dx, const Tensor& dnorm, bool is_last) {
-  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, d_x_norm, dx, dnorm,
-                    context_.norm_partial_sums,
-                    is_last && context_.rounds_gradient() ? *context_.rounded_gradient : Tensor());
-}
-
-void Branch::products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split) {
-  const Weights& weights = context_.weights;
-  const ModelLayout& l = context_.layout;
-  BranchProducts& p = *products_;
-  const Tensor& dhidden = is_split ? saved.weight_pass->dhidden : p.dhidden;
-  p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
-  context_.run_between_operators();
-  if (is_split) copy(context_.exec, p.out_dgrad.gathered(), saved.weight_pass->dy);
-
-  const HiddenViews h = split_hidden(l, layout_, saved.hidden);
-  const HiddenViews dh = split_hidden(l, layout_, dhidden);
-  const InnerViews inner = split_inner(l, layout_, saved.inner);
-  const InnerViews d_act = split_inner(l, layout_, p.d_act);
-  if (layout_.attention) {
-    p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, saved.log_sums,
-                          d_act.attention, dh.q, dh.k, dh.v,
-                          {layout_.window, saved.document_starts});
-    qk_norm_backward(saved, dh);
-    add_bias_gradient(dh.qkv);
-  }
-  if (layout_.has_shared_gate) {
-    gate_rows_backward(context_.exec, h.shared_gate, inner.mlp, d_act.mlp, dh.shared_gate);
-  }
-  if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
-  context_.run_between_operators();
-  p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);
-  context_.run_between_operators();
-  if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
-}
-
-void Branch::qk_norm_backward(const BranchActivations& saved, const HiddenViews& dhidden) {
-  if (layout_.q_norm < 0) return;
-  const int64_t head_dim = context_.config.head_dim;
-  const Tensor& sums = products_->d_qk_norm;
-  clear(context_.exec, sums);
-  const auto [q, k] = split_unnormalized(context_.layout, saved.unnormalized);
-  const auto backward = [&](const Tensor& rows, const Tensor& drows, int64_t begin) {
-    rms_norm_heads_backward(context_.exec, rows,
-                            context_.weights.vector(layout_.q_norm + begin, head_dim),
-                            context_.config.norm_eps, drows, columns(sums, begin, head_dim));
-  };
-  backward(q, dhidden.q, 0);
-  backward(k, dhidden.k, head_dim);
-  context_.sum_gradient(sums, {layout_.q_norm, 1, 2 * head_dim});  // each rank has its heads
-}
-
-void Branch::add_bias_gradient(const Tensor& dqkv) {
-  if (layout_.qkv_bias < 0) return;
-  const bool adds = context_.adds_gradient(layout_.qkv_bias);
-  column_sums(context_.exec, dqkv, context_.gradients.at(layout_.qkv_bias, dqkv.dim(1)), adds);
+  Run run(*this, saved, x);
+  run.dx = dx, run.dnorm = dnorm, run.balance = balance, run.is_split = is_split;
+  const LayerView model = view();
+  const program::Values gradients = run.make_gradients(layout_);
+  program::BackwardFrame frame{{model, layout_, saved.values, run, x}, gradients};
+  run_backward(frame, is_split);
 }
 
 void Branch::backward_weight(const BranchActivations& saved) {
   if (!products_) return;
-  const WeightPass& pass = *saved.weight_pass;
-  add_weight_gradients(pass.dy, pass.dhidden, saved);
-}
-
-void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
-                                  const BranchActivations& saved) {
-  gemm(context_.exec, dy.transposed(), saved.inner, context_.gradient(layout_.out),
-       {.accumulate = context_.adds_gradient(layout_.out.offset)});
-  context_.run_between_operators();
-  add_in_gradient(dhidden, saved);
-}
-
-void Branch::add_in_gradient(const Tensor& dhidden, const BranchActivations& saved) {
-  const auto write = [&] {
-    context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
-  };
-  const Tensor& before = products_->d_gate_before;
-  if (before.elements() == 0) return write();
-  // Each rank has the gate's gradient of its columns: only that of this pass is summed.
-  const Tensor gate = context_.gradient_to_add(layout_.in).rows(layout_.in.rows - 1, 1);
-  copy(context_.exec, gate, before);
-  clear(context_.exec, gate);
-  write();
-  all_reduce(context_.tp, gate);
-  add(context_.exec, gate, before, gate);
-}
-
-void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
-                              const Tensor& balance) {
-  const Weights& weights = context_.weights;
-  BranchExperts& e = *experts_;
-  e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
-                   *saved.experts, e.d_x_norm, e.dweights,
-                   context_.gradient_to_add(layout_.experts_in),
-                   context_.gradient_to_add(layout_.experts_out));
-  router_backward(saved, balance);
-}
-
-void Branch::router_backward(const BranchActivations& saved, const Tensor& balance) {
-  BranchExperts& e = *experts_;
-  route_backward(context_.exec, saved.scores, saved.chosen, e.dweights, balance,
-                 router_options(context_.config), e.dlogits);
-  gemm(context_.exec, e.dlogits, context_.weights.router(layout_.router), e.d_x_norm,
-       {.accumulate = true});
-  if (layout_.router_bias >= 0) {  // has no gradient, and its memory may hold other values
-    context_.gradient_to_add({layout_.router_bias, 1, context_.config.experts});
-  }
-  const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
-  if (context_.tp.size() == 1) {
-    const bool adds = context_.adds_gradient(layout_.router.offset);
-    return gemm(context_.exec, e.dlogits->transposed(), input, context_.gradient(layout_.router),
-                {.accumulate = adds});
-  }
-  gemm(context_.exec, e.dlogits->transposed(), input, e.drouter);
-  context_.sum_gradient(e.drouter, layout_.router);  // each rank saw only its rows of the stream
+  Run run(*this, saved, {});
+  run.is_split = true;
+  const LayerView model = view();
+  const program::Values gradients = run.make_gradients(layout_);
+  program::BackwardFrame frame{{model, layout_, saved.values, run}, gradients};
+  run_backward_weight(frame);
 }
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // Residual branch in training: the operators shared by all branches of its kind, its forward pass
-// (computation: engine/model/layer.h) and its backward pass.
+// (computation: engine/model/program/) and its backward pass.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 #include "engine/model/expert_load.h"
 #include "engine/model/gradient_memory.h"
-#include "engine/model/layer.h"
 #include "engine/model/microbatch.h"
+#include "engine/model/program/frame.h"
 #include "kernels/attention/attention.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
@@ -89,9 +89,8 @@ struct BranchProducts {
   GemmRs in_dgrad;
   std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
   Activation residual, d_act, dhidden, d_x_norm;
-  Activation d_qk_norm;  ///< of the norms of q's and k's heads, f32 [1, 2 x head_dim], or none
-  /// Gradient of the shared expert's gate before a pass, f32 [1, hidden]; none for one rank.
-  Activation d_gate_before;
+  /// Gradient of the rows of `in` that every rank has, before a pass, f32; none for one rank.
+  Activation d_whole_before;
 };
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
@@ -124,6 +123,7 @@ class Branch {
          const BranchLayout& layout);
   /// Norm before this branch.
   NextNorm norm(const BranchActivations& saved) const;
+  void normalize(const Tensor& x, const BranchActivations& saved) const;
   /// y = x + branch(x), both f32 [local rows, hidden], then the norm of y, if any. x, whose norm
   /// must be in `saved`, must stay valid until the backward pass. Adds the router's expert counts
   /// to `load` unless it is nullptr. y without dimensions: computes only what backward reads, and
@@ -142,22 +142,8 @@ class Branch {
   void recompute_unsaved(const Tensor& x, const BranchActivations& saved);
 
  private:
-  struct Steps;
+  struct Run;
   LayerView view() const;
-  /// dx += gradient through the norm, and rounded if that is the branch's last addition.
-  void norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
-                     const Tensor& dx, const Tensor& dnorm, bool is_last);
-  void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
-  /// Gradients through the norms of the heads of q and k, in place.
-  void qk_norm_backward(const BranchActivations& saved, const HiddenViews& dhidden);
-  /// `dqkv`: all rows of this rank's columns.
-  void add_bias_gradient(const Tensor& dqkv);
-  /// `dy`: rows of all ranks.
-  void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
-                            const BranchActivations& saved);
-  void add_in_gradient(const Tensor& dhidden, const BranchActivations& saved);
-  void experts_backward(const Tensor& dy, const BranchActivations& saved, const Tensor& balance);
-  void router_backward(const BranchActivations& saved, const Tensor& balance);
 
   ModelContext& context_;
   BranchProducts* products_;

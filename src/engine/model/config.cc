@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/system/printable.h"
+#include "engine/model/program/cost.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -18,17 +19,6 @@ constexpr double kMaxParameters = 1e15;  // their byte size and offsets fit into
 
 [[noreturn]] void reject(std::string_view key, int64_t value, const std::string& expected) {
   throw ConfigError(fmt::format("model.{} = {}: expected {}", key, value, expected));
-}
-
-/// GEMM weights of all layers, counting `experts` experts per MoE layer; use T = double if the
-/// result may exceed int64_t.
-template <typename T = int64_t>
-T layer_matrices(const ModelConfig& c, int64_t experts) {
-  const T moe = T(c.moe_layers()), layers = T(c.layers), hidden = T(c.hidden);
-  return layers * hidden * T(c.head_dim) * T(2 * c.heads + 2 * c.kv_heads) +
-         (layers - moe) * T(3) * hidden * T(c.ffn) +
-         moe * hidden *
-             (T(3) * (T(experts) * T(c.ffn_per_expert()) + T(c.shared_ffn)) + T(c.experts));
 }
 
 void check_experts(const ModelConfig& c, int ep) {
@@ -106,22 +96,12 @@ void check_rope(const ModelConfig& c) {
 }  // namespace
 
 int64_t ModelConfig::parameters() const {
-  const int64_t norms =
-      hidden * (1 + layers * (parallel_block ? 1 : 2)) + (qk_norm ? 2 * layers * head_dim : 0);
-  const int64_t biases = qkv_bias ? layers * (heads + 2 * kv_heads) * head_dim : 0;
-  return vocab * hidden * (tie_word_embeddings ? 1 : 2) + layer_matrices(*this, experts) + norms +
-         biases + (shared_expert_gate ? moe_layers() * hidden : 0) +
-         (router_bias_update_rate > 0 ? moe_layers() * experts : 0);
+  return vocab * hidden * (tie_word_embeddings ? 1 : 2) + hidden +
+         int64_t(program::layer_parameters(*this));
 }
 
 double ModelConfig::flops_per_token(int64_t seq) const {
-  const double products = double(layer_matrices(*this, top_k) + vocab * hidden);
-  double spans = 0;  // twice the keys that a token reads in the mean, summed over the layers
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const auto w = double(window(layer) > 0 ? std::min(window(layer), seq) : seq);
-    spans += 2 * w - w * w / double(seq);
-  }
-  return 6 * products + 6 * double(heads * head_dim) * spans;
+  return 6 * (program::layer_products(*this, seq) + double(vocab * hidden));
 }
 
 const char* ModelConfig::flops_formula() const {
@@ -170,8 +150,7 @@ void ModelConfig::check(int tp, int ep) const {
   if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
     throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
   }
-  const double weights =
-      2 * double(vocab) * double(hidden) + layer_matrices<double>(*this, experts);
+  const double weights = 2 * double(vocab) * double(hidden) + program::layer_parameters(*this);
   if (weights > kMaxParameters) {
     throw ConfigError(fmt::format("a model of {:.3g} parameters: expected at most {:.3g}", weights,
                                   kMaxParameters));

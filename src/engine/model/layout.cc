@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/host_copy.h"
 #include "tandem/collectives.h"
@@ -16,24 +17,24 @@ namespace {
 constexpr int64_t kAlignment = 32;                // elements: whole cache lines in f32 and in bf16
 constexpr int64_t kLongInitialization = 1 << 20;  // elements: worth a rank's other threads
 
-/// Rows [begin, begin + count) of a full [rows, columns] tensor, stored in `matrix` from row `at`.
-Parameter row_sharded(const std::string& name, int64_t rows, int64_t columns, Shard shard,
-                      const WeightMatrix& matrix, int64_t at) {
-  return {name,
-          {rows, columns},
-          {0, shard.begin, shard.count},
-          matrix.offset + at * matrix.columns,
-          matrix.columns};
-}
-
-/// Columns [begin, begin + count) of a full [rows, columns] tensor, stored from column `at`.
-Parameter column_sharded(const std::string& name, int64_t rows, int64_t columns, Shard shard,
-                         const WeightMatrix& matrix, int64_t at) {
-  return {name, {rows, columns}, {1, shard.begin, shard.count}, matrix.offset + at, matrix.columns};
-}
-
-Shard times(Shard heads, int64_t head_dim) {
-  return {heads.begin * head_dim, heads.count * head_dim};
+/// A rank's shard of a weight, which begins at `offset`. `row_stride`: of one sharded by columns.
+Parameter make_parameter(const program::Weight& w, std::string name, int64_t offset,
+                         int64_t row_stride, int tp, int rank) {
+  Parameter p{.name = std::move(name),
+              .shape = {w.rows.count()},
+              .sharding = {.count = w.elements()},
+              .offset = offset,
+              .row_stride = 1,
+              .decay = !w.is_vector(),
+              .initial = w.initial};
+  const bool by_columns = w.columns.division != program::Division::whole;
+  if (!w.is_vector()) p.shape.push_back(w.columns.count());
+  if (!w.is_vector()) p.row_stride = by_columns ? row_stride : w.columns.count();
+  if (by_columns || w.rows.division != program::Division::whole) {
+    const Shard shard = (by_columns ? w.columns : w.rows).on_rank(tp, rank);
+    p.sharding = {by_columns ? 1 : 0, shard.begin, shard.count};
+  }
+  return p;
 }
 
 }  // namespace
@@ -71,24 +72,34 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
   vocab_begin = words.begin;
   vocab = words.count;
 
+  const auto add_words = [&](const char* name, const WeightMatrix& matrix) {
+    const program::Weight w{name, {c.vocab, 1, program::Division::divided}, {c.hidden}};
+    parameters.push_back(make_parameter(w, w.name, matrix.offset, c.hidden, tp, rank));
+  };
   const bool owns_embedding = tied == TiedEmbedding::none ? layers.embedding : layers.head;
   add_if(owns_embedding, [&] {
     embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
-    parameters.push_back(
-        row_sharded("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+    add_words("model.embed_tokens.weight", embedding);
   });
   branches_per_layer = c.parallel_block ? 1 : 2;
   const auto is_here = [&](int64_t layer) { return layer >= layers.first && layer < end; };
   for (int64_t i = 0; i < c.layers; ++i) {
-    add_if(is_here(i), [&] { add_layer(c, i, tp, rank); });
+    add_if(is_here(i), [&] {
+      const std::string layer = fmt::format("model.layers.{}.", i);
+      for (auto& branch : program::make_layer(c, i).branches) {
+        add_branch(std::move(branch), layer, tp, rank);
+      }
+      if (branches.back().moe) branches.back().moe_layer = int(i / c.moe_layer_freq);
+    });
   }
   final_norm = size;
   add_if(layers.head, [&] {
-    add_norm("model.norm.weight", c.hidden);
+    parameters.push_back(
+        {"model.norm.weight", {c.hidden}, {.count = c.hidden}, reserve(c.hidden), 1, false});
     head = embedding;
     if (c.tie_word_embeddings) return;
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
-    parameters.push_back(row_sharded("lm_head.weight", c.vocab, c.hidden, words, head, 0));
+    add_words("lm_head.weight", head);
   });
   experts_begin = size;
   for (int64_t i = 0; i < c.layers; ++i) {
@@ -102,67 +113,107 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
   if (tied == TiedEmbedding::copy) embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
 }
 
-void ModelLayout::add_layer(const ModelConfig& c, int64_t i, int tp, int rank) {
-  const std::string layer = "model.layers." + std::to_string(i) + ".";
-  add_branch(c, layer, tp, rank, true, c.parallel_block, c.parallel_block ? c.ffn : 0);
-  branches.back().window = c.window(i);
-  if (c.parallel_block) return;
-  const bool moe = c.is_moe(i);
-  add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn, moe);
-  if (!moe) return;
-  branches.back().moe_layer = int(i / c.moe_layer_freq);
-  add_router(c, layer, branches.back());
+void ModelLayout::add_branch(program::BranchProgram program, const std::string& layer, int tp,
+                             int rank) {
+  BranchLayout b;
+  b.program = std::move(program);
+  b.begin = size;
+  b.attention = b.program.find(program::kAttention);
+  b.mlp = b.program.find(program::kSwiglu);
+  b.moe = b.program.find(program::kExperts);
+  for (const program::Value& value : b.program.values) {
+    Shard columns{0, value.columns.on_rank(tp, rank).count};
+    if (value.range_of >= 0) {
+      columns.begin = b.columns[size_t(value.range_of)].count;
+      b.columns[size_t(value.range_of)].count += columns.count;
+    }
+    b.columns.push_back(columns);
+  }
+  assign_offsets(b, tp, rank);
+  for (size_t i = 0; i < b.offsets.size(); ++i) {
+    if (b.offsets[i] < 0) continue;
+    const program::Weight& w = b.program.weights[i];
+    parameters.push_back(make_parameter(w, layer + w.name, b.offsets[i], b.out.columns, tp, rank));
+  }
+  branches.push_back(std::move(b));
 }
 
-void ModelLayout::add_router(const ModelConfig& c, const std::string& layer, BranchLayout& b) {
-  const ExpertNames names(c);
-  b.moe = true;
-  b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
-  parameters.push_back({layer + names.router,
-                        {c.experts, c.hidden},
-                        {.count = c.experts * c.hidden},
-                        b.router.offset,
-                        c.hidden});
-  if (c.router_bias_update_rate == 0) return;
-  b.router_bias = reserve(c.experts);
-  parameters.push_back({.name = layer + names.router_bias,
-                        .shape = {c.experts},
-                        .sharding = {.count = c.experts},
-                        .offset = b.router_bias,
-                        .row_stride = 1,
-                        .decay = false,
-                        .initial = 0});
+/// The norm, the matrices of the two GEMMs, then the weights of the other operations.
+void ModelLayout::assign_offsets(BranchLayout& b, int tp, int rank) {
+  const program::BranchProgram& program = b.program;
+  const int64_t hidden = program.columns(program::kXNorm).count();
+  b.offsets.assign(program.weights.size(), -1);
+  const auto local = [&](size_t weight) {
+    return program.weights[weight].rows.on_rank(tp, rank).count;
+  };
+  const auto assign = [&](const program::Op& op) {
+    int64_t elements = 0;  // of vectors
+    for (const size_t i : op.weights) {
+      const program::Weight& w = program.weights[i];
+      if (w.is_vector()) elements += local(i);
+      if (!w.is_vector() && b.offsets[i] < 0) b.offsets[i] = reserve(w.elements());
+    }
+    int64_t at = elements == 0 ? 0 : reserve(elements);
+    for (const size_t i : op.weights) {
+      if (program.weights[i].is_vector()) b.offsets[i] = std::exchange(at, at + local(i));
+    }
+  };
+  assign(program.ops.front());
+  const int64_t rows = b.columns[program::kHidden].count, inner = b.columns[program::kInner].count;
+  b.in = {reserve(rows * hidden), rows, hidden};
+  b.out = {reserve(hidden * inner), hidden, inner};
+  if (b.has_products()) {
+    int64_t row = 0, column = 0;
+    for (const size_t i : program.find(program::kColumnGemm)->weights) {
+      b.offsets[i] = b.in.offset + std::exchange(row, row + local(i)) * hidden;
+    }
+    for (size_t i = 0; i < program.weights.size(); ++i) {
+      if (!program.weights[i].in_projection) continue;
+      b.offsets[i] = b.in.offset + row++ * hidden;
+      ++b.whole_rows;
+    }
+    for (const size_t i : program.find(program::kRowGemm)->weights) {
+      b.offsets[i] = b.out.offset + column;
+      column += program.weights[i].columns.on_rank(tp, rank).count;
+    }
+  }
+  for (const program::Op& op : program.ops) {
+    if (op.row == &program::kRmsNorm || op.row == &program::kExperts) continue;
+    assign(op);
+    if (op.row != &program::kRouter) continue;
+    b.router = {b.offset(op), program.weights[op.weights[0]].rows.count(), hidden};
+    if (op.weights.size() > 1) b.router_bias = b.offsets[op.weights[1]];
+  }
 }
 
 void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoordinates coordinates,
                               int64_t layer, BranchLayout& b) {
   const Shard here = shard_of(c.experts, coordinates.ep, coordinates.rank);
-  const Shard shard = shard_of(c.ffn_per_expert(), tp, rank);
-  const int64_t f = shard.count, whole = c.ffn_per_expert();
+  const int64_t f = shard_of(c.ffn_per_expert(), tp, rank).count;
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
-  const ExpertNames names(c);
+  const program::BranchProgram moe = program::make_layer(c, layer).branches.back();
   int holder = 0;  // EP rank that holds expert e
   for (int64_t e = 0; e < c.experts; ++e) {
     while (e >= shard_of(c.experts, coordinates.ep, holder).begin +
                     shard_of(c.experts, coordinates.ep, holder).count) {
       ++holder;
     }
-    const std::string name = fmt::format("model.layers.{}.{}", layer, names.expert(e));
-    const int64_t at = e - here.begin;
-    const bool local = at >= 0 && at < here.count;
-    const Shard stored = local ? shard : Shard{0, 0};
-    const int64_t in = local ? at * 2 * f : 0, out = local ? at * c.hidden : 0;
-    parameters.push_back(row_sharded(name + names.gate, whole, c.hidden, stored, b.experts_in, in));
-    parameters.push_back(
-        column_sharded(name + names.down, c.hidden, whole, stored, b.experts_out, 0));
-    parameters.back().offset += out * f;
-    parameters.push_back(
-        row_sharded(name + names.up, whole, c.hidden, stored, b.experts_in, local ? in + f : 0));
-    for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
-      parameters[i].sharding.ep_rank = holder;
-    }
-    parameters[parameters.size() - 3].begins_layer = local && at == 0;
+    const bool local = e >= here.begin && e < here.begin + here.count;
+    const int64_t at = local ? e - here.begin : 0;
+    const auto add = [&](size_t matrix, int64_t offset) {
+      const program::Weight& w = moe.weights[moe.find(program::kExperts)->weights[matrix]];
+      Parameter p = make_parameter(w, fmt::format("model.layers.{}.{}", layer, w.name_of(e)),
+                                   offset, f, tp, rank);
+      if (!local) p.sharding.begin = p.sharding.count = 0;
+      p.sharding.ep_rank = holder;
+      p.begins_layer = local && at == 0 && matrix == 0;
+      parameters.push_back(std::move(p));
+    };
+    const int64_t gate = b.experts_in.offset + at * 2 * f * c.hidden;
+    add(0, gate);
+    add(1, b.experts_out.offset + at * c.hidden * f);
+    add(2, local ? gate + f * c.hidden : gate);
   }
 }
 
@@ -170,105 +221,6 @@ int64_t ModelLayout::reserve(int64_t elements) {
   const int64_t offset = size;
   size += (elements + kAlignment - 1) / kAlignment * kAlignment;
   return offset;
-}
-
-void ModelLayout::add_norm(const std::string& name, int64_t hidden) {
-  parameters.push_back({name, {hidden}, {.count = hidden}, reserve(hidden), 1, false});
-}
-
-void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int tp, int rank,
-                             bool attention, bool mlp, int64_t width, bool shared) {
-  BranchLayout b;
-  b.attention = attention;
-  b.mlp = mlp;
-  b.begin = size;
-  b.ffn = mlp ? shard_of(width, tp, rank).count : 0;
-  add_norm(layer + (attention ? "input_layernorm.weight" : "post_attention_layernorm.weight"),
-           c.hidden);
-  b.has_shared_gate = shared && mlp && c.shared_expert_gate;
-  const int64_t in_rows = (attention ? q + 2 * kv : 0) + 2 * b.ffn + (b.has_shared_gate ? 1 : 0);
-  const int64_t out_columns = (attention ? q : 0) + b.ffn;
-  b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
-  b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
-  int64_t row = 0;
-  const auto add_rows = [&](const std::string& name, int64_t whole, Shard shard) {
-    parameters.push_back(row_sharded(layer + name, whole, c.hidden, shard, b.in, row));
-    row += shard.count;
-  };
-  if (attention) {
-    const Shard local_heads = shard_of(c.heads, tp, rank);
-    // Adjacent ranks have the same key and value head if there are more ranks than heads.
-    const Shard local_kv_heads =
-        tp > c.kv_heads ? Shard{rank * c.kv_heads / tp, 1} : shard_of(c.kv_heads, tp, rank);
-    const Shard local = times(local_heads, c.head_dim),
-                local_kv = times(local_kv_heads, c.head_dim);
-    add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, local);
-    add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, local_kv);
-    add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, local_kv);
-    parameters.push_back(column_sharded(layer + "self_attn.o_proj.weight", c.hidden,
-                                        c.heads * c.head_dim, local, b.out, 0));
-    add_attention_vectors(c, layer, local, local_kv, b);
-  }
-  if (mlp) {
-    const Shard local = shard_of(width, tp, rank);
-    const ExpertNames names(c);
-    const std::string mlp_name = shared ? names.shared : "mlp.";
-    add_rows(mlp_name + "gate_proj.weight", width, local);
-    add_rows(mlp_name + "up_proj.weight", width, local);
-    parameters.push_back(column_sharded(layer + mlp_name + "down_proj.weight", c.hidden, width,
-                                        local, b.out, attention ? q : 0));
-    if (b.has_shared_gate) {
-      parameters.push_back({layer + names.shared_gate,
-                            {1, c.hidden},
-                            {.count = c.hidden},
-                            b.in.offset + row * c.hidden,
-                            c.hidden});
-    }
-  }
-  branches.push_back(b);
-}
-
-void ModelLayout::add_attention_vectors(const ModelConfig& c, const std::string& layer, Shard local,
-                                        Shard local_kv, BranchLayout& b) {
-  const auto add = [&](const char* name, int64_t whole, const Sharding& sharding, int64_t offset,
-                       float initial) {
-    parameters.push_back({.name = fmt::format("{}self_attn.{}", layer, name),
-                          .shape = {whole},
-                          .sharding = sharding,
-                          .offset = offset,
-                          .row_stride = 1,
-                          .decay = false,
-                          .initial = initial});
-  };
-  if (c.qkv_bias) {
-    b.qkv_bias = reserve(q + 2 * kv);
-    const int64_t whole = c.kv_heads * c.head_dim;
-    const Sharding kv_rows{0, local_kv.begin, local_kv.count};
-    add("q_proj.bias", c.heads * c.head_dim, {0, local.begin, local.count}, b.qkv_bias, 0);
-    add("k_proj.bias", whole, kv_rows, b.qkv_bias + q, 0);
-    add("v_proj.bias", whole, kv_rows, b.qkv_bias + q + kv, 0);
-  }
-  if (c.qk_norm) {
-    b.q_norm = reserve(2 * c.head_dim);
-    add("q_norm.weight", c.head_dim, {.count = c.head_dim}, b.q_norm, 1);
-    add("k_norm.weight", c.head_dim, {.count = c.head_dim}, b.q_norm + c.head_dim, 1);
-  }
-}
-
-ExpertNames::ExpertNames(const ModelConfig& c) {
-  const bool is_qwen = c.qkv_bias || c.qk_norm;
-  prefix = is_qwen ? "mlp." : "block_sparse_moe.";
-  router = prefix + "gate.weight";
-  router_bias = prefix + "gate.e_score_correction_bias";
-  shared = prefix + "shared_expert.";
-  shared_gate = prefix + "shared_expert_gate.weight";
-  gate = is_qwen ? "gate_proj.weight" : "w1.weight";
-  up = is_qwen ? "up_proj.weight" : "w3.weight";
-  down = is_qwen ? "down_proj.weight" : "w2.weight";
-}
-
-std::string ExpertNames::expert(int64_t index) const {
-  return fmt::format("{}experts.{}.", prefix, index);
 }
 
 FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,

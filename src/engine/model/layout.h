@@ -1,12 +1,11 @@
 // Offsets of each weight of one rank's model shard in its flat arrays.
 //
-// A decoder layer is a list of branches, each norm -> column-parallel GEMM -> attention heads and /
-// or SwiGLU -> row-parallel GEMM -> residual add: attention then MLP, or both at once in a parallel
-// block. Weights of one GEMM form one fused matrix: `in` is [q | k | v | gate | up] by rows, `out`
-// is [attention | MLP] by columns, and a gate of the shared expert is the last row of `in`; the
-// Hugging Face tensors are row or column ranges of these.
-// Order: embedding, the stage's layers, final norm, head. A tied head is the embedding. After them,
-// this rank's experts, layer by layer: [gate | up] of each by rows, then the down projections.
+// The weights are those of a layer's branches (program/program.h). Weights of one GEMM form one
+// fused matrix: `in` is [q | k | v | gate | up] by rows, `out` is [attention | MLP] by columns, and
+// a gate of the shared expert is the last row of `in`; the Hugging Face tensors are row or column
+// ranges of these. Vectors of an operation form one array. Order: embedding, the stage's layers,
+// final norm, head. A tied head is the embedding. After them, this rank's experts, layer by layer:
+// [gate | up] of each by rows, then the down projections.
 //
 // A tied embedding whose ends are in two stages is a parameter of the stage with the head. The
 // other one has a copy after all its parameters.
@@ -18,6 +17,7 @@
 
 #include "core/exec.h"
 #include "engine/model/config.h"
+#include "engine/model/program/program.h"
 #include "engine/model/stage.h"
 #include "tandem/collectives.h"
 
@@ -29,14 +29,13 @@ struct WeightMatrix {
 };
 
 struct BranchLayout {
+  program::BranchProgram program;
+  std::vector<Shard> columns;    ///< of each value on this rank, within the value they are of
+  std::vector<int64_t> offsets;  ///< of each weight; experts: -1
   bool attention = false, mlp = false, moe = false;
-  int64_t window = 0;  ///< sliding window of the attention; 0: none
-  int64_t begin = 0;   ///< first element of the branch, which begins with its norm
+  int64_t begin = 0;  ///< first element of the branch, which begins with its norm
   WeightMatrix in, out;
-  int64_t ffn = 0;               ///< columns of the MLP on this rank
-  int64_t qkv_bias = -1;         ///< offset of [q | k | v] of this rank; -1: none
-  int64_t q_norm = -1;           ///< offset of [head_dim] for q, then as many for k; -1: none
-  bool has_shared_gate = false;  ///< last row of `in`: gate of the shared expert, on every rank
+  int64_t whole_rows = 0;  ///< last rows of `in`, which every rank has
   // MoE only; an MLP in the same branch is the shared expert.
   int moe_layer = -1;  ///< index among the MoE layers
   WeightMatrix router;
@@ -46,6 +45,8 @@ struct BranchLayout {
   bool has_products() const { return attention || mlp; }
   /// Whether the branch is an MLP and nothing else.
   bool is_mlp() const { return mlp && !attention && !moe; }
+  /// First element of an operation's weights.
+  int64_t offset(const program::Op& op) const { return offsets[op.weights.front()]; }
 };
 
 /// Branches of a kind have the same shapes and share operators: attention (with or without an MLP
@@ -63,17 +64,6 @@ inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
   options.wire = wire;
   return options;
 }
-
-/// Names of the tensors of a layer's experts after "model.layers.N.": Mixtral's, or Qwen's for a
-/// model with biases or norms of q and k.
-struct ExpertNames {
-  explicit ExpertNames(const ModelConfig& config);
-  std::string router, router_bias, shared, shared_gate;  ///< shared: before "gate_proj.weight"
-  /// Prefix of an expert's matrices.
-  std::string expert(int64_t index) const;
-  const char *gate, *up, *down;  ///< matrices of an expert
-  std::string prefix;
-};
 
 /// Coordinates of a rank among the EP ranks that share the experts.
 struct ExpertCoordinates {
@@ -107,14 +97,9 @@ class ModelLayout {
   /// Adds what `add` adds, on another stage only its parameters, as absent.
   template <typename Add>
   void add_if(bool is_here, const Add& add);
-  void add_layer(const ModelConfig& config, int64_t layer, int tp, int rank);
   int64_t reserve(int64_t elements);
-  void add_norm(const std::string& name, int64_t hidden);
-  void add_branch(const ModelConfig& config, const std::string& layer, int tp, int rank,
-                  bool attention, bool mlp, int64_t ffn, bool shared = false);
-  void add_attention_vectors(const ModelConfig& config, const std::string& layer, Shard heads,
-                             Shard kv_heads, BranchLayout& branch);
-  void add_router(const ModelConfig& config, const std::string& name, BranchLayout& branch);
+  void add_branch(program::BranchProgram program, const std::string& layer, int tp, int rank);
+  void assign_offsets(BranchLayout& branch, int tp, int rank);
   void add_experts(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates,
                    int64_t layer, BranchLayout& branch);
 };

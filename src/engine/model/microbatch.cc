@@ -13,53 +13,38 @@ namespace tandem {
 
 namespace {
 
-/// Activations that a layer saves or recomputes together.
-enum class ActivationKind : uint8_t { x_norm, inverse_rms, hidden, inner, routing, experts };
-
-bool is_saved(Recompute mode, ActivationKind kind) {
-  switch (mode) {
-    case Recompute::none:
-      return true;
-    case Recompute::selective:
-      return kind == ActivationKind::inverse_rms || kind == ActivationKind::hidden ||
-             kind == ActivationKind::routing;
-    case Recompute::full:
-      return false;
-  }
-  return true;
+bool is_saved(Recompute mode, program::Life life) {
+  return mode == Recompute::none || (mode == Recompute::selective && life == program::Life::saved);
 }
 
-/// Makes the activations of a branch for which `is_here(kind)`; the others are those of `shared`,
-/// or none.
+Activation make_value(const ModelContext& c, const BranchLayout& l, size_t id) {
+  const program::Value& value = l.program.values[id];
+  const int64_t columns = l.columns[id].count, rows = value.rows == program::Rows::one ? 1
+                                                      : value.rows == program::Rows::local
+                                                          ? c.local_rows.count
+                                                          : c.tokens;
+  const DType dtype = value.dtype.value_or(c.options.dtype);
+  return value.by_columns ? c.make(dtype, columns, rows) : c.make(dtype, rows, columns);
+}
+
+/// Makes the values of a branch for which `is_here(life)`; the others are those of `shared`, or
+/// none.
 template <typename IsHere>
 BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
                                    const IsHere& is_here, const BranchActivations& shared) {
   BranchActivations made;
-  const auto add = [&](ActivationKind kind, Tensor BranchActivations::*tensor, DType dtype,
-                       int64_t rows, int64_t columns) {
-    made.*tensor =
-        is_here(kind) ? *made.memory.emplace_back(c.make(dtype, rows, columns)) : shared.*tensor;
-  };
-  using A = BranchActivations;
-  const DType dtype = c.options.dtype;
-  add(ActivationKind::x_norm, &A::x_norm, dtype, c.local_rows.count, c.config.hidden);
-  add(ActivationKind::inverse_rms, &A::inverse_rms, DType::f32, 1, c.local_rows.count);
-  if (l.has_products()) {
-    add(ActivationKind::hidden, &A::hidden, dtype, c.tokens, l.in.rows);
-    add(ActivationKind::inner, &A::inner, dtype, c.tokens, l.out.columns);
-    add(ActivationKind::inner, &A::log_sums, DType::f32,
-        l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq);
-    if (l.q_norm >= 0 && !c.exec.on_gpu()) {  // which only evaluates such models
-      add(ActivationKind::hidden, &A::unnormalized, dtype, c.tokens, c.layout.q + c.layout.kv);
-    }
+  made.values = shared.values;
+  for (size_t i = 0; i < l.program.values.size(); ++i) {
+    const program::Value& value = l.program.values[i];
+    if (value.range_of >= 0 || value.life == program::Life::scratch || !is_here(value.life))
+      continue;
+    if (!value.on_gpus && c.exec.on_gpu()) continue;
+    made.values[i] = *made.memory.emplace_back(make_value(c, l, i));
   }
-  if (l.moe) {
-    add(ActivationKind::routing, &A::scores, DType::f32, c.local_rows.count, c.config.experts);
-    add(ActivationKind::routing, &A::chosen, DType::i32, c.local_rows.count, c.config.top_k);
-    add(ActivationKind::routing, &A::weights, DType::f32, c.local_rows.count, c.config.top_k);
-    if (is_here(ActivationKind::experts)) made.expert_memory = std::make_unique<MoeBatch>();
-    made.experts = made.expert_memory ? made.expert_memory.get() : shared.experts;
-  }
+  program::set_ranges(l, made.values);
+  if (!l.moe) return made;
+  if (is_here(program::Life::recomputed)) made.expert_memory = std::make_unique<MoeBatch>();
+  made.experts = made.expert_memory ? made.expert_memory.get() : shared.experts;
   return made;
 }
 
@@ -108,9 +93,14 @@ RecomputedActivations::RecomputedActivations(const ModelContext& c) {
     const BranchLayout& l = c.layout.branches[i];
     const Recompute mode = c.options.recompute.of(layer_of(c, i));
     BranchActivations& of_kind = branches[branch_kind(l)];
+    for (size_t j = 0; j < l.program.values.size(); ++j) {
+      const bool is_scratch = l.program.values[j].life == program::Life::scratch;
+      if (!is_scratch || of_kind.values[j].dims() > 0) continue;
+      of_kind.values[j] = *scratch[branch_kind(l)].emplace_back(make_value(c, l, j));
+    }
     if (mode == Recompute::none || !of_kind.memory.empty()) continue;
-    of_kind =
-        make_activations(c, l, [mode](ActivationKind kind) { return !is_saved(mode, kind); }, {});
+    of_kind = make_activations(
+        c, l, [mode](program::Life life) { return !is_saved(mode, life); }, of_kind);
     if (mode != Recompute::full || c.layout.branches_per_layer == 1 || residual) continue;
     residual.emplace(c.make(DType::f32, c.local_rows.count, c.config.hidden));
   }
@@ -144,18 +134,21 @@ void WeightPasses::begin(const ModelContext& c, MicrobatchState& m, size_t branc
   saved.weight_pass = std::move(free.back());
   free.pop_back();
   if (!saved.weight_pass->x_norm) return;
-  saved.x_norm = *saved.weight_pass->x_norm;
-  saved.inner = *saved.weight_pass->inner;
+  saved.values[program::kXNorm] = *saved.weight_pass->x_norm;
+  saved.values[program::kInner] = *saved.weight_pass->inner;
+  program::set_ranges(l, saved.values);
 }
 
 void WeightPasses::end(const ModelContext& c, MicrobatchState& m, size_t branch) {
   BranchActivations& saved = m.branches[branch];
   if (!saved.weight_pass) return;
   if (saved.weight_pass->x_norm) {
-    const BranchActivations& shared =
-        c.recomputed->branches[branch_kind(c.layout.branches[branch])];
-    saved.x_norm = shared.x_norm;
-    saved.inner = shared.inner;
+    const BranchLayout& l = c.layout.branches[branch];
+    const program::Values& shared = c.recomputed->branches[branch_kind(l)].values;
+    for (const program::ValueId id : {program::kXNorm, program::kInner}) {
+      saved.values[size_t(id)] = shared[size_t(id)];
+    }
+    program::set_ranges(l, saved.values);
   }
   free_of(c, branch).push_back(std::move(saved.weight_pass));
 }
@@ -188,7 +181,7 @@ MicrobatchState::MicrobatchState(const ModelContext& c, bool owns_input)
     if (!is_last) {
       const BranchLayout& l = c.layout.branches[i];
       branches.push_back(make_activations(
-          c, l, [mode](ActivationKind kind) { return is_saved(mode, kind); },
+          c, l, [mode](program::Life life) { return is_saved(mode, life); },
           c.recomputed->branches[branch_kind(l)]));
     }
     const bool is_in_layer = i % size_t(c.layout.branches_per_layer) != 0;

@@ -31,11 +31,8 @@ struct WeightPass {
 /// Activations of a branch between its forward and its backward pass. Those that its layer
 /// recomputes (recompute.h) are in memory of the stage, the others in the microbatch's.
 struct BranchActivations {
-  Tensor x_norm, inverse_rms;
-  Tensor hidden, inner, log_sums;  ///< of the GEMMs, if the branch has them
-  Tensor unnormalized;             ///< q and k before the norms of their heads; CPU only
-  Tensor scores, chosen, weights;  ///< of the router, if it has experts
-  MoeBatch* experts = nullptr;
+  program::Values values;
+  MoeBatch* experts = nullptr;              ///< if it has them
   Tensor document_starts;                   ///< the microbatch's, or empty
   Tensor padded_tokens;                     ///< of local rows, i32; without data: no padding
   std::unique_ptr<WeightPass> weight_pass;  ///< from backward_input to backward_weight
@@ -70,9 +67,10 @@ struct RecomputedActivations {
   /// Empty if no layer recomputes.
   explicit RecomputedActivations(const ModelContext& context);
   size_t bytes() const;
-  std::array<BranchActivations, kBranchKinds> branches;  ///< by branch_kind
+  std::array<BranchActivations, kBranchKinds> branches;  ///< by branch_kind, with their scratch
   std::optional<Activation> residual;                    ///< between the two branches of a layer
   WeightPasses weight_passes;
+  std::array<std::vector<Activation>, kBranchKinds> scratch;
 };
 
 struct HeadActivations {

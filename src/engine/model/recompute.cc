@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "engine/model/branch.h"
-#include "kernels/norm.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -30,9 +29,7 @@ void recompute_layer(ModelContext& c, std::vector<Branch>& branches, MicrobatchS
     }
     return;
   }
-  const NextNorm first = branches[begin].norm(m.branches[begin]);
-  rms_norm_forward(c.exec, m.residuals[begin], first.weight, c.config.norm_eps, first.x_norm,
-                   first.inverse_rms);
+  branches[begin].normalize(m.residuals[begin], m.branches[begin]);
   for (size_t i = begin; i + 1 < end; ++i) {
     branches[i].forward(m.residuals[i], m.residuals[i + 1], m.branches[i], nullptr,
                         branches[i + 1].norm(m.branches[i + 1]));

@@ -1,5 +1,5 @@
 // Placements of a stage's tensors: parameters, the activations and gradients of its passes, the
-// loss, as engine/model/stage.cc, branch.cc and head.cc compute them.
+// loss, as engine/model/stage.cc, head.cc and the operations of program/ compute them.
 #pragma once
 
 #include <optional>
@@ -7,14 +7,12 @@
 
 #include "engine/model/layout.h"
 #include "engine/model/placement.h"
+#include "engine/model/program/declaration.h"
 
 namespace tandem {
 
 /// Placement of a parameter, from its sharding. `pp_rank`: the pipeline rank that holds its stage.
 PlacedTensor placed_parameter(const Parameter& parameter, int pp_rank);
-
-/// Name of the gradient of a tensor.
-std::string gradient_name(const std::string& tensor);
 
 /// Tensors that a stage exchanges with others. Those that it receives are as it expects them.
 struct StageMessages {

@@ -1,5 +1,7 @@
-// Activations, and views of the two fused activations of a branch.
+// Activations, and those of a branch by its values.
 #pragma once
+
+#include <array>
 
 #include "engine/model/layout.h"
 #include "tandem/tensor.h"
@@ -26,24 +28,12 @@ class Activation {
   Tensor tensor_;
 };
 
-/// Output of the column-parallel GEMM, [tokens, in.rows]: q | k | v | gate | up | shared gate.
-struct HiddenViews {
-  Tensor q, k, v, gate, up;
-  Tensor qkv;          ///< q, k and v
-  Tensor shared_gate;  ///< [tokens, 1]
-};
-HiddenViews split_hidden(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
+namespace program {
 
-/// q and k before the norms of their heads, [tokens, q | k]; without dimensions if `t` has none.
-struct UnnormalizedViews {
-  Tensor q, k;
-};
-UnnormalizedViews split_unnormalized(const ModelLayout& layout, const Tensor& t);
+/// Tensors of a branch's values by number, without dimensions if there is none.
+using Values = std::array<Tensor, kMaxValues>;
+/// Sets those that are columns of others.
+void set_ranges(const BranchLayout& branch, Values& values);
 
-/// Input of the row-parallel GEMM, [tokens, out.columns]: attention | MLP.
-struct InnerViews {
-  Tensor attention, mlp;
-};
-InnerViews split_inner(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
-
+}  // namespace program
 }  // namespace tandem

@@ -136,14 +136,16 @@ class Passes {
   void save(const std::string& name, const Tensor& t) {
     if (t.data() && t.elements() > 0) tensors_[name] = to_values(t);
   }
-  void save_hidden(size_t i, const std::string& name, const Tensor& t) {
-    const HiddenViews h = split_hidden(context_.layout, context_.layout.branches[i], t);
-    save(name + "/q", h.q), save(name + "/k", h.k), save(name + "/v", h.v);
-    save(name + "/gate", h.gate), save(name + "/up", h.up);
-  }
-  void save_inner(size_t i, const std::string& name, const Tensor& t) {
-    const InnerViews inner = split_inner(context_.layout, context_.layout.branches[i], t);
-    save(name + "/attention", inner.attention), save(name + "/mlp", inner.mlp);
+  /// Saves the columns of a value that the branch names, of the value or its gradient.
+  void save_columns(size_t i, program::ValueId of, const std::string& name, const Tensor& t) {
+    const BranchLayout& b = context_.layout.branches[i];
+    program::Values values;
+    values[size_t(of)] = t;
+    program::set_ranges(b, values);
+    for (size_t j = 0; j < b.program.values.size(); ++j) {
+      const program::Value& value = b.program.values[j];
+      if (value.range_of == of) save(name + "/" + value.name, values[j]);
+    }
   }
   Tensor vector_of(const Tensor& row) const {
     return Tensor(row.data(), row.dtype(), {row.elements()});
@@ -164,15 +166,15 @@ class Passes {
       BranchActivations& saved = m.branches[i];
       branches_[i].forward(m.residuals[i], m.residuals[i + 1], saved, nullptr, norm_before(i + 1));
       const std::string name = prefix(i);
-      save(name + "x_norm", saved.x_norm);
+      const program::BranchProgram& branch = context_.layout.branches[i].program;
+      save(name + "x_norm", saved.values[program::kXNorm]);
       save(name + "output", m.residuals[i + 1]);
-      if (context_.layout.branches[i].has_products()) {
-        save_hidden(i, name + "hidden", saved.hidden);
-        save_inner(i, name + "inner", saved.inner);
-      }
-      if (!saved.experts) continue;
-      save(name + "scores", saved.scores);
-      save(name + "routing", saved.weights);
+      save_columns(i, program::kHidden, name + "hidden", saved.values[program::kHidden]);
+      save_columns(i, program::kInner, name + "inner", saved.values[program::kInner]);
+      const program::Op* const router = branch.find(program::kRouter);
+      if (!router) continue;
+      save(name + "scores", saved.values[size_t(router->out[0])]);
+      save(name + "routing", saved.values[size_t(router->out[2])]);
       save(name + "logits", experts_->logits);
       save(name + "routed", experts_->routed);
     }
@@ -200,8 +202,8 @@ class Passes {
            dnorm_);
       if (b.has_products()) {
         const BranchProducts& p = *products_[branch_kind(b)];
-        save_inner(i, name + "d_inner", p.d_act);
-        save_hidden(i, name + "d_hidden", p.dhidden);
+        save_columns(i, program::kInner, name + "d_inner", p.d_act);
+        save_columns(i, program::kHidden, name + "d_hidden", p.dhidden);
         save(name + "d_x_norm", p.d_x_norm);
       }
       if (!b.moe) continue;

@@ -43,7 +43,7 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
       layer.memory = Memory(2 * bytes, exec.device);
       layer.keys = layer.memory.view(dtype, dims);
       layer.values = layer.memory.view(dtype, dims, bytes);
-      layer.attention = attention_with(b.window);
+      layer.attention = attention_with(b.program.find(program::kAttention)->window);
     }
     layers_.push_back(std::move(layer));
   }

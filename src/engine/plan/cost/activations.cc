@@ -4,95 +4,31 @@
 #include <array>
 #include <vector>
 
-#include "engine/model/recompute.h"
+#include "engine/model/program/cost.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
 
 namespace tandem {
 namespace {
 
-/// Rows that CPU ranks allocate for experts, over those that arrive: memory that grows leaves room.
-constexpr double kExpertRoom = 1.25;
-/// Rows that pad an expert's on GPUs.
-constexpr double kExpertPadding = 127;
-
-/// Sizes of a rank, in bytes or elements.
-struct Sizes {
-  Sizes(const TrainConfig& c, bool gpus)
-      : config(c),
-        model(c.model),
-        on_gpus(gpus),
-        element(c.train.dtype == "f32" ? 4 : 2),
-        tp(double(c.parallel.tp)),
-        tokens(double(microbatch_size(c.parallel, c.train)) * double(c.train.seq)),
+/// Sizes of a rank.
+struct RankSizes : program::Sizes {
+  RankSizes(const TrainConfig& c, bool gpus)
+      : Sizes{.model = c.model,
+              .tokens = double(microbatch_size(c.parallel, c.train)) * double(c.train.seq),
+              .tp = double(c.parallel.tp),
+              .ep = double(c.parallel.ep),
+              .element = c.train.dtype == "f32" ? 4.0 : 2.0,
+              .on_gpus = gpus},
+        config(c),
         residual(tokens / tp * 4 * double(model.hidden)) {}
 
   const TrainConfig& config;
-  const ModelConfig& model;
-  bool on_gpus;
-  double element, tp;
-  double tokens;    ///< of a microbatch
   double residual;  ///< bytes of the residual stream
 };
 
-/// Bytes of a branch's activations, by what recomputes them (engine/model/microbatch.cc).
-struct BranchBytes {
-  double x_norm = 0, inverse_rms = 0, hidden = 0, inner = 0, log_sums = 0, routing = 0, experts = 0;
-  double gradients = 0;  ///< of a split backward pass
-
-  double all() const {
-    return x_norm + inverse_rms + hidden + inner + log_sums + routing + experts;
-  }
-  double saved(Recompute mode) const {
-    if (mode == Recompute::none) return all();
-    return mode == Recompute::selective ? inverse_rms + hidden + routing : 0;
-  }
-  /// Bytes of a backward pass whose weight gradients come later.
-  double pending(Recompute mode) const {
-    return gradients + (mode == Recompute::none || gradients == 0 ? 0 : x_norm + inner);
-  }
-};
-
-double expert_bytes(const Sizes& s) {
-  const double hidden = double(s.model.hidden), ffn = double(s.model.ffn_per_expert()) / s.tp,
-               top_k = double(s.model.top_k), ep = double(s.config.parallel.ep);
-  if (!s.on_gpus) return kExpertRoom * s.tokens * top_k * (hidden + 3 * ffn) * s.element;
-  const double local = double(s.model.experts) / ep;
-  const double rows = ep * s.tokens * std::min(top_k, local) + kExpertPadding * local;
-  return rows * (hidden + 2 * ffn) * s.element;
-}
-
-BranchBytes branch_bytes(const Sizes& s, bool attention, double ffn, bool experts) {
-  const ModelConfig& m = s.model;
-  const double heads = attention ? double(m.heads) : 0, head = double(m.head_dim),
-               kv = attention ? double(m.kv_heads) * head : 0;
-  const bool has_gate = experts && m.shared_expert_gate;  // a row of every rank
-  const double in = heads * head + 2 * kv + 2 * ffn + (has_gate ? s.tp : 0),
-               out = heads * head + ffn,
-               unnormalized = m.qk_norm && !s.on_gpus ? heads * head + kv : 0;
-  BranchBytes bytes;
-  bytes.x_norm = s.tokens / s.tp * double(m.hidden) * s.element;
-  bytes.inverse_rms = s.tokens / s.tp * 4;
-  bytes.hidden = s.tokens * (in + unnormalized) / s.tp * s.element;
-  bytes.inner = s.tokens * out / s.tp * s.element;
-  bytes.log_sums = s.tokens * heads / s.tp * 4;
-  if (in > 0) bytes.gradients = s.tokens * (double(m.hidden) + in / s.tp) * s.element;
-  if (!experts) return bytes;
-  bytes.routing = s.tokens / s.tp * 4 * double(m.experts + 2 * m.top_k);
-  bytes.experts = expert_bytes(s);
-  return bytes;
-}
-
-std::vector<BranchBytes> layer_branches(const Sizes& s, int64_t layer) {
-  const ModelConfig& m = s.model;
-  if (m.parallel_block) return {branch_bytes(s, true, double(m.ffn), false)};
-  const bool experts = m.is_moe(layer);
-  return {branch_bytes(s, true, 0, false),
-          branch_bytes(s, false, double(experts ? m.shared_ffn : m.ffn), experts)};
-}
-
 /// Logits and the final norm. `is_tied`: to the embedding of another stage.
-double head_bytes(const Sizes& s, bool is_tied) {
+double head_bytes(const RankSizes& s, bool is_tied) {
   const double logits = s.tokens * double(s.model.vocab) / s.tp;
   const bool has_gradient = is_tied && !s.on_gpus;
   return s.tokens / s.tp * (double(s.model.hidden) * s.element + 4) +
@@ -150,8 +86,8 @@ int saved_by_tied_head(const schedule::PipelineShape& shape) {
   return highest;
 }
 
-double stage_bytes(const Sizes& s, const StageLayers& layers, const schedule::PipelineShape& shape,
-                   int stage) {
+double stage_bytes(const RankSizes& s, const StageLayers& layers,
+                   const schedule::PipelineShape& shape, int stage) {
   const RecomputedLayers recompute{parse_recompute(s.config.train.recompute),
                                    s.config.train.recompute_layers};
   const bool is_tied = s.model.tie_word_embeddings && layers.embedding != layers.head;
@@ -161,19 +97,26 @@ double stage_bytes(const Sizes& s, const StageLayers& layers, const schedule::Pi
          pending = 0;
   // Recomputed by a layer with attention, an MLP, or experts, each the largest.
   std::array<double, 3> shared{};
+  std::array<std::vector<program::BranchBytes>, 2> of_layer;  // without experts, and with
   double shared_residual = 0;
   for (int64_t i = 0; i < layers.count; ++i) {
     const Recompute mode = recompute.of(i);
-    const std::vector<BranchBytes> branches = layer_branches(s, layers.first + i);
+    const bool is_moe = s.model.is_moe(layers.first + i);
+    std::vector<program::BranchBytes>& branches = of_layer[size_t(is_moe)];
+    if (branches.empty()) {
+      for (const auto& branch : program::make_layer(s.model, layers.first + i).branches) {
+        branches.push_back(branch_bytes(branch, s));
+      }
+    }
     const bool has_shared_residual = mode == Recompute::full && branches.size() > 1;
     microbatch += s.residual * (has_shared_residual ? 1 : double(branches.size()));
     if (has_shared_residual) shared_residual = s.residual;
     for (size_t j = 0; j < branches.size(); ++j) {
-      const BranchBytes& bytes = branches[j];
-      microbatch += bytes.saved(mode);
+      const program::BranchBytes& bytes = branches[j];
+      microbatch += bytes.saved_by(mode);
       pending += bytes.pending(mode);
-      double& of_kind = shared[bytes.experts > 0 ? 2 : j];
-      of_kind = std::max(of_kind, bytes.all() - bytes.saved(mode));
+      double& of_kind = shared[is_moe ? 2 * j : j];
+      of_kind = std::max(of_kind, bytes.all() - bytes.saved_by(mode));
     }
   }
   double all = shared[0] + shared[1] + shared[2] + shared_residual;
@@ -195,7 +138,7 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus) {
   const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
   const std::vector<StageLayers> layers = pipeline_layers(config.parallel, config.model.layers);
-  const Sizes sizes(config, on_gpus);
+  const RankSizes sizes(config, on_gpus);
   double bytes = 0;
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     const int stage = schedule::stage_of(shape, pp_rank, chunk);

@@ -1,0 +1,144 @@
+#include <string>
+#include <utility>
+
+#include "engine/model/program/program.h"
+
+namespace tandem::program {
+namespace {
+
+using enum Life;
+
+/// Branch that begins with a norm. Between its two GEMMs, whose matrices `project` and `consume`
+/// add to, are the operations of `add`, and after `end_gemms` those that follow.
+struct Builder {
+  Builder(const ModelConfig& c, const char* name, const char* norm)
+      : hidden{c.hidden}, branch{name, {}, {}, {}} {
+    branch.values = {{"x_norm", Rows::local, hidden, recomputed},
+                     {.name = "inverse_rms",
+                      .rows = Rows::local,
+                      .columns = {1},
+                      .life = saved,
+                      .dtype = DType::f32,
+                      .by_columns = true},
+                     {"hidden", Rows::all, {}, saved},
+                     {"inner", Rows::all, {}, recomputed}};
+    add({&kRmsNorm, {}, {kXNorm, kInverseRms}}, {{norm, hidden}});
+  }
+  /// Columns of the column-parallel GEMM's output, by their weight.
+  ValueId project(const char* name, const Features& columns, const std::string& matrix) {
+    in.weights.push_back(weight({matrix, columns, hidden}));
+    return branch.add({name, Rows::all, columns, saved, {}, true, kHidden});
+  }
+  /// Columns of the row-parallel GEMM's input, by theirs.
+  ValueId consume(const char* name, const Features& columns, const std::string& matrix) {
+    out.weights.push_back(weight({matrix, hidden, columns}));
+    return branch.add({name, Rows::all, columns, recomputed, {}, true, kInner});
+  }
+  void add(Op op, const std::vector<Weight>& weights = {}) {
+    for (const Weight& each : weights) op.weights.push_back(weight(each));
+    branch.ops.push_back(std::move(op));
+  }
+  void end_gemms() {
+    branch.ops.insert(branch.ops.begin() + 1, std::move(in));
+    branch.ops.push_back(std::move(out));
+  }
+  size_t weight(const Weight& weight) {
+    branch.weights.push_back(weight);
+    return branch.weights.size() - 1;
+  }
+
+  Features hidden;
+  Op in{&kColumnGemm, {kXNorm}, {kHidden}}, out{&kRowGemm, {kInner}, {}};
+  BranchProgram branch;
+};
+
+Features divided(int64_t units, int64_t width = 1) {
+  return {units, width, Division::divided};
+}
+
+void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
+  const Features heads = divided(c.heads, c.head_dim), head{c.head_dim},
+                 kv_heads{c.kv_heads, c.head_dim, Division::shared};
+  const ValueId q = b.project("q", heads, "self_attn.q_proj.weight"),
+                k = b.project("k", kv_heads, "self_attn.k_proj.weight"),
+                v = b.project("v", kv_heads, "self_attn.v_proj.weight"),
+                out = b.consume("attention", heads, "self_attn.o_proj.weight");
+  if (c.qkv_bias) {
+    b.add({&kQkvBias, {q, k, v}, {q, k, v}}, {{"self_attn.q_proj.bias", heads, {}, 0},
+                                              {"self_attn.k_proj.bias", kv_heads, {}, 0},
+                                              {"self_attn.v_proj.bias", kv_heads, {}, 0}});
+  }
+  if (c.qk_norm) {
+    const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved, {}, false}),
+                  k_before =
+                      b.branch.add({"unnormalized k", Rows::all, kv_heads, saved, {}, false}),
+                  sums =
+                      b.branch.add({"d_qk_norm", Rows::one, {2, c.head_dim}, scratch, DType::f32});
+    b.add({&kQkNorm, {q, k}, {q_before, k_before, sums}},
+          {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
+  }
+  const ValueId log_sums = b.branch.add({.name = "log_sums",
+                                         .rows = Rows::all,
+                                         .columns = divided(c.heads),
+                                         .life = recomputed,
+                                         .dtype = DType::f32,
+                                         .by_columns = true});
+  b.add({.row = &kAttention, .in = {q, k, v}, .out = {out, log_sums}, .window = c.window(layer)});
+}
+
+/// `name`: "mlp." or the shared expert's. Returns the result.
+ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b) {
+  const ValueId gate = b.project("gate", divided(ffn), name + "gate_proj.weight"),
+                up = b.project("up", divided(ffn), name + "up_proj.weight"),
+                out = b.consume("mlp", divided(ffn), name + "down_proj.weight");
+  b.add({&kSwiglu, {gate, up}, {out}});
+  return out;
+}
+
+/// Names are Mixtral's, or Qwen's for a model with biases or norms of q and k.
+BranchProgram make_moe(const ModelConfig& c) {
+  const bool is_qwen = c.qkv_bias || c.qk_norm;
+  const std::string prefix = is_qwen ? "mlp." : "block_sparse_moe.", expert = prefix + "experts.*.";
+  const Features hidden{c.hidden}, experts{c.experts}, ffn = divided(c.ffn_per_expert());
+  Builder b(c, "moe", "post_attention_layernorm.weight");
+  if (c.shared_ffn > 0) {
+    const ValueId mlp = add_mlp(c.shared_ffn, prefix + "shared_expert.", b);
+    if (c.shared_expert_gate) {
+      const ValueId gate = b.branch.add({"shared_gate", Rows::all, {1}, saved, {}, true, kHidden});
+      b.add({&kGateRows, {gate}, {mlp}},
+            {{prefix + "shared_expert_gate.weight", {1}, hidden, 1, true}});
+    }
+    b.end_gemms();
+  }
+  std::vector<Weight> router{{prefix + "gate.weight", experts, hidden}};
+  if (c.router_bias_update_rate > 0) {
+    router.push_back({prefix + "gate.e_score_correction_bias", experts, {}, 0});
+  }
+  const ValueId scores = b.branch.add({"scores", Rows::local, experts, saved, DType::f32}),
+                chosen = b.branch.add({"chosen", Rows::local, {c.top_k}, saved, DType::i32}),
+                weights = b.branch.add({"weights", Rows::local, {c.top_k}, saved, DType::f32}),
+                rows = b.branch.add({"experts", Rows::all, {}, recomputed});
+  b.add({&kRouter, {kXNorm}, {scores, chosen, weights}}, router);
+  b.add({.row = &kExperts, .in = {kXNorm, chosen, weights}, .out = {rows}, .copies = c.experts},
+        {{expert + (is_qwen ? "gate_proj.weight" : "w1.weight"), ffn, hidden},
+         {expert + (is_qwen ? "down_proj.weight" : "w2.weight"), hidden, ffn},
+         {expert + (is_qwen ? "up_proj.weight" : "w3.weight"), ffn, hidden}});
+  return std::move(b.branch);
+}
+
+}  // namespace
+
+LayerProgram make_layer(const ModelConfig& c, int64_t layer) {
+  Builder attention(c, "attention", "input_layernorm.weight");
+  add_attention(c, layer, attention);
+  if (c.parallel_block) add_mlp(c.ffn, "mlp.", attention);
+  attention.end_gemms();
+  if (c.parallel_block) return {{std::move(attention.branch)}};
+  if (c.is_moe(layer)) return {{std::move(attention.branch), make_moe(c)}};
+  Builder mlp(c, "mlp", "post_attention_layernorm.weight");
+  add_mlp(c.ffn, "mlp.", mlp);
+  mlp.end_gemms();
+  return {{std::move(attention.branch), std::move(mlp.branch)}};
+}
+
+}  // namespace tandem::program

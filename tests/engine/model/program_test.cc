@@ -1,0 +1,94 @@
+// A layer's list of operations, and figures that are computed from it.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "engine/model/program/cost.h"
+#include "tandem/error.h"
+
+namespace tandem::program {
+namespace {
+
+ModelConfig make_model() {
+  ModelConfig c;
+  c.hidden = 64, c.heads = 4, c.kv_heads = 2, c.head_dim = 16, c.ffn = 176;
+  return c;
+}
+ModelConfig make_experts() {
+  ModelConfig c = make_model();
+  c.experts = 4, c.top_k = 2, c.expert_ffn = 64, c.shared_ffn = 32, c.moe_layer_freq = 2;
+  c.shared_expert_gate = c.qk_norm = true;
+  return c;
+}
+
+std::string describe(const LayerProgram& layer) {
+  std::string text;
+  for (const BranchProgram& branch : layer.branches) {
+    text += std::string(text.empty() ? "" : "; ") + branch.name + ":";
+    for (const Op& op : branch.ops) text += std::string(" ") + op.row->name;
+  }
+  return text;
+}
+
+TEST(Program, ListsTheOperationsOfALayer) {
+  ModelConfig c = make_model();
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm attention row_gemm; "
+            "mlp: rms_norm column_gemm swiglu row_gemm");
+  c.parallel_block = c.qkv_bias = true;
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm qkv_bias attention swiglu row_gemm");
+  EXPECT_EQ(describe(make_layer(make_experts(), 1)),
+            "attention: rms_norm column_gemm qk_norm attention row_gemm; "
+            "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router experts");
+}
+
+/// Bytes of 512 tokens in bf16 on two ranks.
+BranchBytes bytes_of(const ModelConfig& c, int64_t layer, size_t branch, bool on_gpus) {
+  return branch_bytes(
+      make_layer(c, layer).branches[branch],
+      {.model = c, .tokens = 512, .tp = 2, .ep = 2, .element = 2, .on_gpus = on_gpus});
+}
+
+TEST(Program, CountsActivationsByTheirLife) {
+  const BranchBytes attention = bytes_of(make_model(), 0, 0, false);
+  EXPECT_EQ(attention.saved, 512 / 2 * 4 + 512 * 128 / 2 * 2);  // 1 / rms; q, k and v
+  EXPECT_EQ(attention.recomputed, 512 / 2 * 64 * 2 + 512 * 64 / 2 * 2 + 512 * 4 / 2 * 4);
+  EXPECT_EQ(attention.pending(Recompute::none), 512 * (64 + 128 / 2) * 2);
+  EXPECT_EQ(attention.pending(Recompute::full), 512 * (64 + 128 / 2) * 2 + 2 * 32768);
+  EXPECT_EQ(attention.saved_by(Recompute::none), 66560 + 69632);
+  EXPECT_EQ(attention.saved_by(Recompute::full), 0);
+  const ModelConfig experts = make_experts();
+  EXPECT_EQ(bytes_of(experts, 1, 0, false).saved, 66560 + 512 * 96 / 2 * 2);  // q and k before
+  EXPECT_EQ(bytes_of(experts, 1, 0, true).saved, 66560);
+  const BranchBytes moe = bytes_of(experts, 1, 1, false);
+  EXPECT_EQ(moe.saved, 1024 + 512 * 66 / 2 * 2 + 8192);  // shared expert and gate; routing
+  EXPECT_EQ(moe.recomputed, 32768 + 16384 + 409600);
+  EXPECT_EQ(bytes_of(experts, 1, 1, true).recomputed, 32768 + 16384 + 589312);
+}
+
+TEST(Program, RefusesWhatGpusCannotRun) {
+  ModelConfig c = make_experts();
+  const auto error = [&]() -> std::string {
+    try {
+      check_gpus(c, 2);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error(), "model.qk_norm = true: expected false on GPUs");
+  c.qk_norm = false;
+  EXPECT_EQ(error(), "model.shared_expert_gate = true: expected false on GPUs");
+  c.shared_expert_gate = false;
+  EXPECT_EQ(error(), "");
+  c.shared_ffn = 40;
+  EXPECT_EQ(error(), "model.shared_ffn = 40: expected a multiple of 16 on GPUs");
+  c.ffn = 100;
+  EXPECT_EQ(error(), "model.ffn = 100: expected a multiple of 16 on GPUs");
+  c.moe_layer_freq = 1, c.shared_ffn = 0;
+  EXPECT_EQ(error(), "");
+}
+
+}  // namespace
+}  // namespace tandem::program
