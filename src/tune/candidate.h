@@ -25,7 +25,7 @@ struct Operands {
 
 template <typename... Args>
 struct CandidateOf {
-  std::string name;  ///< the tuner's name, equal on all ranks
+  std::string name;  ///< unique within its operator, equal on all ranks; also the tuner's name
   /// serial: the collective and the GEMM run one after the other, in any library's kernels;
   /// overlapped: concurrently. For a collective without a GEMM, a library's algorithm is serial,
   /// Tandem's overlapped. Never automatic.
@@ -33,6 +33,14 @@ struct CandidateOf {
   std::function<void(Args...)> run;
   bool encoded = false;  ///< rows are sent in a wire format
   int chunks = 1;        ///< number of transfers per shard
+  /// Candidates that differ only in details (tile shape, transfer, order). The tuner compares them
+  /// with each other first, and the fastest with all other candidates, under the family's name.
+  std::string family = {};
+  double min_gain = 0;       ///< by which it must be faster than those of its family before it
+  std::string refusal = {};  ///< why it cannot run; it then has no `run`
+
+  /// Name under which it is compared with candidates outside its family.
+  const std::string& group() const { return family.empty() ? name : family; }
 };
 using Candidate = CandidateOf<const Operands&>;  ///< `run` gets operands that have been checked
 using BoundCandidate = CandidateOf<>;            ///< with its operands, to be measured

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "core/system/env.h"
@@ -123,27 +124,26 @@ bool is_stale(const Json& entry, std::span<const double> us, size_t best) {
   return age < 0 || age > (doubtful ? kDoubtfulForS : kOldAfterS);
 }
 
-/// Rank 0's choice, on every rank: the index among `names`, or -1 if a time is missing or all are
-/// to be measured again.
-int agreed_choice(Communicator& comm, const std::string& key, std::span<const std::string> names,
-                  const Margin& margin, bool renew) {
-  int choice = -1;
+/// Rank 0's choice, on every rank; nullopt if a time is missing or all are to be measured again.
+std::optional<Choice> agreed_choice(Communicator& comm, const std::string& key,
+                                    std::span<const std::string> names, const Margin& margin,
+                                    bool renew) {
+  std::vector<double> us;
   if (comm.rank() == 0) {
     const std::lock_guard lock(memory_mutex);
     const Json& entry = known_entry(machine_key(comm), key);
     const Json times = entry.value("measured_us", Json::object());
-    std::vector<double> us;
     for (const std::string& name : names) {
       if (times.contains(name)) us.push_back(times.at(name).get<double>());
     }
-    if (us.size() == names.size()) {
-      choice = int(fastest(us, margin));
-      if (renew && is_stale(entry, us, size_t(choice))) choice = -1;
-    }
+    const bool known = us.size() == names.size();
+    if (!known || (renew && is_stale(entry, us, fastest(us, margin)))) us.clear();
   }
-  const auto blobs = comm.exchange(std::as_bytes(std::span(&choice, 1)), "tuner choice");
-  std::memcpy(&choice, blobs.at(0).data(), sizeof choice);
-  return choice;
+  const auto blobs = comm.exchange(std::as_bytes(std::span(us)), "tuner choice");
+  us.resize(blobs.at(0).size() / sizeof(double));
+  if (us.empty()) return std::nullopt;
+  std::memcpy(us.data(), blobs[0].data(), blobs[0].size());
+  return Choice{fastest(us, margin), us};
 }
 
 /// Records measured times; rank 0 only. A doubtful lead over the first candidate is not saved in
@@ -170,24 +170,22 @@ void learn(const Communicator& comm, const std::string& key, std::span<const std
 }
 
 /// Chooses by known or measured times. `renew`: old or doubtful times are measured again.
-size_t choose_by_rounds(Communicator& comm, const std::string& key,
+Choice choose_by_rounds(Communicator& comm, const std::string& key,
                         std::span<const std::string> names,
                         const std::function<Rounds()>& measure_us, const Margin& margin,
                         bool renew) {
   comm.require_same("tuner candidates", fmt::format("{}{}", fmt::join(names, "\n"),
                                                     env().tune ? "" : "\nTANDEM_TUNE=0"));
-  if (names.size() == 1) return 0;
+  if (names.size() == 1) return {};
   renew = renew && env().tune;
-  if (const int known = agreed_choice(comm, key, names, margin, renew); known >= 0) {
-    return size_t(known);
-  }
-  if (!env().tune) return 0;
+  if (auto known = agreed_choice(comm, key, names, margin, renew)) return *known;
+  if (!env().tune) return {};
   const Rounds rounds = measure_us();
   std::vector<double> us;
   for (const auto& of_one : rounds) us.push_back(median(of_one));
   const size_t best = fastest(us, margin);
   if (comm.rank() == 0) learn(comm, key, names, rounds, us, best, renew);
-  return best;
+  return {best, us};
 }
 
 }  // namespace
@@ -213,7 +211,7 @@ void forget_tuned() {
   read_version = {};
 }
 
-size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
+Choice choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin) {
   const auto rounds = [&] {
     Rounds one;
@@ -223,7 +221,7 @@ size_t choose(Communicator& comm, const std::string& key, std::span<const std::s
   return choose_by_rounds(comm, key, names, rounds, margin, /*renew=*/false);
 }
 
-size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
+Choice tune(Communicator& comm, std::string_view op, std::string_view shape,
             std::span<const std::string> names, const std::function<double(size_t)>& seconds,
             Bits bits) {
   const std::string key = fmt::format("{} | {} x{} | threads {} | {} {}", comm.transport(),

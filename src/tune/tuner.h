@@ -29,17 +29,25 @@ namespace tandem {
 /// Whether all candidates give the same bits.
 enum class Bits : bool { same, by_candidate };
 
-/// Collective: the index of the chosen candidate, which may affect results. Throws Mismatch if
+/// Chosen candidate; converts to its index.
+struct Choice {
+  size_t index = 0;
+  std::vector<double> us;  ///< times of all candidates; none if they are unknown
+
+  operator size_t() const { return index; }
+};
+
+/// Collective: the chosen candidate, which may affect results. Throws Mismatch if
 /// ranks have other `names`, or differ in TANDEM_TUNE. `key` names the ranks, the operator and the
 /// shape. `measure_us`, collective, returns the median of each candidate, equal on every rank; it
 /// is called only if not all of their times are known.
-size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
+Choice choose(Communicator& comm, const std::string& key, std::span<const std::string> names,
               const std::function<std::vector<double>()>& measure_us, Margin margin = kOverSerial);
 
 /// Collective, CPU ranks. `shape` distinguishes cases that may be chosen differently ("m 512 n 64 k
 /// 64 f32"). `seconds`, collective, runs the operator once by a candidate and returns the time on
 /// this rank; `names` are not empty and equal on all ranks.
-size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
+Choice tune(Communicator& comm, std::string_view op, std::string_view shape,
             std::span<const std::string> names, const std::function<double(size_t)>& seconds,
             Bits bits = Bits::same);
 

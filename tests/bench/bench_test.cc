@@ -12,7 +12,6 @@
 #include "bench/bench_rates.h"
 #include "bench/engine/bench_prefill.h"
 #include "gemm/gemm.h"
-#include "overlap/contract/cuda/algorithms.h"
 
 namespace tandem {
 namespace {
@@ -289,26 +288,17 @@ TEST(Bench, NoTimeIsBelowTheWireTime) {
 }
 
 TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
-  using gpu::Algorithm;
   BenchResult result;
   result.gemm = taking(15);
-  const std::pair<Algorithm, double> measured[] = {{Algorithm::serial_nccl, 29},
-                                                   {Algorithm::one_shot, 22},
-                                                   {Algorithm::two_shot, 25},
-                                                   {Algorithm::fused, 18}};
-  for (const auto& [one, us] : measured) {
-    result.add(std::string(name_of(one)), is_serial(one) ? Strategy::serial : Strategy::overlapped,
-               taking(us));
-  }
+  result.add("serial_nccl", Strategy::serial, taking(29));
+  result.add("one_shot", Strategy::serial, taking(22));
+  result.add("two_shot", Strategy::serial, taking(25));
+  result.add("fused", Strategy::overlapped, taking(18));
   EXPECT_EQ(result.serial_name, "one_shot");
   EXPECT_EQ(result.serial.median_us, 22);
   EXPECT_EQ(result.overlapped_name, "fused");
   EXPECT_EQ(result.candidates.size(), 4u);
   EXPECT_EQ(result.candidates.at("two_shot").form, Strategy::serial);
-  for (const Algorithm one : {Algorithm::chunked, Algorithm::fused, Algorithm::fused_cutlass})
-    EXPECT_FALSE(is_serial(one));
-  for (const Algorithm one : {Algorithm::serial_copy, Algorithm::serial_kernels})
-    EXPECT_TRUE(is_serial(one));
 }
 
 TEST(Bench, ListsAllCandidatesAndSerialIsTheFastestOfItsForm) {

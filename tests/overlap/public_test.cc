@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/system/env.h"
 #include "gemm/gemm.h"
 #include "overlap/contract/check.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
 #include "tests/overlap/problem.h"
@@ -186,6 +188,31 @@ TEST(GpuExtents, ExtentsBeyondKernelLimitsAreRefused) {
             "gemm_ar: M 8 N 8 K 2147483648: expected at most 1073741824 each on GPUs");
   EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", maximum + 8, 8, 8); }), "");
   EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", 8, maximum + 8, 8); }), "");
+}
+
+TEST_P(PublicOperators, ReceiptsTellWhatWasAskedAndWhatRan) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    const Matrix x(DType::f32, 64, 4, 1), weight(DType::f32, 6, 4, 2), out(DType::f32, 64, 6, 3);
+    const Tensor rows = out.tensor().rows(0, shard_of(64, comm.size(), comm.rank()).count);
+    const size_t before = receipts().size();
+    for (const Strategy strategy : {Strategy::serial, Strategy::automatic, Strategy::serial}) {
+      GemmRs op(comm, {.m = 64, .n = 6, .k = 4}, {strategy, 0});
+      for (int i = 0; i < 3; ++i) op.run(x.tensor(), weight.tensor(), rows);
+    }
+    const GemmAr never_called(comm, {.m = 64, .n = 6, .k = 4});
+    const std::vector<Receipt> all = receipts();
+    ASSERT_EQ(all.size(), before + 2);
+    for (const Receipt& r : {all[before], all[before + 1]}) {
+      EXPECT_EQ(r.op + " " + r.shape, "gemm_rs m 64 n 6 k 4 f32");
+      EXPECT_EQ(r.group, comm.size());
+      EXPECT_EQ(r.calls, r.asked == Strategy::serial ? 6 : 3);
+      EXPECT_EQ(r.why.empty(), r.asked == Strategy::serial || r.ran == Strategy::overlapped);
+      EXPECT_TRUE(r.asked == Strategy::automatic || r.ran == Strategy::serial);
+      const bool compared = r.asked == Strategy::automatic && comm.size() > 1 && env().tune;
+      EXPECT_EQ(r.speedup > 0, compared);
+    }
+  });
 }
 
 TANDEM_INSTANTIATE(PublicOperators);

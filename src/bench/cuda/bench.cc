@@ -7,60 +7,67 @@
 
 #include "bench/bench_moe.h"
 #include "bench/cuda/bench_setting.h"
-#include "bench/cuda/dense_operands.h"
 #include "bench/cuda/tile_recorder.h"
 #include "bench/cuda/verify.h"
 #include "comm/world/gpus.h"
+#include "core/cuda/fill.h"
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/ag_gemm/cuda/encoded_ag.h"
 #include "overlap/ag_gemm/operator.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/ag_wgrad/operator.h"
+#include "overlap/contract/cuda/gpu_operator.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_ar/operator.h"
-#include "overlap/gemm_rs/cuda/encoded_rs.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "overlap/gemm_rs/operator.h"
 #include "overlap/registry.h"
+#include "overlap/scatter/cuda/encoded_rs.h"
 
 namespace tandem::gpu {
 namespace {
 
+// Stream bases for random values, one stream per rank each.
+constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
+constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
 constexpr int kBurst = 10;
 
-struct Recording {
-  Algorithm algorithm;
-  int variant;
+using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
+
+// Per-operator parameters of run_dense.
+struct Dense {
+  OpDesc desc;  // with the requested wire format
+  int64_t x_first_row;
+  ProductReference reference;
+  int64_t peer_bytes;  // to each other rank
+  bool graph = false;
+  SpansOf spans = nullptr;  // converts the kernels' records
 };
 
-/// Algorithm whose kernel records, Algorithm::fused before Algorithm::fused_cutlass: the variant in
-/// use if it records, else the first one that does.
+/// Candidate whose call is recorded: the leader of a family if its kernel records, else another one
+/// of the family that does; null if there is none.
 template <typename Op>
-std::optional<Recording> recording_of(const Op& op) {
-  if constexpr (requires { op.recorded_tiles(Algorithm::fused, 0); }) {
-    for (const Algorithm algorithm : {Algorithm::fused, Algorithm::fused_cutlass}) {
-      for (int i = 0; i < op.variants(algorithm); ++i) {
-        const int variant = (op.variant(algorithm) + i) % op.variants(algorithm);
-        if (op.recorded_tiles(algorithm, variant).rows > 0) return Recording{algorithm, variant};
+const Candidate* recorded_of(const Op& op, const std::vector<Candidate>& leaders) {
+  if constexpr (requires { op.recorded_tiles(leaders[0]); }) {
+    for (const Candidate& leader : leaders) {
+      if (op.recorded_tiles(leader).rows > 0) return &leader;
+      for (const Candidate& other : op.candidates()) {
+        if (other.family == leader.family && op.recorded_tiles(other).rows > 0) return &other;
       }
     }
   }
-  return {};
+  return nullptr;
 }
 
 /// Runs and records one more call.
 template <typename Op>
-std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& recording,
-                                    SpansOf spans, const Tensor& x, const Tensor& w,
-                                    const Tensor& out) {
-  if constexpr (requires { op.recorded_tiles(Algorithm::fused, 0); }) {
+std::vector<RankEvents> record_call(const Setting& at, Op& op, const Candidate& candidate,
+                                    SpansOf spans, const Operands& operands) {
+  if constexpr (requires { op.recorded_tiles(candidate); }) {
     GpuCommunicator& comm = at.comm;
-    const auto [algorithm, variant] = recording;
-    const int in_use = op.variant(algorithm);
-    op.use_variant(algorithm, variant);
-    const RecordedTiles tiles = op.recorded_tiles(algorithm, variant);
+    const RecordedTiles tiles = op.recorded_tiles(candidate);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     op.record_tiles(recorder.log());
@@ -73,7 +80,7 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
                             const Event& base) {
       std::vector<SpanEvent> all = spans(records, grid, base_ns);
       if constexpr (requires { op.push_target(0); }) {
-        if (!op.pushes_by_engine(recording.variant)) return all;
+        if (!op.pushes_by_engine(candidate)) return all;
         const auto time = [&](const Event& event) {
           const auto since = int64_t(microseconds(base, event) * 1e3);
           return TimePoint(std::chrono::nanoseconds(int64_t(base_ns) + since));
@@ -85,11 +92,10 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
       }
       return all;
     };
-    auto ranks = record_tiles(comm, at.stopwatch, recorder,
-                              {[&] { op.run(recording.algorithm, x, w, out); }, events});
+    auto ranks =
+        record_tiles(comm, at.stopwatch, recorder, {[&] { candidate.run(operands); }, events});
     if constexpr (requires { op.time_pushes(&pushes); }) op.time_pushes(nullptr);
     op.record_tiles({});
-    op.use_variant(algorithm, in_use);
     return ranks;
   }
   return {};
@@ -130,14 +136,16 @@ double encoding_error(const OpDesc& s, int ranks) {
 
 /// Checks repeated runs, the last one against exact results. `encoding`: error bound of encoded
 /// values; 0: uncompressed.
-void check_candidate(const Setting& at, const Dense& what, Algorithm algorithm, double encoding,
-                     const Tensor& out, const AddNorm* add_norm, const std::function<void()>& run,
-                     BenchResult& result) {
+void check_candidate(const Setting& at, const Dense& what, const Candidate& candidate,
+                     double encoding, const Operands& operands, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
-  const bool equal = runs_are_equal(comm, what.gradient, out, add_norm, run);
+  const Tensor& out = operands.out;
+  const AddNorm* const add_norm = operands.add_norm;
+  const bool equal =
+      runs_are_equal(comm, what.desc.gradient, out, add_norm, [&] { candidate.run(operands); });
   ProductReference reference = what.reference;
-  reference.roundings = roundings_of(algorithm, reference.terms);
+  reference.roundings = roundings_of(candidate.name, reference.terms);
   std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
   const auto add = [&](const Verdict& verdict) {
     worst[0] = std::max(worst[0], verdict.max_rel);
@@ -146,7 +154,7 @@ void check_candidate(const Setting& at, const Dense& what, Algorithm algorithm, 
   };
   if (add_norm) {
     reference.residual_stream = kResidual;
-    reference.sum_is_rounded = algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot;
+    reference.sum_is_rounded = rounds_sum(candidate.name);
     add(verify_product(add_norm->hidden, reference, kSamples, stream));
     add(verify_norm(out, add_norm->hidden, add_norm->gain, add_norm->eps, stream));
   } else {
@@ -159,52 +167,101 @@ void check_candidate(const Setting& at, const Dense& what, Algorithm algorithm, 
   result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
 }
 
+/// Times the transfer of all bytes by the copy engine.
+class BareCopies {
+ public:
+  BareCopies(GpuCommunicator& comm, int64_t peer_bytes)
+      : comm_(comm),
+        bytes_(peer_bytes),
+        landing_(std::static_pointer_cast<GpuBuffer>(
+            comm.allocate(size_t(peer_bytes) * size_t(comm.size()), 0))),
+        source_(static_cast<size_t>(peer_bytes)),
+        paced_(comm.link_pacer()) {}
+  void run() {
+    const cudaStream_t stream = comm_.stream();
+    paced_.begin(bytes_ * (comm_.size() - 1), stream);
+    for (int step = 1; step < comm_.size(); ++step) {
+      const int to = (comm_.rank() + step) % comm_.size();
+      check(cudaMemcpyAsync(landing_->peer(to) + comm_.rank() * bytes_, source_.data(),
+                            source_.bytes(), cudaMemcpyDefault, stream),
+            "wire");
+    }
+    paced_.end(stream);
+  }
+
+ private:
+  GpuCommunicator& comm_;
+  int64_t bytes_;
+  std::shared_ptr<GpuBuffer> landing_;
+  DeviceMemory source_;
+  PacedCopies paced_;
+};
+
+/// Details of the family whose leader is the fastest overlapped candidate, else of the last one.
+std::string detail_of(const std::vector<Candidate>& leaders, const std::string& overlapped) {
+  std::string detail;
+  for (const Candidate& leader : leaders) {
+    if (leader.family.empty()) continue;
+    detail = leader.name;
+    if (leader.family == overlapped) break;
+  }
+  return detail;
+}
+
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
                BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
-  const std::optional<Recording> recording = recording_of(op);
-  if (at.timeline && !recording) {
+  OpDesc s = what.desc;
+  s.wire = {};
+  const std::vector<Candidate> leaders = family_leaders(comm, s, usable(comm, op.candidates()));
+  const Candidate* const recorded = recorded_of(op, leaders);
+  if (at.timeline && !recorded) {
     throw Unsupported(
         "--timeline: no kernel that records takes this shape in this build: "
         "expected one configured with TANDEM_DEVICE_TIMELINE (docs/dev/benchmarking.md)");
   }
-  const OpDesc& s = what.shape;
-  if constexpr (requires { op.gemm_algorithm(); }) {
-    if (s.scaled()) {
-      result.detail += fmt::format("{}scales {}", result.detail.empty() ? "" : "; ",
-                                   name_of(op.gemm_algorithm()));
-    }
+  const int64_t x_scales = s.scaled_by_row() ? s.x.rows : 1, w_scales = s.scaled_by_row() ? s.n : 1;
+  const OperandExtents extents = extents_of(s);
+  const Scratch local_x(extents.x), local_w(extents.weight), local_out(extents.out);
+  const Tensor &x = local_x.tensor, &w = local_w.tensor, &out = local_out.tensor;
+  const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
+  const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
+  const Scales* scales = s.scaled() ? &both : nullptr;
+  const uint64_t stream_offset = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
+  fill_uniform(x, kSeed, kX + stream_offset, what.x_first_row * s.k, stream);
+  const uint64_t of_one = s.gradient ? what.reference.x_stream : what.reference.w_stream;
+  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + stream_offset : of_one, 0, stream);
+  fill_scales(both.x, kSeed, kXScales + stream_offset, s.scaled_by_row() ? what.x_first_row : 0,
+              stream);
+  fill_scales(both.weight, kSeed, what.reference.w_scales + stream_offset, 0, stream);
+  comm.synchronize();
+  std::optional<AddNormScratch> tail;
+  if (s.add_norm) {
+    tail.emplace(extents.out);
+    fill_uniform(tail->residual.tensor, kSeed, kResidual, 0, stream);
+    fill_uniform(tail->add_norm.gain, kSeed, kGain, 0, stream);
   }
-  const DenseOperands filled(comm, what);
-  const Operands operands = filled.all();
-  const Tensor &x = operands.x, &w = operands.weight, &out = operands.out;
-  const AddNorm* const add_norm = operands.add_norm;
-  const std::vector<Algorithm> algorithms = op.algorithms();
-  std::vector<Candidate> candidates = candidates_of(op, algorithms);
-  for (size_t i = 0; i < algorithms.size(); ++i) {
-    // Ranks that share a GPU have no NCCL: that candidate's collective is our pipelined one.
-    if (is_nccl(algorithms[i]) && comm.shares_gpu()) candidates[i].name = "serial_pipelined";
-    check_candidate(
-        at, what, algorithms[i], 0, out, add_norm, [&] { candidates[i].run(operands); }, result);
+  const Operands operands{x, w, out, nullptr, scales, tail ? &tail->add_norm : nullptr};
+  std::vector<Candidate> candidates = leaders;
+  for (const Candidate& candidate : candidates) {
+    check_candidate(at, what, candidate, 0, operands, result);
   }
   std::optional<EncodedDense> encoded;
-  if (!what.encoded.wire.is_none() && comm.size() > 1) {
-    const bool gathers = what.encoded.collective == Collective::all_gather;
-    encoded.emplace(comm, at.lt, what.encoded, gathers ? EncodedAgOp::make : EncodedRsOp::make);
+  if (!what.desc.wire.is_none() && comm.size() > 1) {
+    const bool gathers = s.collective == Collective::all_gather;
+    encoded.emplace(comm, at.lt, what.desc, gathers ? EncodedAgOp::make : EncodedRsOp::make);
     result.wire_bytes = encoded->wire_bytes();
     for (const Candidate& candidate : encoded->candidates()) {
       candidates.push_back(candidate);
-      check_candidate(
-          at, what, Algorithm::automatic, encoding_error(what.encoded, comm.size()), out, add_norm,
-          [&] { candidate.run(operands); }, result);
+      check_candidate(at, what, candidate, encoding_error(what.desc, comm.size()), operands,
+                      result);
     }
   }
-  const PeerCopies copies(comm, what.peer_bytes);
-  std::vector<BoundCandidate> alternatives{
-      {.name = "gemm", .run = [&] { gemm_only(x, w, out, operands.scales); }},
-      {.name = "wire", .run = [&] { copies.run(); }}};
+  BareCopies wire(comm, what.peer_bytes);
+  std::vector<BoundCandidate> alternatives{{.name = "gemm", .run = [&] { gemm_only(operands); }},
+                                           {.name = "wire", .run = [&] { wire.run(); }}};
   for (const Candidate& candidate : candidates) {
     alternatives.push_back({.name = candidate.name, .run = [&] { candidate.run(operands); }});
   }
@@ -221,77 +278,76 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t i = 0; i < candidates.size(); ++i) {
-    // A single rank has nothing to move: its operators are only the GEMM.
     const BenchTimes took = times_of(times[2 + i]);
-    result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took,
-               candidates[i].encoded);
-    if (i < algorithms.size() && is_nccl(algorithms[i]) && comm.size() > 1 && !comm.shares_gpu())
-      result.nccl = took;
+    const bool is_nccl = candidates[i].name == kNccl;
+    // A single rank has nothing to move: its operators are only the GEMM. Ranks that share a GPU
+    // have no NCCL: that candidate's collective is our pipelined one.
+    result.add(comm.size() == 1               ? "product"
+               : is_nccl && comm.shares_gpu() ? "serial_pipelined"
+                                              : candidates[i].group(),
+               candidates[i].form, took, candidates[i].encoded);
+    if (is_nccl && comm.size() > 1 && !comm.shares_gpu()) result.nccl = took;
   }
-  if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
+  result.detail = detail_of(leaders, result.overlapped_name);
+  if constexpr (requires { op.gemm_algorithm(); }) {
+    if (s.scaled()) {
+      result.detail += fmt::format("{}scales {}", result.detail.empty() ? "" : "; ",
+                                   name_of(op.gemm_algorithm()));
+    }
+  }
+  if (at.timeline) result.timeline = record_call(at, op, *recorded, what.spans, operands);
 }
 
-OpDesc encoded_of(const BenchRequest& c, const OperatorRow& row, const OpDesc& shape) {
-  OpDesc encoded = shape;
-  encoded.op = row.name;
-  encoded.collective = row.collective;
-  encoded.wire = c.wire;
-  return encoded;
+/// Descriptor of this rank's operator, with the requested wire format.
+OpDesc desc_of(const Setting& at, const BenchRequest& c, const OperatorRow& row) {
+  OpDesc whole{c.m, c.n, c.k, c.dtype};
+  whole.scaling = c.scaling;
+  whole.add_norm = c.add_norm;
+  whole.wire = c.wire;
+  return describe_shard(row, at.comm, whole);
 }
 
-OpDesc shape_of(const BenchRequest& c, int64_t n, int64_t k) {
-  OpDesc shape{c.m, n, k, c.dtype};
-  shape.scaling = c.scaling;
-  shape.add_norm = c.add_norm;
-  return shape;
+OpDesc uncompressed(OpDesc desc) {
+  desc.wire = {};
+  return desc;
 }
 
 void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const OpDesc shape = shape_of(c, c.n / ranks, c.k);
-  const Shard local = shard_of(c.m, ranks, at.comm.rank());
-  AgGemm op(at.comm, at.lt, shape, Algorithm::fused);
-  if (op.variants(Algorithm::fused) > 0) result.detail = op.describe(Algorithm::fused);
+  const OpDesc desc = desc_of(at, c, kAgGemmRow);
+  AgGemm op(at.comm, at.lt, uncompressed(desc));
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
   fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
   const DeviceMemory gathered_scales(size_t(c.m) * sizeof(float));
   const Tensor whole_scales =
-      gathered_scales.view(DType::f32, {shape.scaled_by_row() ? c.m : int64_t(1)});
+      gathered_scales.view(DType::f32, {desc.scaled_by_row() ? c.m : int64_t(1)});
   fill_scales(whole_scales, kSeed, kXScales, 0, at.comm.stream());
   const uint64_t rank = uint64_t(at.comm.rank());
-  const Dense what{
-      local.count,
-      local.begin,
-      c.m,
-      shape,
-      {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales, kWScales + rank},
-      shard_of(c.m, ranks, 0).count *
-          (c.k * int64_t(size_of(c.dtype)) + (shape.scaled_by_row() ? 4 : 0)),
-      false,
-      gather_spans,
-      false,
-      encoded_of(c, kAgGemmRow, shape)};
+  const Dense what{.desc = desc,
+                   .x_first_row = shard_of(c.m, ranks, at.comm.rank()).begin,
+                   .reference = {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales,
+                                 kWScales + rank},
+                   .peer_bytes = shard_of(c.m, ranks, 0).count *
+                                 (c.k * int64_t(size_of(c.dtype)) + (desc.scaled_by_row() ? 4 : 0)),
+                   .spans = gather_spans};
   run_dense(
       at, op, what,
-      [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
-        const Scales all{whole_scales, scales ? scales->weight : Tensor()};
-        op.gemm_only(whole, w, out, nullptr, scales ? &all : nullptr);
+      [&](const Operands& o) {
+        const Scales all{whole_scales, o.scales ? o.scales->weight : Tensor()};
+        op.gemm_only({whole, o.weight, o.out, nullptr, o.scales ? &all : nullptr});
       },
       result);
 }
 
 void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const OpDesc shape = shape_of(c, c.n / ranks, c.k);
-  const Shard local = shard_of(c.m, ranks, at.comm.rank());
-  AgWgrad op(at.comm, at.lt, shape, Algorithm::chunked);
+  const OpDesc desc = desc_of(at, c, kAgWgradRow);
+  AgWgrad op(at.comm, at.lt, desc);
   const Scratch whole({c.dtype, c.m, c.k});
   fill_uniform(whole.tensor, kSeed, kX, 0, at.comm.stream());
-  const Dense what{.x_rows = local.count,
-                   .x_first_row = local.begin,
-                   .out_rows = 0,
-                   .shape = shape,
+  const Dense what{.desc = desc,
+                   .x_first_row = shard_of(c.m, ranks, at.comm.rank()).begin,
                    .reference = {.seed = kSeed,
                                  .x_stream = kW + uint64_t(at.comm.rank()),
                                  .w_stream = kX,
@@ -301,70 +357,42 @@ void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
                                  .dtype = c.dtype,
                                  .x_is_km = true,
                                  .w_is_kn = true},
-                   .peer_bytes = shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype)),
-                   .graph = false,
-                   .spans = nullptr,
-                   .gradient = true};
+                   .peer_bytes = shard_of(c.m, ranks, 0).count * c.k * int64_t(size_of(c.dtype))};
   run_dense(
       at, op, what,
-      [&](const Tensor&, const Tensor& dy, const Tensor& dw, const Scales*) {
-        op.gemm_only(whole.tensor, dy, dw);
+      [&](const Operands& o) {
+        op.gemm_only({whole.tensor, o.weight, o.out});
       },
       result);
 }
 
 void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const OpDesc shape = shape_of(c, c.n, c.k / ranks);
-  const Shard local = shard_of(c.m, ranks, at.comm.rank());
-  GemmRs op(at.comm, at.lt, shape, Algorithm::fused);
-  const Algorithm described =
-      op.variants(Algorithm::fused_cutlass) > 0 ? Algorithm::fused_cutlass : Algorithm::fused;
-  if (op.variants(described) > 0) result.detail = op.describe(described);
+  const OpDesc desc = desc_of(at, c, kGemmRsRow);
+  GemmRs op(at.comm, at.lt, uncompressed(desc));
   const Dense what{
-      c.m,
-      0,
-      local.count,
-      shape,
-      {kSeed, kX, kW, ranks, c.k / ranks, local.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
-      shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
-      false,
-      scatter_spans,
-      false,
-      encoded_of(c, kGemmRsRow, shape)};
+      .desc = desc,
+      .x_first_row = 0,
+      .reference = {kSeed, kX, kW, ranks, c.k / ranks, shard_of(c.m, ranks, at.comm.rank()).begin,
+                    c.dtype, 1, c.scaling, kXScales, kWScales},
+      .peer_bytes = shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(desc.result())),
+      .spans = scatter_spans};
   run_dense(
-      at, op, what,
-      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
-        op.gemm_only(x, w, nullptr, scales);
-      },
-      result);
-  if (result.overlapped_name == name_of(Algorithm::fused) && described != Algorithm::fused) {
-    result.detail = op.describe(Algorithm::fused);
-  }
+      at, op, what, [&](const Operands& o) { op.gemm_only(o); }, result);
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
-  const OpDesc shape = shape_of(c, c.n, c.k / ranks);
-  GemmAr op(at.comm, at.lt, shape, Algorithm::fused);
-  if (op.variants(Algorithm::fused) > 0) result.detail = op.describe(Algorithm::fused);
-  const Dense what{
-      c.m,
-      0,
-      c.m,
-      shape,
-      {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling, kXScales, kWScales},
-      2 * c.m * c.n * int64_t(size_of(shape.result())) / ranks,
-      true,
-      nullptr,
-      false,
-      encoded_of(c, kGemmArRow, shape)};
+  const OpDesc desc = desc_of(at, c, kGemmArRow);
+  GemmAr op(at.comm, at.lt, uncompressed(desc));
+  const Dense what{.desc = desc,
+                   .x_first_row = 0,
+                   .reference = {kSeed, kX, kW, ranks, c.k / ranks, 0, c.dtype, 1, c.scaling,
+                                 kXScales, kWScales},
+                   .peer_bytes = 2 * c.m * c.n * int64_t(size_of(desc.result())) / ranks,
+                   .graph = true};
   run_dense(
-      at, op, what,
-      [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
-        op.gemm_only(x, w, nullptr, scales);
-      },
-      result);
+      at, op, what, [&](const Operands& o) { op.gemm_only(o); }, result);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "core/random_buffer.h"
 #include "overlap/contract/check.h"
 #include "tune/measure.h"
-#include "tune/tuner.h"
 
 namespace tandem {
 namespace {
@@ -46,9 +45,43 @@ Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_v
   return operator_of(impl, op).chosen().form;
 }
 
+OverlapOperator::OverlapOperator(const Communicator& comm, const OpDesc& desc,
+                                 const OverlapOptions& options)
+    : desc_(desc),
+      receipt_(list_receipt({.op = std::string(desc.op),
+                             .shape = describe(desc),
+                             .dtype = std::string(name_of(desc.dtype)),
+                             .group = comm.size(),
+                             .asked = options.strategy})) {}
+
 void OverlapOperator::run(const Operands& operands) {
   check(operands);
+  ++receipt_->calls;
   candidates_[chosen_].run(operands);
+}
+
+void OverlapOperator::note_refusals(const std::vector<Candidate>& all) {
+  for (const Candidate& one : all) {
+    if (one.refusal.empty()) continue;
+    refusals_ += fmt::format("{}{}: {}", refusals_.empty() ? "" : "; ", one.name, one.refusal);
+  }
+}
+
+void OverlapOperator::choose_by(const Choice& choice) {
+  chosen_ = choice;
+  Receipt& r = *receipt_;
+  r.ran = chosen().form;
+  double serial_us = 0;
+  for (size_t i = 0; i < choice.us.size(); ++i) {
+    if (candidates_[i].form != Strategy::serial) continue;
+    serial_us = serial_us > 0 ? std::min(serial_us, choice.us[i]) : choice.us[i];
+  }
+  if (serial_us > 0 && choice.us[chosen_] > 0) r.speedup = serial_us / choice.us[chosen_];
+  if (r.ran == Strategy::overlapped || r.asked == Strategy::serial) return;
+  const bool overlaps = std::ranges::count(candidates_, Strategy::overlapped, &Candidate::form) > 0;
+  r.why = overlaps            ? "no overlapped candidate is faster"
+          : refusals_.empty() ? "no candidate overlaps"
+                              : "no candidate overlaps: " + refusals_;
 }
 
 Tensor OverlapOperator::gathered() const {
@@ -135,12 +168,12 @@ void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options
                                          name_of(options.strategy), options.chunks));
 }
 
-size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+Choice choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
                         const std::vector<Candidate>& candidates) {
-  if (options.strategy == Strategy::serial) return 0;
+  if (options.strategy == Strategy::serial) return {};
   if (options.strategy == Strategy::overlapped || comm.size() == 1) {
     const auto overlapped = std::ranges::find(candidates, Strategy::overlapped, &Candidate::form);
-    return overlapped == candidates.end() ? 0 : size_t(overlapped - candidates.begin());
+    return {overlapped == candidates.end() ? 0 : size_t(overlapped - candidates.begin()), {}};
   }
   const Scratch x(desc.x), weight(desc.weight, desc.weight_kn && desc.weight.any_layout),
       out(desc.out, desc.weight_kn && desc.out.any_layout),

@@ -11,10 +11,12 @@
 #include "comm/call_card.h"
 #include "comm/progress.h"
 #include "overlap/contract/communicator_owner.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
 #include "tune/op_desc.h"
+#include "tune/tuner.h"
 
 namespace tandem {
 
@@ -24,22 +26,32 @@ class OverlapOperator : public CommunicatorOwner {
   OverlapOperator(const OverlapOperator&) = delete;
   OverlapOperator& operator=(const OverlapOperator&) = delete;
 
-  /// Runs the chosen candidate. Throws InvalidArgument if operands contradict the descriptor.
+  /// Checks the operands, once, and runs the chosen candidate. Throws InvalidArgument if they
+  /// contradict the descriptor.
   void run(const Operands& operands);
   /// Serial first. A caller that runs one directly must pass valid operands.
   const std::vector<Candidate>& candidates() const { return candidates_; }
   const Candidate& chosen() const { return candidates_[chosen_]; }
   const OpDesc& desc() const { return desc_; }
+  const Receipt& receipt() const { return *receipt_; }
   /// Throws InvalidArgument unless the operator has keep_gathered.
   virtual Tensor gathered() const;
 
  protected:
-  explicit OverlapOperator(const OpDesc& desc) : desc_(desc) {}
+  OverlapOperator(const Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
   virtual void check(const Operands& operands) const = 0;
+  /// Keeps the reasons of those that cannot run, for the receipt.
+  void note_refusals(const std::vector<Candidate>& all);
+  /// Chooses among `candidates_`.
+  void choose_by(const Choice& choice);
 
   OpDesc desc_;
   std::vector<Candidate> candidates_;
+
+ private:
   size_t chosen_ = 0;
+  std::string refusals_;
+  std::shared_ptr<Receipt> receipt_;
 };
 
 /// Checks common to CPU and GPU ranks: throws InvalidArgument if the bias or the weight's layout
@@ -56,9 +68,9 @@ void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands
 
 /// Collective: throws before anything is allocated.
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
-/// Collective, CPU ranks: index of the candidate that `options` select; measured on scratch
-/// operands if several remain.
-size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
+/// Collective, CPU ranks: the candidate that `options` select; measured on scratch operands if
+/// several remain.
+Choice choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
                         const std::vector<Candidate>& candidates);
 
 /// `first`: nothing is measured, for callers that run all candidates.
@@ -71,7 +83,7 @@ class CpuOperator final : public OverlapOperator {
  public:
   CpuOperator(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
               Choosing choosing)
-      : OverlapOperator((agree(comm, desc, options), desc)),
+      : OverlapOperator((agree(comm, desc, options), comm), desc, options),
         progress_(comm, desc.op),
         cpu_(comm, desc) {
     const std::string name = name_on_card(comm, desc_);
@@ -87,8 +99,8 @@ class CpuOperator final : public OverlapOperator {
         });
       };
     }
-    if (choosing == Choosing::first) return;
-    chosen_ = choose_candidate(comm, desc, options, candidates_);
+    choose_by(choosing == Choosing::first ? Choice()
+                                          : choose_candidate(comm, desc, options, candidates_));
   }
   Tensor gathered() const override {
     if constexpr (requires { cpu_.gathered(); }) {

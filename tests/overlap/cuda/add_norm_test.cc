@@ -1,5 +1,5 @@
 // GEMM+AR followed by residual and RMSNorm: hidden against the exact product, out against the norm
-// of that hidden. Every algorithm x dtype x odd shapes on 1 to 4 GPUs, with equal bits on all
+// of that hidden. Every candidate x dtype x odd shapes on 1 to 4 GPUs, with equal bits on all
 // ranks.
 #include <fmt/format.h>
 
@@ -81,12 +81,12 @@ struct Operands {
   bool scaled;
 };
 
-void expect_right(GpuCommunicator& comm, const Operands& o, Algorithm algorithm,
+void expect_right(GpuCommunicator& comm, const Operands& o, std::string_view candidate,
                   const std::string& what) {
   const AddNorm tail = o.tail.apart();
   ProductReference reference = o.reference;
-  reference.roundings = roundings_of(algorithm, reference.terms);
-  reference.sum_is_rounded = algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot;
+  reference.roundings = roundings_of(candidate, reference.terms);
+  reference.sum_is_rounded = rounds_sum(candidate);
   comm.synchronize();
   const Verdict verdict =
       verify_product(tail.hidden, reference, tail.hidden.elements(), comm.stream());
@@ -109,30 +109,30 @@ constexpr Shape3 kShapes[] = {{1, 8, 16},    {1, 8192, 32},  {2, 24, 40},    {3,
                               {0, 16, 16},   {5, 4104, 64},  {16, 1000, 24}, {33, 136, 72},
                               {64, 2056, 8}, {130, 520, 48}, {256, 1032, 16}};
 
-TEST_P(AddNorms, EveryAlgorithmMatchesReferenceOnOddShapes) {
+TEST_P(AddNorms, EveryCandidateMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
-      gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
+      gpu::GemmAr op(comm, lt, shape);
       const Operands o(comm, shape);
       uint64_t ours = 0;
-      for (const Algorithm algorithm : op.algorithms()) {
+      for (const Candidate& candidate : candidates_of(op)) {
         const std::string what =
-            fmt::format("{} M {} N {} K {} {} of {}", gpu::name_of(algorithm), shape.m, shape.n,
-                        shape.k, tandem::name_of(shape.dtype), comm.size());
+            fmt::format("{} M {} N {} K {} {} of {}", candidate.name, shape.m, shape.n, shape.k,
+                        tandem::name_of(shape.dtype), comm.size());
         const AddNorm tail = o.tail.apart();
         std::vector<uint64_t> digests;
         for (int i = 0; i < 3; ++i) {
           poison(o.out.tensor, comm.stream());
           poison(tail.hidden, comm.stream());
           if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
-          op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
+          candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail});
           digests.push_back(digest_of(comm, tail, o.out.tensor));
         }
-        expect_right(comm, o, algorithm, what);
+        expect_right(comm, o, candidate.name, what);
         EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         comm.require_same("bits of " + what, std::to_string(digests[0]));
-        if (algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot) continue;
+        if (rounds_sum(candidate.name)) continue;
         EXPECT_TRUE(ours == 0 || ours == digests[0]) << what << ": not the other way's bits";
         ours = digests[0];
       }
@@ -152,19 +152,19 @@ TEST_P(AddNorms, InPlaceHiddenIsTheNextResidual) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(19, 264, 32, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
-    for (const Algorithm algorithm : op.algorithms()) {
+    gpu::GemmAr op(comm, lt, shape);
+    for (const Candidate& candidate : candidates_of(op)) {
       const Operands o(comm, shape);
       const AddNorm apart = o.tail.apart(), in_place = o.tail.in_place();
       const auto call = [&](const AddNorm& tail) {
-        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+        candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail});
         return digest_of(comm, tail, o.out.tensor);
       };
       const uint64_t once = call(apart);
       const AddNorm again{apart.hidden, apart.gain, apart.hidden, kEps};
       const uint64_t twice = call(again);
-      EXPECT_EQ(call(in_place), once) << gpu::name_of(algorithm);
-      EXPECT_EQ(call(in_place), twice) << gpu::name_of(algorithm);
+      EXPECT_EQ(call(in_place), once) << candidate.name;
+      EXPECT_EQ(call(in_place), twice) << candidate.name;
     }
   });
 }
@@ -243,13 +243,13 @@ TEST_P(AddNorms, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(21, 520, 64, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
-    for (const Algorithm algorithm : op.algorithms()) {
+    gpu::GemmAr op(comm, lt, shape);
+    for (const Candidate& candidate : candidates_of(op)) {
       const Operands o(comm, shape);
       const AddNorm tail = o.tail.apart();
       comm.synchronize();
       const CapturedCalls graph(comm, [&] {
-        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+        candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail});
       });
       constexpr int kReplays = 100;
       Digests digests(comm, 2 * kReplays);
@@ -263,9 +263,9 @@ TEST_P(AddNorms, CapturedGraphReplays) {
       }
       const std::vector<uint64_t> replayed = digests.take();
       for (size_t i = 2; i < replayed.size(); ++i) {
-        ASSERT_EQ(replayed[i], replayed[i % 2]) << gpu::name_of(algorithm) << " replay " << i / 2;
+        ASSERT_EQ(replayed[i], replayed[i % 2]) << candidate.name << " replay " << i / 2;
       }
-      expect_right(comm, o, algorithm, fmt::format("{} replayed", gpu::name_of(algorithm)));
+      expect_right(comm, o, candidate.name, fmt::format("{} replayed", candidate.name));
     }
   });
 }
@@ -283,7 +283,7 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
                           {strategy, 0});
         op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
         expect_right(comm, o,
-                     Algorithm::serial_nccl,  // or a candidate of the strategy that rounds less
+                     kNccl,  // or a candidate of the strategy that rounds less
                      fmt::format("{} {}", name_of(strategy), tandem::name_of(dtype)));
       }
     }
@@ -311,7 +311,7 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
     std::vector<BFloat16> host(48);
     changed([&](AddNorm& a) { a.gain = Tensor(host.data(), DType::bf16, {48}); });
     op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &right);
-    expect_right(comm, o, Algorithm::serial_nccl, "after errors");
+    expect_right(comm, o, kNccl, "after errors");
   });
 }
 

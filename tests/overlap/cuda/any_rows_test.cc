@@ -33,36 +33,27 @@ class AnyRows : public OnGpus {
   }
 };
 
-Algorithm algorithm_of(const gpu::AgGemm&) {
-  return Algorithm::fused;
-}
-Algorithm algorithm_of(const gpu::GemmRs&) {
-  return Algorithm::fused;
+void call(const Candidate& candidate, const ScaledOperands& o, const Tensor* bias = nullptr) {
+  candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, bias, o.given()});
 }
 
+// Runs every fused candidate a few times under random delays, with another one in between.
 template <class Op>
-void call(Op& op, const ScaledOperands& o, const Tensor* bias = nullptr) {
-  op.run(algorithm_of(op), o.x.tensor, o.weight.tensor, o.out.tensor, bias, o.given());
-}
-
-// Runs every variant a few times under random delays, with another candidate in between.
-template <class Op>
-void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const std::string& name) {
-  const Algorithm algorithm = algorithm_of(op);
-  ASSERT_GT(op.variants(algorithm), 0) << name;
+void try_candidates(GpuCommunicator& comm, const Op& op, const ScaledOperands& o,
+                    const std::string& name) {
+  const auto fused = candidates_of(op, "fused");
+  const Candidate chunked = candidate_of(op, "chunked");
+  ASSERT_GT(fused.size(), 0u) << name;
   std::set<uint64_t> right;
-  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-    op.use_variant(algorithm, variant);
-    const std::string what = fmt::format("{} {} of {}", name, op.describe(algorithm), comm.size());
+  for (const Candidate& candidate : fused) {
+    const std::string what = fmt::format("{} {} of {}", name, candidate.name, comm.size());
     std::vector<uint64_t> digests;
     for (uint64_t i = 0; i < 4; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      if (i == 2) {
-        op.run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-      }
+      if (i == 2) call(chunked, o);
       poison(o.out.tensor, comm.stream());
-      call(op, o);
+      call(candidate, o);
       digests.push_back(digest(o.out.tensor, comm.stream()));
     }
     EXPECT_EQ(digests, std::vector<uint64_t>(4, digests[0])) << what;
@@ -75,10 +66,10 @@ void try_both(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape) {
   const std::string what =
       fmt::format("M {} N {} K {} {} to {}", shape.m, shape.n, shape.k,
                   tandem::name_of(shape.dtype), tandem::name_of(shape.result()));
-  gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
-  try_variants(comm, ag, scaled_ag_operands(comm, shape, 3), "ag_gemm " + what);
-  gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
-  try_variants(comm, rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs " + what);
+  gpu::AgGemm ag(comm, lt, shape);
+  try_candidates(comm, ag, scaled_ag_operands(comm, shape, 3), "ag_gemm " + what);
+  gpu::GemmRs rs(comm, lt, shape);
+  try_candidates(comm, rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs " + what);
 }
 
 OpDesc shape_of(int64_t m, int64_t n, int64_t k, DType dtype) {
@@ -111,7 +102,7 @@ TEST_P(AnyRows, EveryVariantMatchesReferenceIfShardsEndWithinATile) {
   });
 }
 
-// Checks the default variant of each operator.
+// Checks two candidates of each operator.
 TEST_P(AnyRows, OddNumbersOfRowsMatchReference) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -121,19 +112,19 @@ TEST_P(AnyRows, OddNumbersOfRowsMatchReference) {
       const int64_t m = std::max<int64_t>(comm.size(), random[0] % maximum) | 1;
       const OpDesc shape = shape_of(m, 8 * (1 + random[1] % 150), 512 + 8 * (random[2] % 100),
                                     i % 3 == 2 ? DType::f16 : DType::bf16);
-      const auto try_one = [&](auto& op, const ScaledOperands& o, const char* name) {
-        for (int variant : {0, op.variants(algorithm_of(op)) - 1}) {
-          op.use_variant(algorithm_of(op), variant);
+      const auto try_one = [&](const auto& op, const ScaledOperands& o, const char* name) {
+        const auto fused = candidates_of(op, "fused");
+        for (const Candidate& candidate : {fused.at(0), fused.back()}) {
           poison(o.out.tensor, comm.stream());
-          call(op, o);
+          call(candidate, o);
           expect_right(comm, o,
                        fmt::format("{} M {} N {} K {} {} of {}", name, shape.m, shape.n, shape.k,
-                                   op.describe(algorithm_of(op)), comm.size()));
+                                   candidate.name, comm.size()));
         }
       };
-      gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+      gpu::AgGemm ag(comm, lt, shape);
       try_one(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+      gpu::GemmRs rs(comm, lt, shape);
       try_one(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
     }
   });
@@ -155,14 +146,13 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
       const auto reference_op = make(shape);
       shape.bias = true;
       const auto biased = make(shape);
-      for (int variant = 0; variant < biased->variants(algorithm_of(*biased)); ++variant) {
-        biased->use_variant(algorithm_of(*biased), variant);
+      const Candidate reference = candidate_of(*reference_op, "chunked");
+      for (const Candidate& candidate : candidates_of(*biased, "fused")) {
         poison(o.out.tensor, comm.stream());
-        reference_op->run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr,
-                          o.given());
+        call(reference, o);
         const auto without = read<uint16_t>(comm, o.out.tensor);
         poison(o.out.tensor, comm.stream());
-        call(*biased, o, &bias.tensor);
+        call(candidate, o, &bias.tensor);
         const auto with = read<uint16_t>(comm, o.out.tensor);
         const auto f32 = [](uint16_t word) { return std::bit_cast<float>(uint32_t(word) << 16); };
         float worst = 0;
@@ -171,22 +161,16 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
           const float b = value(int64_t(i) % shape.n), bound = b / 8;
           worst = std::max(worst, std::abs(f32(with[i]) - f32(without[i]) - b) / bound);
         }
-        EXPECT_LE(worst, 1) << biased->describe(algorithm_of(*biased)) << " of M " << shape.m;
+        EXPECT_LE(worst, 1) << candidate.name << " of M " << shape.m;
       }
     };
     for (const int64_t m : {int64_t(512) * comm.size(), int64_t(3001)}) {
       for (const DType dtype : {DType::bf16, DType::e4m3}) {
         const OpDesc shape = shape_of(m, 528, 2208, dtype);
-        try_bias(
-            [&](const OpDesc& s) {
-              return std::make_unique<gpu::AgGemm>(comm, lt, s, Algorithm::fused);
-            },
-            scaled_ag_operands(comm, shape, 3), shape);
-        try_bias(
-            [&](const OpDesc& s) {
-              return std::make_unique<gpu::GemmRs>(comm, lt, s, Algorithm::fused);
-            },
-            scaled_sum_operands(comm, shape, true, 4), shape);
+        try_bias([&](const OpDesc& s) { return std::make_unique<gpu::AgGemm>(comm, lt, s); },
+                 scaled_ag_operands(comm, shape, 3), shape);
+        try_bias([&](const OpDesc& s) { return std::make_unique<gpu::GemmRs>(comm, lt, s); },
+                 scaled_sum_operands(comm, shape, true, 4), shape);
       }
     }
   });
@@ -196,10 +180,11 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = shape_of(1537, 1000, 1096, DType::bf16);
-    const auto try_captured = [&](auto& op, const ScaledOperands& o) {
-      call(op, o);
+    const auto try_captured = [&](const auto& op, const ScaledOperands& o) {
+      const Candidate fused = candidate_of(op, "fused");
+      call(fused, o);
       const uint64_t once = digest(o.out.tensor, comm.stream());
-      const CapturedCalls graph(comm, [&] { call(op, o); });
+      const CapturedCalls graph(comm, [&] { call(fused, o); });
       for (int i = 0; i < 10; ++i) {
         poison(o.out.tensor, comm.stream());
         if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
@@ -207,9 +192,9 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
         ASSERT_EQ(digest(o.out.tensor, comm.stream()), once) << "replay " << i;
       }
     };
-    gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+    gpu::AgGemm ag(comm, lt, shape);
     try_captured(ag, scaled_ag_operands(comm, shape, 3));
-    gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+    gpu::GemmRs rs(comm, lt, shape);
     try_captured(rs, scaled_sum_operands(comm, shape, true, 4));
   });
 }

@@ -1,4 +1,4 @@
-// Backward passes on GPU ranks: the weight gradient by every algorithm, the saved gather, and
+// Backward passes on GPU ranks: the weight gradient by every candidate, the saved gather, and
 // forward, input gradient and weight gradient of both GEMMs through the public operators, against
 // exact products; repeated, captured, and under random delays.
 #include <fmt/format.h>
@@ -70,7 +70,7 @@ void clear(const Tensor& tensor, cudaStream_t stream) {
   gpu::check(cudaMemsetAsync(tensor.data(), 0, tensor.bytes(), stream), "clear");
 }
 
-TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
+TEST_P(Backward, WeightGradientMatchesReferenceByEveryCandidate) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
@@ -79,18 +79,18 @@ TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
             Sizes{2, 16, 8}, Sizes{0, 8, 16}, Sizes{2049, 136, 8192}}) {
         for (const bool kn : {false, true}) {
           const OpDesc shape{size.m, size.n, size.k, dtype, kn};
-          gpu::AgWgrad op(comm, lt, shape, Algorithm::chunked);
+          gpu::AgWgrad op(comm, lt, shape);
           const WgradOperands first(comm, shape, 0), second(comm, shape, 1);
           const Matrix dw = weight_gradient(shape);
-          for (const Algorithm algorithm : op.algorithms()) {
+          for (const Candidate& candidate : candidates_of(op)) {
             const std::string what =
-                fmt::format("{} M {} N {} K {} {} {} of {}", gpu::name_of(algorithm), size.m,
-                            size.n, size.k, tandem::name_of(dtype), kn ? "kn" : "nk", comm.size());
+                fmt::format("{} M {} N {} K {} {} {} of {}", candidate.name, size.m, size.n, size.k,
+                            tandem::name_of(dtype), kn ? "kn" : "nk", comm.size());
             std::vector<uint64_t> digests;
             for (int i = 0; i < kRepeats; ++i) {
               clear(dw.tensor, comm.stream());
-              op.run(algorithm, first.x.tensor, first.dy.tensor, dw.tensor);
-              op.run(algorithm, second.x.tensor, second.dy.tensor, dw.tensor);
+              candidate.run({first.x.tensor, first.dy.tensor, dw.tensor});
+              candidate.run({second.x.tensor, second.dy.tensor, dw.tensor});
               digests.push_back(digest(dw.tensor, comm.stream()));
             }
             expect_right(comm, dw.tensor, wgrad_reference(comm, shape, 2), what);
@@ -102,29 +102,28 @@ TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
   });
 }
 
-TEST_P(Backward, EveryAlgorithmSavesTheWholeGather) {
+TEST_P(Backward, EveryCandidateSavesTheWholeGather) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Sizes& size :
          {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
       OpDesc shape{size.m, size.n, size.k};
       shape.keep_gathered = true;
-      gpu::AgGemm op(comm, lt, shape, Algorithm::fused);
+      gpu::AgGemm op(comm, lt, shape);
       const Shard local = shard_of(size.m, comm.size(), comm.rank());
       const Matrix x(DType::bf16, local.count, size.k), whole(DType::bf16, size.m, size.k),
           weight(DType::bf16, size.n, size.k), out(DType::bf16, size.m, size.n);
       const uint64_t of_weight = kWeight + uint64_t(comm.rank());
       fill_uniform(weight.tensor, kSeed, of_weight, 0, comm.stream());
-      for (const Algorithm algorithm : op.algorithms()) {
-        const std::string what =
-            fmt::format("{} M {} of {}", gpu::name_of(algorithm), size.m, comm.size());
+      for (const Candidate& candidate : candidates_of(op)) {
+        const std::string what = fmt::format("{} M {} of {}", candidate.name, size.m, comm.size());
         for (uint64_t call = 0; call < kRepeats; ++call) {
           fill_uniform(x.tensor, kSeed, kX + call, local.begin * size.k, comm.stream());
           fill_uniform(whole.tensor, kSeed, kX + call, 0, comm.stream());
           poison(op.gathered(), comm.stream());
           poison(out.tensor, comm.stream());
           if ((int(call) + comm.rank()) % 2 == 0) launch_pause(30000, comm.stream());
-          op.run(algorithm, x.tensor, weight.tensor, out.tensor);
+          candidate.run({x.tensor, weight.tensor, out.tensor});
           EXPECT_EQ(digest(op.gathered(), comm.stream()), digest(whole.tensor, comm.stream()))
               << what;
           expect_right(comm, out.tensor, {kSeed, kX + call, of_weight, 1, size.k, 0, DType::bf16},
@@ -230,7 +229,7 @@ class Pass {
       run();
       digests.push_back(digest(out, comm_.stream()));
     }
-    expect_right(comm_, out, reference, which + " " + what_, algorithm_of(options_.strategy));
+    expect_right(comm_, out, reference, which + " " + what_, candidate_of(options_.strategy));
     EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << which << " " << what_;
   }
   void check_gathered(const Tensor& whole_x, uint64_t stream, int64_t columns) {
@@ -272,29 +271,35 @@ TEST_P(Backward, CapturedWeightGradientReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{97, 64, 64};
-    gpu::AgWgrad op(comm, lt, shape, Algorithm::chunked);
+    gpu::AgWgrad op(comm, lt, shape);
+    auto candidates = candidates_of(op);
+    if (candidates.size() > 1) candidates.erase(candidates.begin());  // NCCL's
     const WgradOperands o(comm, shape, 0);
-    const Matrix chunked = weight_gradient(shape), serial = weight_gradient(shape);
+    std::vector<Matrix> gradients;
+    for (size_t i = 0; i < candidates.size(); ++i) gradients.push_back(weight_gradient(shape));
     comm.synchronize();
     const CapturedCalls graph(comm, [&] {
-      for (const Matrix* dw : {&chunked, &serial}) clear(dw->tensor, comm.stream());
-      op.run(Algorithm::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
-      op.run(Algorithm::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
+      for (size_t i = 0; i < candidates.size(); ++i) {
+        clear(gradients[i].tensor, comm.stream());
+        candidates[i].run({o.x.tensor, o.dy.tensor, gradients[i].tensor});
+      }
     });
     constexpr int kReplays = 50;
-    Digests digests(comm, 2 * kReplays);
+    const size_t each = gradients.size();
+    Digests digests(comm, each * kReplays);
     for (int i = 0; i < kReplays; ++i) {
-      for (const Matrix* dw : {&chunked, &serial}) poison(dw->tensor, comm.stream());
+      for (const Matrix& dw : gradients) poison(dw.tensor, comm.stream());
       if ((i + comm.rank()) % 5 == 0) launch_pause(20000, comm.stream());
       graph.launch();
-      for (const Matrix* dw : {&chunked, &serial}) digests.add(dw->tensor);
+      for (const Matrix& dw : gradients) digests.add(dw.tensor);
     }
     const std::vector<uint64_t> replayed = digests.take();
-    for (size_t i = 2; i < replayed.size(); ++i) {
-      ASSERT_EQ(replayed[i], replayed[i % 2]) << "replay " << i / 2;
+    for (size_t i = each; i < replayed.size(); ++i) {
+      ASSERT_EQ(replayed[i], replayed[i % each]) << "replay " << i / each;
     }
-    expect_right(comm, chunked.tensor, wgrad_reference(comm, shape, 1), "chunked, replayed");
-    expect_right(comm, serial.tensor, wgrad_reference(comm, shape, 1), "serial_copy, replayed");
+    for (const Matrix& dw : gradients) {
+      expect_right(comm, dw.tensor, wgrad_reference(comm, shape, 1), "replayed");
+    }
   });
 }
 
@@ -303,15 +308,17 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     const LtContext lt;
     struct StressCase {
       StressCase(GpuCommunicator& c, const LtContext& context, const OpDesc& s)
-          : op(c, context, s, Algorithm::chunked),
+          : op(c, context, s),
+            candidates(candidates_of(op)),
             operands(c, s, 0),
             dw(weight_gradient(s)),
             shape(s) {}
       gpu::AgWgrad op;
+      std::vector<Candidate> candidates;
       WgradOperands operands;
       Matrix dw;
       OpDesc shape;
-      std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // indexed by algorithm
+      std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // by candidate
     };
     std::vector<std::unique_ptr<StressCase>> cases;
     for (const OpDesc& s : {OpDesc{256 * comm.size(), 136, 64}, OpDesc{41, 64, 256}}) {
@@ -319,7 +326,8 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     }
     OpDesc gathered_shape{1001, 8, 24};
     gathered_shape.keep_gathered = true;
-    gpu::AgGemm keeps(comm, lt, gathered_shape, Algorithm::chunked);
+    gpu::AgGemm keeps(comm, lt, gathered_shape, Strategy::serial);
+    const Candidate keeping = candidate_of(keeps, "chunked");
     const WgradOperands whole_x(comm, gathered_shape, 0);
     const Matrix weight(DType::bf16, 8, 24), out(DType::bf16, 1001, 8),
         whole(DType::bf16, 1001, 24);
@@ -332,33 +340,32 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     CallsInARow calls(comm, 3 * kInARow, size_t(64 * 256) * sizeof(float));
     struct Done {
       StressCase* stress_case;
-      size_t algorithm;
+      size_t candidate;
     };
     std::vector<Done> done;
     uint64_t product = 0;
     for (uint64_t i = 0; i < 300; ++i) {
       const auto draw = philox(1, 0, i);
       StressCase& stress_case = *cases[draw[0] % cases.size()];
-      const auto algorithms = stress_case.op.algorithms();
-      const Algorithm algorithm = algorithms[draw[1] % algorithms.size()];
+      const size_t candidate = draw[1] % stress_case.candidates.size();
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       const Tensor dw = calls.next(stress_case.dw.tensor);
       clear(dw, comm.stream());
-      stress_case.op.run(algorithm, stress_case.operands.x.tensor, stress_case.operands.dy.tensor,
-                         dw);
-      keeps.run(whole_x.x.tensor, weight.tensor, calls.next(out.tensor));
+      stress_case.candidates[candidate].run(
+          {stress_case.operands.x.tensor, stress_case.operands.dy.tensor, dw});
+      keeping.run({whole_x.x.tensor, weight.tensor, calls.next(out.tensor)});
       const Tensor copy = calls.next(whole.tensor), gathered = keeps.gathered();
       gpu::check(cudaMemcpyAsync(copy.data(), gathered.data(), gathered.bytes(), cudaMemcpyDefault,
                                  comm.stream()),
                  "copy a gather");
-      done.push_back({&stress_case, draw[1] % algorithms.size()});
+      done.push_back({&stress_case, candidate});
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < done.size(); ++call) {
         const auto& [of, which] = done[call];
         const std::string what =
-            fmt::format("behind call {}: {} {}", i, call, gpu::name_of(of->op.algorithms()[which]));
+            fmt::format("behind call {}: {} {}", i, call, of->candidates[which].name);
         if (of->bits[which] == 0) {
           expect_right(comm, calls.out(3 * call), wgrad_reference(comm, of->shape, 1), what);
           of->bits[which] = now[3 * call];

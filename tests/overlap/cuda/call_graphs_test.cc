@@ -3,6 +3,7 @@
 // and callers that capture.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -80,66 +81,60 @@ void clear(Kind kind, const GpuCommunicator& comm, const Tensor& out) {
   gpu::check(cudaMemsetAsync(out.data(), 0, out.bytes(), comm.stream()), "clear");
 }
 
-// Calls f with an operator of each kind.
+// Calls f with an operator of each kind, without fused candidates.
 template <typename F>
-void with_each(GpuCommunicator& comm, const OpDesc& shape, Algorithm algorithm, const F& f) {
+void with_each(GpuCommunicator& comm, const OpDesc& shape, const F& f) {
   const LtContext lt;
-  AgGemm gather(comm, lt, shape, algorithm);
+  AgGemm gather(comm, lt, shape, Strategy::serial);
   f(gather, Kind::gather, "ag_gemm");
-  GemmRs scatter(comm, lt, shape, algorithm);
+  GemmRs scatter(comm, lt, shape, Strategy::serial);
   f(scatter, Kind::scatter, "gemm_rs");
-  AgWgrad gradient(comm, lt, shape, algorithm);
+  AgWgrad gradient(comm, lt, shape);
   f(gradient, Kind::gradient, "ag_wgrad");
-}
-
-// Only AG+GEMM's fused variants that use the copy engine become graphs.
-template <typename Op>
-void use_variant(Op& op, uint64_t draw) {
-  if constexpr (requires { op.pushes_by_engine(0); }) {
-    if (op.variants(Algorithm::fused) > 0)
-      op.use_variant(Algorithm::fused, int(draw % uint64_t(op.variants(Algorithm::fused))));
-  }
 }
 
 template <typename Op>
 void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char* name) {
   const LtContext lt;
-  Op op(comm, lt, shape, Algorithm::fused);
+  Op op(comm, lt, shape);
+  // A few of each family.
+  std::vector<Candidate> candidates;
+  for (const Candidate& candidate : candidates_of(op)) {
+    const auto same = [&](const Candidate& other) { return other.family == candidate.family; };
+    if (candidate.family.empty() || std::ranges::count_if(candidates, same) < 4)
+      candidates.push_back(candidate);
+  }
   std::vector<Operands> sets;
   for (uint64_t set = 0; set < 3; ++set) {
     sets.push_back(make_operands(kind, comm, shape));
     fill(kind, comm, shape, sets.back(), 3 + set);
   }
-  // Few enough that the same operands, algorithm and output recur and are replayed.
+  // Few enough that the same operands, candidate and output recur and are replayed.
   constexpr size_t kInARow = 3;
   CallsInARow calls(comm, kInARow, size_t(sets[0].out.tensor.bytes()));
-  std::vector<std::pair<size_t, Algorithm>> done;
-  std::map<std::pair<size_t, Algorithm>, uint64_t> bits;
-  const auto algorithm_of = [&](uint64_t i) {
-    const std::vector<Algorithm> algorithms = op.algorithms();
-    return algorithms[philox(1, 1, i)[0] % algorithms.size()];
-  };
+  std::vector<std::pair<size_t, size_t>> done;
+  std::map<std::pair<size_t, size_t>, uint64_t> bits;
   for (uint64_t i = 0; i < 450; ++i) {
     const size_t set = philox(1, 0, i)[0] % 3;
-    const Algorithm algorithm = algorithm_of(i);
-    use_variant(op, philox(1, 2, i)[0] % 4);
+    const size_t number = philox(1, 1, i)[0] % candidates.size();
     // A rank delayed on the host or the device must not stop the others from building their graphs.
     const uint32_t late = philox(2, uint64_t(comm.rank()), i)[0] % 100;
     if (late < 20) std::this_thread::sleep_for(std::chrono::microseconds(100 * late));
     if (late > 90) launch_pause(300000, comm.stream());
     const Tensor out = calls.next(sets[set].out.tensor);
     if (kind == Kind::gradient) clear(kind, comm, out);
-    op.run(algorithm, sets[set].x.tensor, sets[set].weight.tensor, out);
-    done.emplace_back(set, algorithm);
+    candidates[number].run({sets[set].x.tensor, sets[set].weight.tensor, out});
+    done.emplace_back(set, number);
     if (!calls.full()) continue;
     const std::vector<uint64_t> now = calls.digests();
     for (size_t call = 0; call < now.size(); ++call) {
       const auto& [of, used] = done[call];
+      const std::string& candidate = candidates[used].name;
       const std::string what =
-          fmt::format("{} {}, operands {}, behind call {}: {}", name, name_of(used), of, i, call);
+          fmt::format("{} {}, operands {}, behind call {}: {}", name, candidate, of, i, call);
       uint64_t& first = bits[done[call]];
       if (first == 0) {
-        expect_right(comm, calls.out(call), sets[of].reference, what, used);
+        expect_right(comm, calls.out(call), sets[of].reference, what, candidate);
         first = now[call];
       }
       ASSERT_EQ(now[call], first) << what;
@@ -147,18 +142,18 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
     calls.begin_again();
     done.clear();
   }
-  for (const Algorithm algorithm : op.algorithms()) {
+  for (const Candidate& candidate : candidates) {
     for (size_t set = 0; set < sets.size(); ++set) {
       fill(kind, comm, shape, sets[set], 20 + set);
       clear(kind, comm, sets[set].out.tensor);
-      op.run(algorithm, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
+      candidate.run({sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor});
       expect_right(comm, sets[set].out.tensor, sets[set].reference,
-                   fmt::format("{} {} of new values", name, name_of(algorithm)), algorithm);
+                   fmt::format("{} {} of new values", name, candidate.name), candidate.name);
     }
   }
 }
 
-TEST_P(CallGraph, OperandsAndAlgorithmsAlternate) {
+TEST_P(CallGraph, OperandsAndCandidatesAlternate) {
   run([](GpuCommunicator& comm) {
     for (const int64_t m : {int64_t(37), int64_t(256 * comm.size())}) {
       const OpDesc shape{m, 264, 136};
@@ -174,7 +169,8 @@ TEST_P(CallGraph, OperandsAndAlgorithmsAlternate) {
 TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{24, 16, 40};
-    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, [&](auto& op, Kind kind, const char* name) {
+      const Candidate chunked = candidate_of(op, "chunked");
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
       const int64_t slots = int64_t(CallGraphs::kMaxGraphs) + 12;
@@ -188,7 +184,7 @@ TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
         clear(kind, comm, outs.tensor);
         for (int64_t i = 0; i < slots; ++i) {
           const int64_t slot = pass < 2 || pass % 2 == 1 ? i : slots - 1 - i;
-          op.run(o.x.tensor, o.weight.tensor, out_at(slot));
+          chunked.run({o.x.tensor, o.weight.tensor, out_at(slot)});
         }
         const uint64_t first = digest(out_at(0), comm.stream());
         expect_right(comm, out_at(0), o.reference, what);
@@ -204,7 +200,7 @@ TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
 TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{48 * comm.size(), 264, 136};
-    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, [&](auto& op, Kind kind, const char* name) {
       constexpr int64_t kViews = 3;
       std::vector<Operands> sets;
       for (int64_t view = 0; view < kViews; ++view) {
@@ -216,13 +212,13 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
       for (int64_t view = 0; view < kViews; ++view) {
         fill(kind, comm, shape, sets[size_t(view)], x_of(view), 3 + uint64_t(view));
       }
-      for (const Algorithm algorithm : op.algorithms()) {
+      for (const Candidate& candidate : candidates_of(op)) {
         for (int64_t i = 0; i < 4 * kViews; ++i) {
           const Operands& o = sets[size_t(i % kViews)];
           clear(kind, comm, o.out.tensor);
-          op.run(algorithm, x_of(i % kViews), o.weight.tensor, o.out.tensor);
+          candidate.run({x_of(i % kViews), o.weight.tensor, o.out.tensor});
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{} {} call {}", name, name_of(algorithm), i), algorithm);
+                       fmt::format("{} {} call {}", name, candidate.name, i), candidate.name);
         }
       }
     });
@@ -230,8 +226,7 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
 }
 
 // Frees x after the call that was replayed last; the new x often gets the same address.
-template <typename Op>
-void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Algorithm algorithm,
+void renew_x(GpuCommunicator& comm, const Candidate& candidate, Kind kind, const OpDesc& shape,
              From from, const std::string& name) {
   Operands o = make_operands(kind, comm, shape);
   RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
@@ -244,11 +239,11 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Algo
     slots.insert(x.data());
     for (int call = 0; call < 3; ++call) {
       clear(kind, comm, o.out.tensor);
-      op.run(algorithm, x, o.weight.tensor, o.out.tensor);
+      candidate.run({x, o.weight.tensor, o.out.tensor});
       expect_right(comm, o.out.tensor, o.reference,
-                   fmt::format("{} {} of a {}, round {} call {}", name, name_of(algorithm),
+                   fmt::format("{} {} of a {}, round {} call {}", name, candidate.name,
                                name_of(from), round, call),
-                   algorithm);
+                   candidate.name);
     }
     memory.renew();
   }
@@ -259,20 +254,20 @@ void renew_operands(GpuCommunicator& comm, From from) {
   // Rows large enough for an allocation of their own, and small ones.
   for (const OpDesc& shape :
        {OpDesc{512 * comm.size(), 64, 4096}, OpDesc{48 * comm.size(), 264, 136}}) {
-    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
-      for (const Algorithm algorithm : op.algorithms())
-        renew_x(comm, op, kind, shape, algorithm, from, name);
+    with_each(comm, shape, [&](auto& op, Kind kind, const char* name) {
+      for (const Candidate& candidate : candidates_of(op))
+        renew_x(comm, candidate, kind, shape, from, name);
     });
   }
   const LtContext lt;
   OpDesc gathering{512 * comm.size(), 64, 4096};
   gathering.keep_gathered = true;
-  AgGemm op(comm, lt, gathering, Algorithm::fused);
-  if (op.variants(Algorithm::fused) == 0) return;
-  int variant = 0;
-  while (!op.pushes_by_engine(variant)) ++variant;
-  op.use_variant(Algorithm::fused, variant);
-  renew_x(comm, op, Kind::gather, gathering, Algorithm::fused, from, "ag_gemm that keeps");
+  const AgGemm op(comm, lt, gathering);
+  const auto fused = candidates_of(op, "fused");
+  const auto by_engine = std::ranges::find_if(
+      fused, [&](const Candidate& candidate) { return op.pushes_by_engine(candidate); });
+  if (by_engine == fused.end()) return;
+  renew_x(comm, *by_engine, Kind::gather, gathering, from, "ag_gemm that keeps");
 }
 
 TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {
@@ -302,21 +297,13 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
     comm.prepare({});  // ranks that share a GPU capture nothing in advance
     int enqueued = 0;
     // Number of enqueues in five calls.
-    const auto count = [&](const Tensor& copied, const Tensor* added, int variant) {
+    const auto count = [&](const Tensor& copied, const Tensor* added, size_t candidate) {
       const int before = enqueued;
       for (int i = 0; i < 5; ++i) {
-        graphs.run({Algorithm::chunked,
-                    copied,
-                    weight.tensor,
-                    out.tensor,
-                    added,
-                    nullptr,
-                    {&copied},
-                    variant},
-                   [&] {
-                     ++enqueued;
-                     poison(out.tensor, comm.stream());
-                   });
+        graphs.run({candidate, {copied, weight.tensor, out.tensor, added}, {&copied}}, [&] {
+          ++enqueued;
+          poison(out.tensor, comm.stream());
+        });
       }
       comm.synchronize();
       return enqueued - before;
@@ -362,8 +349,8 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
     std::vector<std::unique_ptr<AgGemm>> gathers;
     std::vector<std::unique_ptr<GemmRs>> scatters;
     for (size_t i = 0; i < kOperators; ++i) {
-      gathers.push_back(std::make_unique<AgGemm>(comm, lt, shape, Algorithm::chunked));
-      scatters.push_back(std::make_unique<GemmRs>(comm, lt, shape, Algorithm::chunked));
+      gathers.push_back(std::make_unique<AgGemm>(comm, lt, shape, Strategy::serial));
+      scatters.push_back(std::make_unique<GemmRs>(comm, lt, shape, Strategy::serial));
     }
     Operands gathered = make_operands(Kind::gather, comm, shape);
     Operands scattered = make_operands(Kind::scatter, comm, shape);
@@ -383,8 +370,10 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
     for (int pass = 0; pass < 5; ++pass) {
       for (const auto* all : {&all_gathered, &all_scattered}) poison((*all)->tensor, comm.stream());
       for (size_t i = 0; i < kOperators; ++i) {
-        gathers[i]->run(gathered.x.tensor, gathered.weight.tensor, out_of(*all_gathered, i));
-        scatters[i]->run(scattered.x.tensor, scattered.weight.tensor, out_of(*all_scattered, i));
+        candidate_of(*gathers[i], "chunked")
+            .run({gathered.x.tensor, gathered.weight.tensor, out_of(*all_gathered, i)});
+        candidate_of(*scatters[i], "chunked")
+            .run({scattered.x.tensor, scattered.weight.tensor, out_of(*all_scattered, i)});
       }
       for (const auto* all : {&all_gathered, &all_scattered}) {
         for (size_t i = 0; i < kOperators; ++i) digests.add(out_of(**all, i));
@@ -408,16 +397,16 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 1000, 1032};
-    GemmRs op(comm, lt, shape, Algorithm::fused);
+    GemmRs op(comm, lt, shape);
     Operands o = make_operands(Kind::scatter, comm, shape);
     fill(Kind::scatter, comm, shape, o, 3);
     comm.synchronize();
-    const auto call = [&] {
-      poison(o.out.tensor, comm.stream());
-      op.run(Algorithm::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
-    };
-    for (int variant = 0; variant < op.variants(Algorithm::fused); ++variant) {
-      op.use_variant(Algorithm::fused, variant);
+    for (const Candidate& candidate : candidates_of(op, "fused")) {
+      op.settle_on(candidate);
+      const auto call = [&] {
+        poison(o.out.tensor, comm.stream());
+        candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor});
+      };
       const CapturedCalls graph(comm, [&] { call(), call(); });
       for (int i = 0; i < 20; ++i) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
@@ -427,7 +416,7 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
         call();
         if (i % 4 == 0) {
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{}, round {}", op.describe(Algorithm::fused), i));
+                       fmt::format("{}, round {}", candidate.name, i));
         }
       }
     }
@@ -437,15 +426,16 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
 TEST_P(CallGraph, OtherStreamsAndCallerCapturesMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{128 * comm.size(), 264, 136};
-    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
       comm.synchronize();
       const cudaStream_t original = comm.stream();
       const Stream other(Priority::high);
+      const Candidate chunked = candidate_of(op, "chunked");
       const auto call = [&] {
         clear(kind, comm, o.out.tensor);
-        op.run(o.x.tensor, o.weight.tensor, o.out.tensor);
+        chunked.run({o.x.tensor, o.weight.tensor, o.out.tensor});
       };
       const auto expect = [&](const char* what) {
         expect_right(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, what));

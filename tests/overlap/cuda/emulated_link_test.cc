@@ -2,7 +2,6 @@
 // bytes, and results are right.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -151,11 +150,13 @@ TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
     const LtContext lt;
     Stopwatch stopwatch(comm);
     const int64_t world = comm.size();
-    const auto try_algorithms = [&](auto& op, const Operands& o, const char* name, double bytes) {
-      const auto try_algorithm = [&](Algorithm algorithm, const std::string& what) {
+    const auto try_candidates = [&](const auto& op, const Operands& o, const char* name,
+                                    double bytes) {
+      for (const Candidate& candidate : candidates_of(op)) {
+        const std::string what = fmt::format("{} {}", name, candidate.name);
         for (int call = 0; call < 3; ++call) {  // the last one is replayed
           poison(o.out, comm.stream());
-          const auto run = [&] { op.run(algorithm, o.x, o.weight, o.out); };
+          const auto run = [&] { candidate.run({o.x, o.weight, o.out}); };
           if (call > 0) {
             expect_no_faster(stopwatch, bytes, what, run);
           } else {  // loads libraries, which may wait for pending work
@@ -163,34 +164,20 @@ TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
             comm.synchronize();
           }
         }
-        expect_right(comm, o, what, algorithm);
-      };
-      const auto algorithms = op.algorithms();
-      for (const Algorithm algorithm : algorithms) {
-        if (algorithm != Algorithm::fused && algorithm != Algorithm::fused_cutlass) {
-          try_algorithm(algorithm, fmt::format("{} {}", name, gpu::name_of(algorithm)));
-        } else if constexpr (requires { op.use_variant(algorithm, 0); }) {
-          for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-            op.use_variant(algorithm, variant);
-            try_algorithm(algorithm, fmt::format("{} {} {}", name, gpu::name_of(algorithm),
-                                                 op.describe(algorithm)));
-          }
-        }
+        expect_right(comm, o, what, candidate.name);
       }
-      return algorithms;
     };
     const OpDesc shape{512 * world, 1024, 768};
     const auto slice = double(shape.m / world * (world - 1));
-    AgGemm ag(comm, lt, shape, Algorithm::fused);
-    try_algorithms(ag, ag_operands(comm, shape, 3), "ag_gemm", slice * double(shape.k) * 2);
-    GemmRs rs(comm, lt, shape, Algorithm::fused);
-    try_algorithms(rs, sum_operands(comm, shape, true, 4), "gemm_rs", slice * double(shape.n) * 2);
+    AgGemm ag(comm, lt, shape);
+    try_candidates(ag, ag_operands(comm, shape, 3), "ag_gemm", slice * double(shape.k) * 2);
+    GemmRs rs(comm, lt, shape);
+    try_candidates(rs, sum_operands(comm, shape, true, 4), "gemm_rs", slice * double(shape.n) * 2);
     const OpDesc small{64, 4096, 768};
-    GemmAr ar(comm, lt, small, Algorithm::fused);
-    const auto algorithms =
-        try_algorithms(ar, sum_operands(comm, small, false, 5), "gemm_ar",
-                       4 * double(small.m * small.n * (world - 1)) / double(world));
-    EXPECT_EQ(std::ranges::count(algorithms, Algorithm::fused), 0);
+    GemmAr ar(comm, lt, small);
+    try_candidates(ar, sum_operands(comm, small, false, 5), "gemm_ar",
+                   4 * double(small.m * small.n * (world - 1)) / double(world));
+    EXPECT_TRUE(candidates_of(ar, "fused").empty());
   });
 }
 

@@ -2,6 +2,7 @@
 // arriving partial sums.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -23,10 +24,10 @@ using namespace gpu;
 
 class Fp8Fused : public OnGpus {};
 
-/// Product of the operands for all variants, each of which takes less time than its computation.
+/// Product of the operands for all candidates, each of which takes less time than its computation.
 ExactProduct exact_product(GpuCommunicator& comm, const ScaledOperands& o) {
   ProductReference reference = o.reference;
-  reference.roundings = roundings_of(Algorithm::chunked, reference.terms);
+  reference.roundings = roundings_of("chunked", reference.terms);
   return ExactProduct(reference, o.out.tensor.dim(0), o.out.tensor.dim(1), o.out.tensor.dtype(),
                       comm.stream());
 }
@@ -35,29 +36,29 @@ ExactProduct exact_product(GpuCommunicator& comm, const ScaledOperands& o) {
 // k-step, last waves with several splits, and K so long that sums kept in the tensor cores
 // throughout would exceed the bound. Two sets of operands alternate, then only the scales move:
 // using those of another tile or call would fail.
-TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
+TEST_P(Fp8Fused, EveryHandWrittenCandidateMatchesReferenceUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_variants = [&](auto& op, Algorithm algorithm,
-                                  const std::vector<ScaledOperands>& sets,
-                                  const std::vector<ExactProduct>& exact, const std::string& name) {
-      ASSERT_GT(op.variants(algorithm), 0) << name;
-      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-        op.use_variant(algorithm, variant);
-        const std::string what =
-            fmt::format("{} {} of {}", name, op.describe(algorithm), comm.size());
-        const auto call = [&](Algorithm w, const ScaledOperands& o, const Scales& scales) {
+    const auto try_candidates = [&](const auto& op, const std::vector<ScaledOperands>& sets,
+                                    const std::vector<ExactProduct>& exact,
+                                    const std::string& name) {
+      const auto fused = candidates_of(op, "fused");
+      ASSERT_GT(fused.size(), 0u) << name;
+      const Candidate chunked = candidate_of(op, "chunked");
+      for (const Candidate& candidate : fused) {
+        const std::string what = fmt::format("{} {} of {}", name, candidate.name, comm.size());
+        const auto call = [&](const Candidate& one, const ScaledOperands& o, const Scales& scales) {
           poison(o.out.tensor, comm.stream());
-          op.run(w, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales);
+          one.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales});
         };
         std::vector<uint64_t> digests[2];
         for (uint64_t i = 0; i < 8; ++i) {
           const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
           if (delay < 20000) launch_pause(delay, comm.stream());
           const ScaledOperands& o = sets[i % 2];
-          if (i == 5) call(Algorithm::chunked, o, o.scales);
-          call(algorithm, o, o.scales);
+          if (i == 5) call(chunked, o, o.scales);
+          call(candidate, o, o.scales);
           digests[i % 2].push_back(digest(o.out.tensor, comm.stream()));
         }
         for (const size_t set : {0, 1}) {
@@ -72,7 +73,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
         const MovedScales moved(comm, o.scales);
         poison(o.scales.x, comm.stream());
         poison(o.scales.weight, comm.stream());
-        for (int i = 0; i < 3; ++i) call(algorithm, o, moved.scales);
+        for (int i = 0; i < 3; ++i) call(candidate, o, moved.scales);
         EXPECT_EQ(digest(o.out.tensor, comm.stream()), digests[1][0]) << what << ", moved scales";
         MovedScales::copy(comm, moved.scales, o.scales);
         comm.synchronize();
@@ -103,21 +104,17 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
           }
           // Rows of tiles are processed in pairs, which may span the shards of two ranks.
           if (size.m % 256 == 0 || comm.size() % 2 == 0) {
-            gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
-            bool by_copy_warps = false;
-            for (int variant = 0; variant < ag.variants(Algorithm::fused); ++variant) {
-              ag.use_variant(Algorithm::fused, variant);
-              by_copy_warps |=
-                  ag.describe(Algorithm::fused).find("copy warps") != std::string::npos;
-            }
+            gpu::AgGemm ag(comm, lt, shape);
+            const bool by_copy_warps =
+                std::ranges::any_of(candidates_of(ag, "fused"), [](const Candidate& one) {
+                  return one.name.find("copy warps") != std::string::npos;
+                });
             EXPECT_EQ(by_copy_warps, shape.m <= 4096) << describe_scaled(shape);
-            try_variants(ag, Algorithm::fused, ag_sets, ag_exact,
-                         "ag_gemm " + describe_scaled(shape));
+            try_candidates(ag, ag_sets, ag_exact, "ag_gemm " + describe_scaled(shape));
           }
           if (size.m % 256 != 0) continue;
-          gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
-          try_variants(rs, Algorithm::fused, rs_sets, rs_exact,
-                       "gemm_rs " + describe_scaled(shape));
+          gpu::GemmRs rs(comm, lt, shape);
+          try_candidates(rs, rs_sets, rs_exact, "gemm_rs " + describe_scaled(shape));
         }
       }
     }
@@ -130,23 +127,22 @@ TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_variants = [&](auto& op, Algorithm algorithm, const ScaledOperands& o) {
-      ASSERT_GT(op.variants(algorithm), 0);
-      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-        op.use_variant(algorithm, variant);
+    const auto try_candidates = [&](const auto& op, const ScaledOperands& o) {
+      const auto fused = candidates_of(op, "fused");
+      ASSERT_GT(fused.size(), 0u);
+      for (const Candidate& candidate : fused) {
         poison(o.out.tensor, comm.stream());
-        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
-        expect_right(comm, o, op.describe(algorithm));
+        candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales});
+        expect_right(comm, o, candidate.name);
       }
     };
     // The first shape splits tiles along K.
     for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {512, 1008, 4096}}) {
       const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
-      gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
-      try_variants(ag, Algorithm::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
-      try_variants(rs, Algorithm::fused,
-                   scaled_sum_operands(comm, shape, true, 4, Values::positive));
+      gpu::AgGemm ag(comm, lt, shape);
+      try_candidates(ag, scaled_ag_operands(comm, shape, 3, Values::positive));
+      gpu::GemmRs rs(comm, lt, shape);
+      try_candidates(rs, scaled_sum_operands(comm, shape, true, 4, Values::positive));
     }
   });
 }

@@ -1,4 +1,4 @@
-// e4m3 operands: the GEMM by each implementation, the operators by every algorithm against the
+// e4m3 operands: the GEMM by each implementation, the operators by every candidate against the
 // exact product of the scaled codes, scales that are exchanged, quantization, and rejected
 // arguments.
 #include <fmt/format.h>
@@ -197,32 +197,32 @@ TEST_P(Fp8Product, QuantizedRowsMatchTheCpu) {
   });
 }
 
-TEST_P(Fp8, EveryAlgorithmMatchesReferenceOnOddShapes) {
+TEST_P(Fp8, EveryCandidateMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
-      const auto try_algorithms = [&](auto& op, const ScaledOperands& o, const char* name) {
-        for (const Algorithm algorithm : op.algorithms()) {
-          const std::string what = fmt::format("{} {} {} of {}", name, gpu::name_of(algorithm),
+      const auto try_candidates = [&](const auto& op, const ScaledOperands& o, const char* name) {
+        for (const Candidate& candidate : candidates_of(op)) {
+          const std::string what = fmt::format("{} {} {} of {}", name, candidate.name,
                                                describe_scaled(shape), comm.size());
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {
             poison(o.out.tensor, comm.stream());
             if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
-            op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+            candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales});
             digests.push_back(digest(o.out.tensor, comm.stream()));
           }
-          expect_right(comm, o, what, algorithm);
+          expect_right(comm, o, what, candidate.name);
           EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         }
       };
-      gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
-      try_algorithms(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
-      try_algorithms(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
-      gpu::GemmAr ar(comm, lt, shape, Algorithm::serial_nccl);
+      gpu::AgGemm ag(comm, lt, shape, Strategy::serial);
+      try_candidates(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
+      gpu::GemmRs rs(comm, lt, shape, Strategy::serial);
+      try_candidates(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
+      gpu::GemmAr ar(comm, lt, shape, Strategy::serial);
       const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
-      try_algorithms(ar, o, "gemm_ar");
+      try_candidates(ar, o, "gemm_ar");
       comm.require_same("bits", std::to_string(digest(o.out.tensor, comm.stream())));
     };
     for (const Scaling scaling : kScalings) {
@@ -242,25 +242,25 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = scaled_shape(130, 64, 96, Scaling::row);
-    gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
-    gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
+    gpu::AgGemm ag(comm, lt, shape, Strategy::serial);
+    gpu::GemmRs rs(comm, lt, shape, Strategy::serial);
     std::vector<ScaledOperands> ag_o, rs_o;
     for (const uint64_t seed : {3, 8}) {
       ag_o.push_back(scaled_ag_operands(comm, shape, seed));
       rs_o.push_back(scaled_sum_operands(comm, shape, true, seed));
     }
-    const auto call = [&](auto& op, const ScaledOperands& o, Algorithm algorithm,
+    const auto call = [&](const auto& op, const ScaledOperands& o, const char* candidate,
                           const Tensor& out) {
-      op.run(algorithm, o.x.tensor, o.weight.tensor, out, nullptr, &o.scales);
+      candidate_of(op, candidate).run({o.x.tensor, o.weight.tensor, out, nullptr, &o.scales});
     };
     constexpr uint64_t kInARow = 4;
     CallsInARow calls(comm, 2 * kInARow, size_t(130 * 64) * size_of(DType::bf16));
     for (uint64_t i = 0; i < 200; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      const Algorithm algorithm = i % 3 == 0 ? Algorithm::serial_copy : Algorithm::chunked;
-      call(ag, ag_o[i % 2], algorithm, calls.next(ag_o[i % 2].out.tensor));
-      call(rs, rs_o[i % 2], algorithm, calls.next(rs_o[i % 2].out.tensor));
+      const char* const candidate = i % 3 == 0 ? "serial_copy" : "chunked";
+      call(ag, ag_o[i % 2], candidate, calls.next(ag_o[i % 2].out.tensor));
+      call(rs, rs_o[i % 2], candidate, calls.next(rs_o[i % 2].out.tensor));
       if (!calls.full()) continue;
       for (size_t j = 0; j < 2 * kInARow; ++j) {  // even: ag_gemm
         const size_t set = j / 2 % 2;
@@ -273,8 +273,8 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
     comm.synchronize();
     const CapturedCalls graph(comm, [&] {
       for (const size_t set : {0, 1}) {
-        call(ag, ag_o[set], Algorithm::chunked, ag_o[set].out.tensor);
-        call(rs, rs_o[set], Algorithm::chunked, rs_o[set].out.tensor);
+        call(ag, ag_o[set], "chunked", ag_o[set].out.tensor);
+        call(rs, rs_o[set], "chunked", rs_o[set].out.tensor);
       }
     });
     constexpr int kReplays = 50;
@@ -308,8 +308,8 @@ TEST_P(Fp8, OperandsMayBeFreed) {
     const LtContext lt;
     for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
       const OpDesc shape = scaled_shape(m, 64, 2048, Scaling::row);
-      gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
+      gpu::AgGemm ag(comm, lt, shape, Strategy::serial);
+      gpu::GemmRs rs(comm, lt, shape, Strategy::serial);
       const auto rounds = [&](auto& op, const auto& operands, const std::string& name) {
         std::set<const void*> rows, scales;
         constexpr uint64_t kRounds = 6;
@@ -319,7 +319,8 @@ TEST_P(Fp8, OperandsMayBeFreed) {
           scales.insert(o.scales.x.data());
           for (int call = 0; call < 3; ++call) {
             poison(o.out.tensor, comm.stream());
-            op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+            candidate_of(op, "chunked")
+                .run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales});
             expect_right(comm, o, fmt::format("{} M {} round {} call {}", name, m, round, call));
           }
         }
@@ -356,12 +357,12 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
             .m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling};
         tandem::GemmRs rs(comm, sum, {strategy, 0});
         rs.run(ro.x.tensor, ro.weight.tensor, ro.out.tensor, nullptr, &ro.scales);
-        expect_right(comm, ro, "gemm_rs " + what, algorithm_of(strategy));
+        expect_right(comm, ro, "gemm_rs " + what, candidate_of(strategy));
         tandem::GemmAr ar(comm,
                           {.m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling},
                           {strategy, 0});
         ar.run(so.x.tensor, so.weight.tensor, so.out.tensor, nullptr, &so.scales);
-        expect_right(comm, so, "gemm_ar " + what, algorithm_of(strategy));
+        expect_right(comm, so, "gemm_ar " + what, candidate_of(strategy));
       }
     }
     const LtContext lt;
@@ -377,7 +378,9 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
         tandem::AgGemm(comm,
                        {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .keep_gathered = true}),
         Unsupported);
-    gpu::GemmAr ar(comm, lt, shape, Algorithm::serial_nccl);
+    tandem::GemmAr ar(comm,
+                      {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = Scaling::row},
+                      {Strategy::serial});
     const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
     const auto run_with = [&](const Scales* scales) {
       ar.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, scales);
@@ -390,7 +393,8 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
     std::vector<float> host(48);
     const Scales on_host{Tensor(host.data(), DType::f32, {32}), o.scales.weight};
     EXPECT_THROW(run_with(&on_host), InvalidArgument);
-    gpu::GemmAr unscaled(comm, lt, {32, 32, 48}, Algorithm::serial_nccl);
+    tandem::GemmAr unscaled(comm, {.m = 32, .n = 32, .k = 48, .dtype = DType::bf16},
+                            {Strategy::serial});
     const Matrix x(DType::bf16, {32, 48});
     EXPECT_THROW(unscaled.run(x.tensor, x.tensor, o.out.tensor, nullptr, &o.scales),
                  InvalidArgument);

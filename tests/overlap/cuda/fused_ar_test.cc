@@ -1,5 +1,5 @@
-// Fused GEMM+AR: every variant on odd shapes, on one GPU (GEMM without exchange) and on 2 to 4
-// GPUs, also e4m3; alternating variants under random delays; bias; captured and replayed.
+// Fused GEMM+AR: every candidate on odd shapes, on one GPU (GEMM without exchange) and on 2 to 4
+// GPUs, also e4m3; alternating candidates under random delays; bias; captured and replayed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,39 +59,37 @@ struct Case {
   Case(GpuCommunicator& comm_, const LtContext& lt, const OpDesc& s, Values values = Values::any)
       : comm(comm_),
         shape(s),
-        op(comm_, lt, s, Algorithm::fused),
+        op(comm_, lt, s),
+        fused(candidates_of(op, "fused")),
         operands(scaled_sum_operands(comm_, s, false, 5, values)),
         x(operands.x.tensor),
         out(operands.out.tensor) {}
-  void run(int variant, const Tensor* bias = nullptr) { run_into(out, variant, bias); }
-  void run_into(const Tensor& to, int variant, const Tensor* bias = nullptr) {
-    op.use_variant(Algorithm::fused, variant);
-    op.run(Algorithm::fused, x, operands.weight.tensor, to, bias, operands.given());
+  void run(size_t number, const Tensor* bias = nullptr) { run_into(out, number, bias); }
+  void run_into(const Tensor& to, size_t number, const Tensor* bias = nullptr) {
+    fused[number].run({x, operands.weight.tensor, to, bias, operands.given()});
   }
-  void run(Algorithm algorithm) {
-    op.run(algorithm, x, operands.weight.tensor, out, nullptr, operands.given());
+  void run_serial() {
+    candidate_of(op, kNccl).run({x, operands.weight.tensor, out, nullptr, operands.given()});
   }
   // Digest after the scales moved elsewhere and their old memory was set to NaN.
-  uint64_t bits_with_moved_scales() {
+  uint64_t bits_with_moved_scales(size_t number) {
     const MovedScales moved(comm, operands.scales);
     poison(operands.scales.x, comm.stream());
     poison(operands.scales.weight, comm.stream());
-    op.run(Algorithm::fused, x, operands.weight.tensor, out, nullptr, &moved.scales);
+    fused[number].run({x, operands.weight.tensor, out, nullptr, &moved.scales});
     MovedScales::copy(comm, moved.scales, operands.scales);
     return bits();
   }
-  // Variants that differ only in their exchange give equal bits.
-  std::string product_of(int variant) {
-    op.use_variant(Algorithm::fused, variant);
-    const std::string name = op.describe(Algorithm::fused);
+  // Candidates that differ only in their exchange give equal bits.
+  std::string product_of(size_t number) const {
+    const std::string& name = fused[number].name;
     return name.substr(0, name.rfind(','));
   }
   uint64_t bits() const { return digest(out, comm.stream()); }
-  std::string what(int variant) {
-    op.use_variant(Algorithm::fused, variant);
+  std::string what(size_t number) const {
     return fmt::format("M {} N {} K {} {} to {} by {} of {}: {}", shape.m, shape.n, shape.k,
                        name_of(shape.dtype), name_of(shape.result()), name_of(shape.scaling),
-                       comm.size(), op.describe(Algorithm::fused));
+                       comm.size(), fused[number].name);
   }
   void expect_right(const std::string& about) const { expect_right(out, about); }
   void expect_right(const Tensor& result, const std::string& about) const {
@@ -105,6 +103,7 @@ struct Case {
   GpuCommunicator& comm;
   OpDesc shape;
   GemmAr op;
+  std::vector<Candidate> fused;
   ScaledOperands operands;
   Tensor x, out;
 };
@@ -118,26 +117,27 @@ constexpr int64_t kShapes[][3] = {
     {120, 4104, 1096}, {128, 264, 64},  {129, 136, 72},  {200, 8968, 136}, {256, 1160, 584},
     {250, 4096, 1544}};
 
-TEST_P(FusedAr, EveryVariantIsReproducibleAndMatchesReferenceOnOddShapes) {
+TEST_P(FusedAr, EveryCandidateIsReproducibleAndMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     for (const Format& format : kFormats) {
       for (const auto& [m, n, k] : kShapes) {
         Case c(comm, lt, format.shape(m, n, k));
-        ASSERT_GT(c.op.variants(Algorithm::fused), 0);
+        ASSERT_GT(c.fused.size(), 0u);
         std::map<std::string, uint64_t> of_product;
-        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
-          uint64_t& first = of_product[c.product_of(variant)];
+        for (size_t number = 0; number < c.fused.size(); ++number) {
+          uint64_t& first = of_product[c.product_of(number)];
           for (int i = 0; i < 4; ++i) {
             poison(c.out, comm.stream());
-            c.run(variant);
+            c.run(number);
             const uint64_t bits = c.bits();
             if (first == 0) first = bits;
-            EXPECT_EQ(bits, first) << c.what(variant) << ", call " << i;
+            EXPECT_EQ(bits, first) << c.what(number) << ", call " << i;
           }
-          c.expect_right(c.what(variant));
+          c.expect_right(c.what(number));
           if (c.shape.scaled()) {
-            EXPECT_EQ(c.bits_with_moved_scales(), first) << c.what(variant) << ", moved scales";
+            EXPECT_EQ(c.bits_with_moved_scales(number), first)
+                << c.what(number) << ", moved scales";
           }
         }
         comm.synchronize();
@@ -157,25 +157,24 @@ TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
     const Format format{DType::e4m3, DType::f16};
     for (const int64_t m : {8, 40, 128, 256}) {
       Case c(comm, lt, format.shape(m, 1040, 4096), Values::positive);
-      ASSERT_GT(c.op.variants(Algorithm::fused), 0);
-      for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
+      ASSERT_GT(c.fused.size(), 0u);
+      for (size_t number = 0; number < c.fused.size(); ++number) {
         poison(c.out, comm.stream());
-        c.run(variant);
-        c.expect_right(c.what(variant));
+        c.run(number);
+        c.expect_right(c.what(number));
       }
     }
   });
 }
 
-TEST_P(FusedAr, UnsupportedWeightsAndSizesHaveNoFusedAlgorithm) {
+TEST_P(FusedAr, UnsupportedWeightsAndSizesHaveNoFusedCandidate) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     OpDesc kn{8, 16, 16};
     kn.weight_kn = true;
     for (const OpDesc& s : {OpDesc{257, 16, 16}, OpDesc{0, 16, 16}, OpDesc{8, 16, 16, DType::f32},
                             kn, Format{DType::e4m3, DType::f32}.shape(8, 16, 16)}) {
-      const GemmAr op(comm, lt, s, Algorithm::fused);
-      EXPECT_EQ(op.variants(Algorithm::fused), 0);
+      EXPECT_TRUE(candidates_of(GemmAr(comm, lt, s), "fused").empty());
     }
   });
 }
@@ -199,10 +198,10 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
           Case without(comm, lt, shape);
           shape.bias = true;
           Case with(comm, lt, shape);
-          ASSERT_EQ(with.op.variants(Algorithm::fused), without.op.variants(Algorithm::fused));
-          for (int variant = 0; variant < with.op.variants(Algorithm::fused); ++variant) {
-            without.run(variant);
-            with.run(variant, &bias.tensor);
+          ASSERT_EQ(with.fused.size(), without.fused.size());
+          for (size_t number = 0; number < with.fused.size(); ++number) {
+            without.run(number);
+            with.run(number, &bias.tensor);
             const auto without_norm = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
                        added = read_bf16(comm, bias.tensor);
             // Rounding of rank 0's partial sum, with and without the bias, and of the total: half a
@@ -217,7 +216,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
             ASSERT_LT(bound, 0.9);  // fails if the bias is missing or added twice
             for (size_t i = 0; i < sum.size(); ++i) {
               ASSERT_NEAR(sum[i] - without_norm[i], added[i % size_t(shape.n)], bound)
-                  << with.what(variant) << " at " << i;
+                  << with.what(number) << " at " << i;
             }
           }
         }
@@ -247,11 +246,11 @@ TEST_P(FusedAr, KMayDifferByRank) {
         }
         const double each = codes ? 0.74706 * 0.74706 : 191.0 * 191 / 65536;
         const double sum = each * double(2048 * (comm.size() - 1) + 400);
-        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
+        for (size_t number = 0; number < c.fused.size(); ++number) {
           poison(c.out, comm.stream());
-          c.run(variant);
+          c.run(number);
           for (const float value : read_bf16(comm, c.out)) {
-            ASSERT_NEAR(value, sum, sum * 0x1p-7) << c.what(variant);
+            ASSERT_NEAR(value, sum, sum * 0x1p-7) << c.what(number);
           }
         }
       }
@@ -266,24 +265,24 @@ TEST_P(FusedAr, NanIsSentLikeAnyValue) {
     for (const int64_t m : {8, 16, 64, 128, 256}) {
       for (const Format& format : kFormats) {
         Case c(comm, lt, format.shape(m, 136, 1096));
-        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
+        for (size_t number = 0; number < c.fused.size(); ++number) {
           if (comm.rank() + 1 == comm.size()) poison(c.x, comm.stream());
-          c.run(variant);
+          c.run(number);
           const auto codes = read<uint16_t>(comm, c.out);
           const int infinity = c.shape.result() == DType::bf16 ? 0x7f80 : 0x7c00;
           EXPECT_TRUE(std::all_of(codes.begin(), codes.end(), [&](uint16_t code) {
             return (code & 0x7fff) > infinity;
-          })) << c.what(variant);
+          })) << c.what(number);
           fill_uniform(c.x, 5, 100 + uint64_t(comm.rank()), 0, comm.stream());
-          c.run(variant);
-          c.expect_right(c.what(variant));
+          c.run(number);
+          c.expect_right(c.what(number));
         }
       }
     }
   });
 }
 
-TEST_P(FusedAr, AlternatingVariantsAreReproducibleUnderRandomDelays) {
+TEST_P(FusedAr, AlternatingCandidatesAreReproducibleUnderRandomDelays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     std::vector<std::unique_ptr<Case>> cases;
@@ -297,18 +296,18 @@ TEST_P(FusedAr, AlternatingVariantsAreReproducibleUnderRandomDelays) {
     }
     constexpr size_t kInARow = 20;
     CallsInARow calls(comm, kInARow, size_t(256 * 8960) * size_of(DType::bf16));
-    std::vector<std::pair<size_t, int>> done;  // case and variant
+    std::vector<std::pair<size_t, size_t>> done;  // case and candidate
     std::map<std::pair<size_t, std::string>, uint64_t> bits;
     for (uint64_t i = 0; i < 800; ++i) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % cases.size();
       Case& c = *cases[which];
-      const int variant = int(draw[1] % uint32_t(c.op.variants(Algorithm::fused)));
+      const size_t number = draw[1] % c.fused.size();
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      if (draw[2] % 16 == 0) c.run(Algorithm::serial_nccl);
-      c.run_into(calls.next(c.out), variant);
-      done.emplace_back(which, variant);
+      if (draw[2] % 16 == 0) c.run_serial();
+      c.run_into(calls.next(c.out), number);
+      done.emplace_back(which, number);
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < now.size(); ++call) {
@@ -339,8 +338,7 @@ TEST_P(FusedAr, CapturedGraphReplays) {
     const CapturedCalls graph(comm, [&] {
       one.run(0);
       for (Case* c : {&some, &scaled}) {
-        for (int variant = 0; variant < c->op.variants(Algorithm::fused); ++variant)
-          c->run(variant);
+        for (size_t number = 0; number < c->fused.size(); ++number) c->run(number);
       }
       many.run(0);
       one.run(0);

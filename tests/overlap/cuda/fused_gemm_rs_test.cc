@@ -29,7 +29,7 @@ class FusedGemmRs : public OnGpus {};
 // the chunks. On 132 SMs the last wave of the sixth shape is split in two on 2 to 4 ranks; those of
 // the last four shapes, depending on the number of ranks, five ways or more (wave_split_test.cc
 // covers every split). Every plan is used by some shape.
-TEST_P(FusedGemmRs, BitsAreReproducibleUnderRandomDelaysBetweenOtherAlgorithms) {
+TEST_P(FusedGemmRs, BitsAreReproducibleUnderRandomDelaysBetweenOtherCandidates) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
@@ -40,22 +40,22 @@ TEST_P(FusedGemmRs, BitsAreReproducibleUnderRandomDelaysBetweenOtherAlgorithms) 
           OpDesc{2304 * comm.size(), 2048, 1544, DType::f16}, OpDesc{512 * comm.size(), 9216, 1640},
           OpDesc{512 * comm.size(), 6400, 2664}, OpDesc{2048 * comm.size(), 4608, 3072},
           OpDesc{256 * comm.size(), 10752, 2472}, OpDesc{256 * comm.size(), 8704, 3816}}) {
-      GemmRs rs(comm, lt, shape, Algorithm::fused);
+      GemmRs rs(comm, lt, shape);
       const Operands o = sum_operands(comm, shape, true, 4);
-      for (int variant = 0; variant < rs.variants(Algorithm::fused); ++variant) {
-        rs.use_variant(Algorithm::fused, variant);
-        plans.insert(rs.describe(Algorithm::fused));
+      const Candidate chunked = candidate_of(rs, "chunked");
+      for (const Candidate& candidate : candidates_of(rs, "fused")) {
+        plans.insert(candidate.name);
         std::vector<uint64_t> digests;
         for (uint64_t i = 0; i < 30; ++i) {
           const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
           if (delay < 20000) launch_pause(delay, comm.stream());
-          if (i % 7 == 0) rs.run(Algorithm::chunked, o.x, o.weight, o.out);
+          if (i % 7 == 0) chunked.run({o.x, o.weight, o.out});
           poison(o.out, comm.stream());
-          rs.run(Algorithm::fused, o.x, o.weight, o.out);
+          candidate.run({o.x, o.weight, o.out});
           digests.push_back(digest(o.out, comm.stream()));
         }
-        const std::string what = fmt::format("{}, M {} N {} K {}", rs.describe(Algorithm::fused),
-                                             shape.m, shape.n, shape.k);
+        const std::string what =
+            fmt::format("{}, M {} N {} K {}", candidate.name, shape.m, shape.n, shape.k);
         expect_right(comm, o, what);
         EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
       }
@@ -73,7 +73,7 @@ TEST_P(FusedGemmRs, InfinitiesStayInTheirRow) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 9216, 1640};
-    GemmRs rs(comm, lt, shape, Algorithm::fused);
+    GemmRs rs(comm, lt, shape);
     const Operands o = sum_operands(comm, shape, true, 4);
     const int64_t rows = shape.m / comm.size(), row = rows - 77;
     const uint16_t infinity = 0x7f80;
@@ -83,10 +83,9 @@ TEST_P(FusedGemmRs, InfinitiesStayInTheirRow) {
         write(comm, of_row + shape.k - 1, std::vector(1, infinity));
       }
     }
-    for (int variant = 0; variant < rs.variants(Algorithm::fused); ++variant) {
-      rs.use_variant(Algorithm::fused, variant);
-      SCOPED_TRACE(rs.describe(Algorithm::fused));
-      rs.run(Algorithm::fused, o.x, o.weight, o.out);
+    for (const Candidate& candidate : candidates_of(rs, "fused")) {
+      SCOPED_TRACE(candidate.name);
+      candidate.run({o.x, o.weight, o.out});
       for (const uint16_t value : read<uint16_t>(comm, o.out.rows(row, 1)))
         ASSERT_EQ(value & 0x7fff, infinity);
       for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
@@ -107,27 +106,25 @@ TEST_P(FusedGemmRs, PlansAlternate) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{2304 * comm.size(), 2048, 1096};
-    GemmRs rs(comm, lt, shape, Algorithm::fused);
+    GemmRs rs(comm, lt, shape);
     const Operands o = sum_operands(comm, shape, true, 4);
-    const auto call = [&](int variant) {
-      rs.use_variant(Algorithm::fused, variant);
-      rs.run(Algorithm::fused, o.x, o.weight, o.out);
-    };
+    const auto fused = candidates_of(rs, "fused");
+    const auto call = [&](const Candidate& candidate) { candidate.run({o.x, o.weight, o.out}); };
     std::vector<uint64_t> alone;
     std::vector<CapturedCalls> captured;
-    for (int variant = 0; variant < rs.variants(Algorithm::fused); ++variant) {
-      call(variant);
+    for (const Candidate& candidate : fused) {
+      call(candidate);
       alone.push_back(digest(o.out, comm.stream()));
-      expect_right(comm, o, rs.describe(Algorithm::fused));
-      captured.emplace_back(comm, [&] { call(variant); });
+      expect_right(comm, o, candidate.name);
+      captured.emplace_back(comm, [&] { call(candidate); });
     }
     for (uint64_t i = 0; i < 60; ++i) {
       const auto random = philox(3, 0, i);  // equal on all ranks
-      const size_t variant = random[0] % alone.size();
+      const size_t number = random[0] % alone.size();
       if (philox(4, uint64_t(comm.rank()), i)[0] % 3 == 0) launch_pause(30000, comm.stream());
       poison(o.out, comm.stream());
-      random[1] % 3 == 0 ? captured[variant].launch() : call(int(variant));
-      ASSERT_EQ(digest(o.out, comm.stream()), alone[variant]) << "call " << i;
+      random[1] % 3 == 0 ? captured[number].launch() : call(fused[number]);
+      ASSERT_EQ(digest(o.out, comm.stream()), alone[number]) << "call " << i;
     }
   });
 }
@@ -138,23 +135,23 @@ TEST_P(FusedGemmRs, AbsentRankIsNamed) {
   struct Call {
     LtContext lt;
     GemmRs rs;
+    std::vector<Candidate> fused;
     Operands o;
     Call(GpuCommunicator& comm, const OpDesc& shape)
-        : rs(comm, lt, shape, Algorithm::fused), o(sum_operands(comm, shape, true, 4)) {}
+        : rs(comm, lt, shape),
+          fused(candidates_of(rs, "fused")),
+          o(sum_operands(comm, shape, true, 4)) {}
   };
-  int variants = 1;
-  for (int variant = 0; variant < variants; ++variant) {
+  size_t count = 1;
+  for (size_t number = 0; number < count; ++number) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       const auto call = std::make_shared<Call>(comm, OpDesc{2304 * comm.size(), 2048, 1096});
-      if (comm.rank() == 0) variants = call->rs.variants(Algorithm::fused);
-      return [call, variant] {
-        call->rs.use_variant(Algorithm::fused, variant);
-        call->rs.run(Algorithm::fused, call->o.x, call->o.weight, call->o.out);
-      };
+      if (comm.rank() == 0) count = call->fused.size();
+      return [call, number] { call->fused[number].run({call->o.x, call->o.weight, call->o.out}); };
     });
-    EXPECT_EQ(error ? error->op : "", "gemm_rs") << variant;
+    EXPECT_EQ(error ? error->op : "", "gemm_rs") << number;
   }
-  EXPECT_EQ(variants, int(std::size(kTileDeliveries)));
+  EXPECT_EQ(count, std::size(kTileDeliveries));
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, FusedGemmRs, testing::Values(2, 3, 4), gpus_name);

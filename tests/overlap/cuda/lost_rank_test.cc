@@ -2,13 +2,13 @@
 // makes the call, too late to accept a wrong result as right.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <chrono>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <type_traits>
@@ -38,60 +38,58 @@ constexpr const char* kNames[] = {"ag_gemm", "gemm_rs", "gemm_ar", "ag_wgrad", "
 
 struct Case {
   Kind kind;
-  Algorithm algorithm;
-  const char* variant;
-  int64_t m;  // rows of a shard; all rows for GEMM+AR and all-reduce
+  const char* group;  // family, or candidate
+  const char* name;   // in a family
+  int64_t m;          // rows of a shard; all rows for GEMM+AR and all-reduce
   int64_t n, k;
 
   const char* op() const { return kNames[int(kind)]; }
-  std::string what() const {
-    return fmt::format("{} {} {}", op(), gpu::name_of(algorithm), variant);
-  }
+  std::string what() const { return fmt::format("{} {} {}", op(), group, name); }
 };
 
 void PrintTo(const Case& c, std::ostream* to) {
   *to << c.what() << " M " << c.m << " N " << c.n << " K " << c.k;
 }
 
-// First and last variant of every kernel that has variants, and each transport of AG+GEMM. GEMM+RS
+// First and last candidate of every family, and each transport of AG+GEMM. GEMM+RS
 // by tiles also with several tiles a block, whose sender overlaps the GEMM, and serial kernels also
 // with shards too large for one exchange.
 constexpr Case kCases[] = {
-    {Kind::ag_gemm, Algorithm::fused, "256x160 local first 8/8", 512, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::fused, "128x160 copy warps", 512, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::fused, "128x256 in pairs, split local first 8/8", 512, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::fused, "128x256 in pairs, split slow copy warps, a peer first", 512,
-     1000, 1032},
-    {Kind::ag_gemm, Algorithm::chunked, "", 512, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::serial_copy, "", 512, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::serial_kernels, "", 64, 1000, 1032},
-    {Kind::ag_gemm, Algorithm::serial_kernels, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::fused_cutlass, "128x128, sending at 100 %", 512, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::fused_cutlass, "128x128, sending unpaced", 1536, 3080, 520},
-    {Kind::gemm_rs, Algorithm::fused_cutlass, "128x256, sending at 30 %", 512, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::fused_cutlass, "128x256, sending at 125 %", 1536, 3080, 520},
-    {Kind::gemm_rs, Algorithm::fused, "stored, local tiles last", 2304, 2048, 1096},
-    {Kind::gemm_rs, Algorithm::fused, "stored, one of 6 later", 2304, 2048, 1096},
-    {Kind::gemm_rs, Algorithm::fused, "shards in 4 chunks", 2304, 2048, 1096},
-    {Kind::gemm_rs, Algorithm::chunked, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::serial_copy, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::serial_kernels, "", 64, 1000, 1032},
-    {Kind::gemm_rs, Algorithm::serial_kernels, "", 512, 2056, 520},
-    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, one-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, two-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, split 4, one-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, split 3, two-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Algorithm::one_shot, "", 64, 1000, 520},
-    {Kind::gemm_ar, Algorithm::two_shot, "", 64, 1000, 520},
-    {Kind::ag_wgrad, Algorithm::chunked, "", 512, 264, 1032},
-    {Kind::all_reduce, Algorithm::one_shot, "", 64, 4096, 0},
-    {Kind::all_reduce, Algorithm::two_shot, "", 64, 4096, 0}};
+    {Kind::ag_gemm, "fused", "256x160 local first 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, "fused", "128x160 copy warps", 512, 1000, 1032},
+    {Kind::ag_gemm, "fused", "128x256 in pairs, split local first 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, "fused", "128x256 in pairs, split slow copy warps, a peer first", 512, 1000,
+     1032},
+    {Kind::ag_gemm, "chunked", "", 512, 1000, 1032},
+    {Kind::ag_gemm, "serial_copy", "", 512, 1000, 1032},
+    {Kind::ag_gemm, "serial_kernels", "", 64, 1000, 1032},
+    {Kind::ag_gemm, "serial_kernels", "", 512, 1000, 1032},
+    {Kind::gemm_rs, "fused_cutlass", "128x128, sending at 100 %", 512, 1000, 1032},
+    {Kind::gemm_rs, "fused_cutlass", "128x128, sending unpaced", 1536, 3080, 520},
+    {Kind::gemm_rs, "fused_cutlass", "128x256, sending at 30 %", 512, 1000, 1032},
+    {Kind::gemm_rs, "fused_cutlass", "128x256, sending at 125 %", 1536, 3080, 520},
+    {Kind::gemm_rs, "fused", "stored, local tiles last", 2304, 2048, 1096},
+    {Kind::gemm_rs, "fused", "stored, one of 6 later", 2304, 2048, 1096},
+    {Kind::gemm_rs, "fused", "shards in 4 chunks", 2304, 2048, 1096},
+    {Kind::gemm_rs, "chunked", "", 512, 1000, 1032},
+    {Kind::gemm_rs, "serial_copy", "", 512, 1000, 1032},
+    {Kind::gemm_rs, "serial_kernels", "", 64, 1000, 1032},
+    {Kind::gemm_rs, "serial_kernels", "", 512, 2056, 520},
+    {Kind::gemm_ar, "fused", "64 tokens, cluster 2, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, "fused", "64 tokens, cluster 2, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, "fused", "64 tokens, cluster 2, split 4, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, "fused", "64 tokens, cluster 2, split 3, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, "one_shot", "", 64, 1000, 520},
+    {Kind::gemm_ar, "two_shot", "", 64, 1000, 520},
+    {Kind::ag_wgrad, "chunked", "", 512, 264, 1032},
+    {Kind::all_reduce, "one_shot", "", 64, 4096, 0},
+    {Kind::all_reduce, "two_shot", "", 64, 4096, 0}};
 
 // Operator with its operands on one rank.
 class Call {
  public:
   virtual ~Call() = default;
-  /// True if the operator has this algorithm and variant here.
+  /// True if the operator has this candidate here.
   virtual bool exists() const = 0;
   /// Writes other values at the same addresses and clears the result.
   virtual void draw(uint64_t seed) = 0;
@@ -110,17 +108,18 @@ class DenseCall final : public Call {
   DenseCall(GpuCommunicator& comm, const OpDesc& shape, const Case& c)
       : comm_(comm),
         shape_(shape),
-        algorithm_(c.algorithm),
-        op_(comm, lt_, shape, c.algorithm),
+        op_(comm, lt_, shape),
         x_(shape.dtype, kLocalRows ? local().count : shape.m, shape.k),
         weight_(shape.dtype, kGradient ? shape.m : shape.n, kGradient ? shape.n : shape.k),
         out_(kGradient ? Matrix(DType::f32, shape.n, shape.k)
                        : Matrix(shape.dtype, kScatters ? local().count : shape.m, shape.n)) {
-    const std::vector<Algorithm> algorithms = op_.algorithms();
-    exists_ = std::find(algorithms.begin(), algorithms.end(), algorithm_) != algorithms.end() &&
-              takes(c.variant);
+    for (const Candidate& candidate : candidates_of(op_, c.group)) {
+      if (!*c.name || candidate.name == c.name) candidate_ = candidate;
+    }
+    // If there is a family, the test must name one of its candidates.
+    EXPECT_EQ(exists(), !candidates_of(op_, c.group).empty()) << "none is called " << c.name;
   }
-  bool exists() const override { return exists_; }
+  bool exists() const override { return candidate_.run != nullptr; }
 
   void draw(uint64_t seed) override {
     const auto rank = uint64_t(comm_.rank());
@@ -132,26 +131,13 @@ class DenseCall final : public Call {
     gpu::check(cudaMemsetAsync(out_.tensor.data(), 0, out_.tensor.bytes(), comm_.stream()),
                "clear a gradient");
   }
-  void run() override { op_.run(algorithm_, x_.tensor, weight_.tensor, out_.tensor); }
+  void run() override { candidate_.run({x_.tensor, weight_.tensor, out_.tensor}); }
   Verdict verdict() const override {
     return verify_product(out_.tensor, reference_, kSamples, comm_.stream());
   }
 
  private:
   Shard local() const { return shard_of(shape_.m, comm_.size(), comm_.rank()); }
-
-  bool takes(const std::string& variant) {
-    if (variant.empty()) return true;
-    if constexpr (requires { op_.use_variant(algorithm_, 0); }) {
-      for (int i = 0; i < op_.variants(algorithm_); ++i) {
-        op_.use_variant(algorithm_, i);
-        if (op_.describe(algorithm_) == variant) return true;
-      }
-      // If there are variants, the test must name an existing one.
-      EXPECT_EQ(op_.variants(algorithm_), 0) << "none is called " << variant;
-    }
-    return false;
-  }
 
   ProductReference reference(uint64_t seed) const {
     if (kGathers) return ag_reference(comm_, shape_, seed);
@@ -169,20 +155,19 @@ class DenseCall final : public Call {
 
   GpuCommunicator& comm_;
   OpDesc shape_;
-  Algorithm algorithm_;
   LtContext lt_;
   Op op_;
+  Candidate candidate_;
   Matrix x_, weight_, out_;  // for the weight gradient: dy is the weight
   ProductReference reference_{};
-  bool exists_ = false;
 };
 
 class AllReduceCall final : public Call {
  public:
   AllReduceCall(GpuCommunicator& comm, const Case& c)
       : comm_(comm),
-        algorithm_(c.algorithm == Algorithm::one_shot ? AllReduceAlgorithm::one_shot
-                                                      : AllReduceAlgorithm::two_shot),
+        algorithm_(c.group == kOneShot ? AllReduceAlgorithm::one_shot
+                                       : AllReduceAlgorithm::two_shot),
         op_(comm, c.m * c.n, DType::bf16),
         in_(DType::bf16, c.m, c.n),
         out_(DType::bf16, c.m, c.n) {}
@@ -336,12 +321,11 @@ TEST_P(LostRank, LateRankIsReportedAndCannotCorruptTheResult) {
 
 TEST_P(AfterLostRank, NewWorldMatchesReference) {
   for (const Kind kind : {Kind::ag_gemm, Kind::gemm_rs}) {
-    lose_last(ranks(), {kind, Algorithm::chunked, "", 512, 1000, 1032});
+    lose_last(ranks(), {kind, "chunked", "", 512, 1000, 1032});
     run(
         [](GpuCommunicator& comm) {
           for (const Case& c : kCases) {
-            if (c.algorithm == Algorithm::fused || c.algorithm == Algorithm::fused_cutlass)
-              continue;
+            if (std::string_view(c.group).starts_with("fused")) continue;
             const std::unique_ptr<Call> call = make_call(comm, c);
             ASSERT_TRUE(call->exists()) << c.what();
             expect_right(comm, *call, 5, c);

@@ -5,10 +5,12 @@
 
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
 #include "overlap/contract/cuda/dense.h"
+#include "tests/overlap/cuda/candidates.h"
 
 namespace tandem::test {
 
@@ -33,13 +35,13 @@ inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm, con
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
 }
 
-/// `candidate`: the algorithm that computed `out`. Rounded running sums are accepted only from
-/// algorithms declared to round them.
+/// `candidate`: name of the one that computed `out`. Rounded running sums are accepted only from
+/// those declared to round them.
 inline void expect_right(gpu::GpuCommunicator& comm, const Tensor& out,
                          gpu::ProductReference reference, const std::string& what,
-                         gpu::Algorithm algorithm = gpu::Algorithm::chunked) {
+                         std::string_view candidate = "chunked") {
   comm.synchronize();
-  reference.roundings = gpu::roundings_of(algorithm, reference.terms);
+  reference.roundings = gpu::roundings_of(candidate, reference.terms);
   const gpu::Verdict verdict = gpu::verify_product(out, reference, out.elements(), comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;

@@ -1,4 +1,4 @@
-// Runs each of our kernels a few times (two variants of the fused GEMM+AR), on the smallest shapes
+// Runs each of our kernels a few times (several of the fused GEMM+AR), on the smallest shapes
 // that reach all of its roles: short enough for compute-sanitizer (tools/gpu_sanitize.sh). Fused
 // kernels have a suite of their own, since one tool may handle only the others. Results are
 // checked, so the sanitized runs do real work.
@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/cuda/verify.h"
@@ -41,9 +42,9 @@ class Sanitized : public OnGpus {};
 class SanitizedFused : public OnGpus {};
 
 void expect_product(GpuCommunicator& comm, const Tensor& out, ProductReference reference,
-                    const std::string& what, Algorithm algorithm = Algorithm::chunked) {
+                    const std::string& what, std::string_view candidate = "chunked") {
   comm.synchronize();
-  reference.roundings = roundings_of(algorithm, reference.terms);
+  reference.roundings = roundings_of(candidate, reference.terms);
   const Verdict verdict = verify_product(out, reference, kSamples, comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;
@@ -57,26 +58,21 @@ ScaledOperands sum_operands(GpuCommunicator& comm, const OpDesc& s, bool scatter
   return scaled_sum_operands(comm, s, scattered, kSeed);
 }
 
-template <typename Op>
-void try_algorithms(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
-  for (const Algorithm algorithm : op.algorithms()) {
+void try_candidates(GpuCommunicator& comm, const std::vector<Candidate>& candidates,
+                    const ScaledOperands& o, const char* name) {
+  EXPECT_GT(candidates.size(), 0u);
+  for (const Candidate& candidate : candidates) {
     poison(o.out.tensor, comm.stream());
-    op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-    expect_product(comm, o.out.tensor, o.reference,
-                   fmt::format("{} {}", name, gpu::name_of(algorithm)), algorithm);
+    candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given()});
+    expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, candidate.name),
+                   candidate.name);
   }
 }
 
 template <typename Op>
-void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o,
-                  Algorithm algorithm = Algorithm::fused) {
-  EXPECT_GT(op.variants(algorithm), 0);
-  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-    op.use_variant(algorithm, variant);
-    poison(o.out.tensor, comm.stream());
-    op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-    expect_product(comm, o.out.tensor, o.reference, op.describe(algorithm));
-  }
+void try_family(GpuCommunicator& comm, const Op& op, const ScaledOperands& o,
+                const char* family = "fused") {
+  try_candidates(comm, candidates_of(op, family), o, family);
 }
 
 TEST_P(Sanitized, CollectiveKernels) {
@@ -192,11 +188,11 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
       [](GpuCommunicator& comm) {
         const LtContext lt;
         const OpDesc shape{34, 24, 40};
-        gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
-        try_algorithms(comm, ag, ag_operands(comm, shape), "ag_gemm");
-        gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
-        try_algorithms(comm, rs, sum_operands(comm, shape, true), "gemm_rs");
-        gpu::AgWgrad wgrad(comm, lt, shape, Algorithm::chunked);
+        gpu::AgGemm ag(comm, lt, shape, Strategy::serial);
+        try_candidates(comm, candidates_of(ag), ag_operands(comm, shape), "ag_gemm");
+        gpu::GemmRs rs(comm, lt, shape, Strategy::serial);
+        try_candidates(comm, candidates_of(rs), sum_operands(comm, shape, true), "gemm_rs");
+        gpu::AgWgrad wgrad(comm, lt, shape);
         const ScaledOperands o = ag_operands(comm, shape);
         const Matrix dy(shape.dtype, shape.m, shape.n), dw(DType::f32, shape.n, shape.k);
         fill_uniform(dy.tensor, kSeed, 50, 0, comm.stream());
@@ -209,12 +205,11 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
                                         .dtype = shape.dtype,
                                         .x_is_km = true,
                                         .w_is_kn = true};
-        for (const Algorithm algorithm : wgrad.algorithms()) {
+        for (const Candidate& candidate : candidates_of(wgrad)) {
           gpu::check(cudaMemsetAsync(dw.tensor.data(), 0, dw.tensor.bytes(), comm.stream()),
                      "clear");
-          wgrad.run(algorithm, o.x.tensor, dy.tensor, dw.tensor);
-          expect_product(comm, dw.tensor, gradient,
-                         fmt::format("ag_wgrad {}", gpu::name_of(algorithm)));
+          candidate.run({o.x.tensor, dy.tensor, dw.tensor});
+          expect_product(comm, dw.tensor, gradient, "ag_wgrad " + candidate.name);
         }
       },
       kDeadline_s);
@@ -250,8 +245,8 @@ TEST_P(SanitizedFused, AgGemm) {
         // The second shape splits each tile along K, with two helpers on two GPUs.
         for (const OpDesc& shape :
              {OpDesc{256 * comm.size(), 200, 192}, OpDesc{128 * comm.size(), 264, 3072}}) {
-          gpu::AgGemm op(comm, lt, shape, Algorithm::fused);
-          try_variants(comm, op, ag_operands(comm, shape));
+          gpu::AgGemm op(comm, lt, shape);
+          try_family(comm, op, ag_operands(comm, shape));
         }
       },
       kDeadline_s);
@@ -266,8 +261,8 @@ TEST_P(SanitizedFused, GemmRs) {
           // In the second shape a block has several tiles, including local ones.
           for (const OpDesc& shape : {OpDesc{256 * comm.size(), 200, 192, dtype},
                                       OpDesc{1536 * comm.size(), 3080, 64, dtype}}) {
-            gpu::GemmRs op(comm, lt, shape, Algorithm::fused);
-            try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::fused_cutlass);
+            gpu::GemmRs op(comm, lt, shape);
+            try_family(comm, op, sum_operands(comm, shape, true), "fused_cutlass");
           }
         }
       },
@@ -282,8 +277,8 @@ TEST_P(SanitizedFused, GemmRsFusedArrivals) {
         // More tiles than clusters: a tile is sent during the next one's GEMM, with local tiles in
         // between.
         const OpDesc shape{2304 * comm.size(), 2048, 520};
-        gpu::GemmRs op(comm, lt, shape, Algorithm::fused);
-        try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::fused);
+        gpu::GemmRs op(comm, lt, shape);
+        try_family(comm, op, sum_operands(comm, shape, true));
       },
       kDeadline_s);
 }
@@ -297,10 +292,10 @@ TEST_P(SanitizedFused, Fp8) {
         for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 4960}}) {
           OpDesc shape{m * comm.size(), n, k, DType::e4m3};
           shape.scaling = Scaling::row;
-          gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
-          try_variants(comm, ag, ag_operands(comm, shape));
-          gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
-          try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::fused);
+          gpu::AgGemm ag(comm, lt, shape);
+          try_family(comm, ag, ag_operands(comm, shape));
+          gpu::GemmRs rs(comm, lt, shape);
+          try_family(comm, rs, sum_operands(comm, shape, true));
         }
       },
       kDeadline_s);
@@ -417,17 +412,17 @@ TEST_P(SanitizedFused, AnyRows) {
           for (const int64_t m : {67 * comm.size() + 1, 256 * comm.size() + 1}) {
             OpDesc shape{m, 272, 528, dtype};
             shape.scaling = Scaling::row;
-            gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
-            try_variants(comm, ag, ag_operands(comm, shape));
-            gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
-            try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::fused);
+            gpu::AgGemm ag(comm, lt, shape);
+            try_family(comm, ag, ag_operands(comm, shape));
+            gpu::GemmRs rs(comm, lt, shape);
+            try_family(comm, rs, sum_operands(comm, shape, true));
           }
         }
       },
       kDeadline_s);
 }
 
-// All algorithms, fused or not.
+// All candidates, fused or not.
 TEST_P(SanitizedFused, GemmAr) {
   run(
       [](GpuCommunicator& comm) {
@@ -436,10 +431,9 @@ TEST_P(SanitizedFused, GemmAr) {
           for (const int64_t m : {1, 72}) {
             OpDesc shape{m, 208, m == 1 ? 1040 : 192, dtype};
             shape.scaling = Scaling::row;
-            gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
+            gpu::GemmAr op(comm, lt, shape);
             const ScaledOperands o = sum_operands(comm, shape, false);
-            try_algorithms(comm, op, o, "gemm_ar");
-            if (!env().gpu_portable) try_variants(comm, op, o);
+            try_candidates(comm, candidates_of(op), o, "gemm_ar");
           }
         }
       },

@@ -82,9 +82,8 @@ inline ScaledOperands scaled_sum_operands(gpu::GpuCommunicator& comm, const OpDe
 }
 
 inline void expect_right(gpu::GpuCommunicator& comm, const ScaledOperands& o,
-                         const std::string& what,
-                         gpu::Algorithm algorithm = gpu::Algorithm::chunked) {
-  expect_right(comm, o.out.tensor, o.reference, what, algorithm);
+                         const std::string& what, std::string_view candidate = "chunked") {
+  expect_right(comm, o.out.tensor, o.reference, what, candidate);
 }
 
 /// Shape with e4m3 operands.

@@ -1,13 +1,11 @@
-// Back-to-back calls: operator, shape and algorithm are drawn for each call (equal on all ranks),
+// Back-to-back calls: operator, shape and candidate are drawn for each call (equal on all ranks),
 // and each rank is delayed at random. Ranks synchronize only after every fourth call, where all
 // four outputs are checked. TANDEM_STRESS_CALLS sets the number of calls.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "bench/cuda/verify.h"
@@ -33,15 +31,15 @@ class Stress : public OnGpus {};
 struct Inputs {
   Matrix x, weight;
   ProductReference reference;
-  std::vector<uint64_t> bits;  // each algorithm's first output, verified
+  std::vector<uint64_t> bits;  // each candidate's first output, verified
 };
 
 // One operator at one shape. Two sets of inputs: leftovers of the other call would show.
 struct StressCase {
   std::vector<Inputs> sets;
   Tensor out;  // shape and dtype of the output
-  std::vector<Algorithm> algorithms;
-  std::function<void(Algorithm, const Inputs&, const Tensor&)> run;
+  std::shared_ptr<void> op;
+  std::vector<Candidate> candidates;
   std::string name;
 };
 
@@ -64,26 +62,24 @@ Inputs make_inputs(GpuCommunicator& comm, const OpDesc& s, bool gathers, bool sc
 template <typename Op>
 std::unique_ptr<StressCase> make_stress_case(GpuCommunicator& comm, const LtContext& lt,
                                              const OpDesc& s, bool gathers, bool scatters,
-                                             const char* name, const char* variant = nullptr) {
+                                             const char* name, const char* only = nullptr) {
   auto stress_case = std::make_unique<StressCase>();
   const int64_t local = shard_of(s.m, comm.size(), comm.rank()).count;
   stress_case->out = Tensor(nullptr, s.dtype, {scatters ? local : s.m, s.n}, device_of(comm));
-  auto op = std::make_shared<Op>(comm, lt, s, Algorithm::fused);
-  if constexpr (std::is_same_v<Op, AgGemm>) {
-    for (int i = 0; variant && i < op->variants(Algorithm::fused); ++i) {
-      op->use_variant(Algorithm::fused, i);
-      if (op->describe(Algorithm::fused) == variant) break;
-      EXPECT_LT(i + 1, op->variants(Algorithm::fused)) << "no variant " << variant;
-    }
+  auto op = std::make_shared<Op>(comm, lt, s);
+  // One of each family, drawn as often as the others.
+  for (const Candidate& candidate : candidates_of(*op)) {
+    const auto same = [&](const Candidate& other) { return other.group() == candidate.group(); };
+    if (candidate.family.empty() ||
+        (only ? candidate.name == only : std::ranges::none_of(stress_case->candidates, same)))
+      stress_case->candidates.push_back(candidate);
   }
-  stress_case->algorithms = op->algorithms();
+  if (only) EXPECT_EQ(stress_case->candidates.back().name, only);
+  stress_case->op = op;
   for (const uint64_t seed : {7, 8}) {
     stress_case->sets.push_back(make_inputs(comm, s, gathers, scatters, seed));
-    stress_case->sets.back().bits.resize(stress_case->algorithms.size());
+    stress_case->sets.back().bits.resize(stress_case->candidates.size());
   }
-  stress_case->run = [op](Algorithm algorithm, const Inputs& in, const Tensor& out) {
-    op->run(algorithm, in.x.tensor, in.weight.tensor, out);
-  };
   stress_case->name = fmt::format("{} {}x{}x{}", name, s.m, s.n, s.k);
   return stress_case;
 }
@@ -105,9 +101,9 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
     cases.push_back(make_stress_case<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
     if (!env().gpu_portable && comm.size() != 3) {
       const OpDesc split{128 * comm.size(), 5000, 2472};
-      for (const char* variant :
+      for (const char* only :
            {"128x256 in pairs, split copy warps", "128x256 in pairs, split local first 8/8"}) {
-        cases.push_back(make_stress_case<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));
+        cases.push_back(make_stress_case<AgGemm>(comm, lt, split, true, false, "ag_gemm", only));
       }
     }
     int64_t max_bytes = 0;
@@ -118,28 +114,29 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
     struct Done {
       StressCase* stress_case;
       Inputs* inputs;
-      size_t algorithm;
+      size_t candidate;
     };
     std::vector<Done> done;
     for (uint64_t i = 0; i < calls; ++i) {
       const auto draw = philox(1, 0, i);
       StressCase& stress_case = *cases[draw[0] % cases.size()];
-      const size_t which = draw[1] % stress_case.algorithms.size();
+      const size_t which = draw[1] % stress_case.candidates.size();
       const uint32_t delay = philox(2, rank, i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       Inputs& inputs = stress_case.sets[draw[2] % stress_case.sets.size()];
-      stress_case.run(stress_case.algorithms[which], inputs, row.next(stress_case.out));
+      stress_case.candidates[which].run(
+          {inputs.x.tensor, inputs.weight.tensor, row.next(stress_case.out)});
       done.push_back({&stress_case, &inputs, which});
       if (!row.full() && i + 1 < calls) continue;
       const std::vector<uint64_t> now = row.digests();
       for (size_t call = 0; call < now.size(); ++call) {
         const auto& [of, given, used] = done[call];
-        const Algorithm algorithm = of->algorithms[used];
+        const std::string& candidate = of->candidates[used].name;
         const std::string what =
-            fmt::format("behind call {}: {}: {} {}", i, call, of->name, name_of(algorithm));
+            fmt::format("behind call {}: {}: {} {}", i, call, of->name, candidate);
         uint64_t& first = given->bits[used];
         if (first == 0) {
-          expect_right(comm, row.out(call), given->reference, what, algorithm);
+          expect_right(comm, row.out(call), given->reference, what, candidate);
           first = now[call];
         }
         ASSERT_EQ(now[call], first) << what;

@@ -118,15 +118,16 @@ TEST_F(Teams, OperatorsMatchReference) {
         AcrossNodes across(comm, lt, shape);
         const Operands o = shape.local_n ? ag_operands(comm, shape, 3)
                                          : sum_operands(comm, shape, shape.op == "gemm_rs", 4);
-        for (const Algorithm algorithm : across.algorithms()) {
+        for (const Candidate& candidate : across.candidates()) {
+          if (!candidate.refusal.empty()) continue;
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {
             poison(o.out, comm.stream());
-            across.run(algorithm, o.x, o.weight, o.out, nullptr, nullptr);
+            candidate.run({o.x, o.weight, o.out});
             digests.push_back(digest(o.out, comm.stream()));
           }
-          const std::string what = fmt::format("{} {} of M {}", op, name_of(algorithm), m);
-          expect_right(comm, o, what, algorithm);
+          const std::string what = fmt::format("{} {} of M {}", op, candidate.name, m);
+          expect_right(comm, o, what, candidate.name);
           EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         }
       }
@@ -142,7 +143,7 @@ TEST_F(Teams, PublicOperatorsMatchReferenceUnderEveryStrategy) {
       tandem::GemmRs rs(comm, {.m = 200, .n = 64, .k = 64, .dtype = DType::bf16}, {strategy, 0});
       poison(o.out, comm.stream());
       rs.run(o.x, o.weight, o.out);
-      expect_right(comm, o, std::string(name_of(strategy)), Algorithm::serial_nccl);
+      expect_right(comm, o, std::string(name_of(strategy)), kNccl);
     }
   });
 }
@@ -154,11 +155,14 @@ TEST_F(Teams, FusedOperatorRunsWithinATeam) {
     GpuCommunicator& team = as_gpu(*split);
     const LtContext lt;
     const OpDesc shape{1001, 264, 520};
-    gpu::AgGemm ag(team, lt, shape, Algorithm::fused);
-    ASSERT_GT(ag.variants(Algorithm::fused), 0);
+    gpu::AgGemm ag(team, lt, shape);
+    const auto fused = candidates_of(ag, "fused");
+    ASSERT_GT(fused.size(), 0u);
     const Operands o = ag_operands(team, shape, 3);
-    for (int i = 0; i < 5; ++i) ag.run(Algorithm::fused, o.x, o.weight, o.out);
-    expect_right(team, o, "fused");
+    for (const Candidate& candidate : fused) {
+      for (int i = 0; i < 5; ++i) candidate.run({o.x, o.weight, o.out});
+      expect_right(team, o, candidate.name);
+    }
   });
 }
 

@@ -15,6 +15,7 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tests/comm/cuda/host_copies.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/overlap/cuda/candidates.h"
 
 namespace tandem::test {
 namespace {
@@ -53,12 +54,12 @@ std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool
 }
 
 void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, uint64_t base,
-                  uint64_t after, bool gather, Algorithm algorithm, const std::string& what) {
+                  uint64_t after, bool gather, const Candidate& candidate) {
   std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by SM
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
     const bool is_local = grid.shard_of(tile) == grid.rank;
-    const std::string label = fmt::format("{} rank {} tile {}", what, grid.rank, tile);
+    const std::string label = fmt::format("{} rank {} tile {}", candidate.name, grid.rank, tile);
     EXPECT_EQ(r.products, 1u) << label;
     EXPECT_EQ(r.stores, 1u) << label;
     EXPECT_EQ(r.waits, gather && !is_local ? 1u : 0u) << label;
@@ -67,7 +68,7 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
     EXPECT_TRUE(sent || r.store_end != 0) << label;
     for (const bool sending : {false, true}) {
       if (sending && !sent) continue;
-      const auto taken = times(r, base, gather, is_local, sending, algorithm == Algorithm::fused);
+      const auto taken = times(r, base, gather, is_local, sending, candidate.family == "fused");
       EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
       EXPECT_GE(taken.front(), 0) << label;
       EXPECT_LE(taken.back(), int32_t(after - base)) << label;
@@ -79,24 +80,25 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
   for (auto& [processor, list] : products) {
     std::sort(list.begin(), list.end());
     for (size_t i = 1; i < list.size(); ++i) {
-      EXPECT_LE(list[i - 1].second, list[i].first) << what << " multiprocessor " << processor;
+      EXPECT_LE(list[i - 1].second, list[i].first)
+          << candidate.name << " multiprocessor " << processor;
     }
   }
 }
 
-// Runs every variant of an algorithm that records, several calls each under random delays, and
+// Runs every candidate that records, several calls each under random delays, and
 // checks each call separately.
 template <typename Op, typename Spans>
-int try_variants(GpuCommunicator& comm, Op& op, Algorithm algorithm, const Tensor& x,
-                 const Tensor& w, const Tensor& out, bool gather, const Spans& spans) {
+int try_candidates(GpuCommunicator& comm, Op& op, const tandem::Operands& operands, bool gather,
+                   const Spans& spans) {
   const cudaStream_t stream = comm.stream();
   const DeviceMemory before(sizeof(uint64_t)), after(sizeof(uint64_t));
   int tried = 0;
-  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
-    const RecordedTiles tiles = op.recorded_tiles(algorithm, variant);
+  const Tensor& out = operands.out;
+  for (const Candidate& candidate : candidates_of(op)) {
+    const RecordedTiles tiles = op.recorded_tiles(candidate);
     if (tiles.rows == 0) continue;
     ++tried;
-    op.use_variant(algorithm, variant);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     uint64_t bits = 0;
@@ -107,21 +109,21 @@ int try_variants(GpuCommunicator& comm, Op& op, Algorithm algorithm, const Tenso
       if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);
       launch_timestamp(reinterpret_cast<uint64_t*>(before.data()), stream);
       poison(out, stream);
-      op.run(algorithm, x, w, out);
+      candidate.run(operands);
       launch_timestamp(reinterpret_cast<uint64_t*>(after.data()), stream);
       comm.synchronize();
       const auto recorded = recorder.read();
       if (records) {
         expect_whole(recorded, grid, read_word(comm, before), read_word(comm, after), gather,
-                     algorithm, op.describe(algorithm));
-        EXPECT_NO_THROW(spans(recorded, grid, read_word(comm, before))) << op.describe(algorithm);
+                     candidate);
+        EXPECT_NO_THROW(spans(recorded, grid, read_word(comm, before))) << candidate.name;
       } else {
         EXPECT_TRUE(std::all_of(recorded.begin(), recorded.end(), [](const TileRecord& r) {
           return r.products + r.stores + r.waits == 0;
         }));
       }
       const uint64_t now = digest(out, stream);
-      EXPECT_TRUE(bits == 0 || bits == now) << op.describe(algorithm);
+      EXPECT_TRUE(bits == 0 || bits == now) << candidate.name;
       bits = now;
     }
   }
@@ -142,14 +144,11 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
                  out = result.view(shape.dtype, {shape.m, shape.n});
     fill_uniform(all, 1, 2, 0, comm.stream());
     fill_uniform(w, 1, 3, 0, comm.stream());
-    AgGemm ag(comm, lt, shape, Algorithm::fused);
-    GemmRs rs(comm, lt, shape, Algorithm::fused);
-    tried += try_variants(comm, ag, Algorithm::fused, all.rows(local.begin, local.count), w, out,
-                          true, gather_spans) +
-             try_variants(comm, rs, Algorithm::fused_cutlass, all, w, out.rows(0, local.count),
-                          false, scatter_spans) +
-             try_variants(comm, rs, Algorithm::fused, all, w, out.rows(0, local.count), false,
-                          scatter_spans);
+    AgGemm ag(comm, lt, shape);
+    GemmRs rs(comm, lt, shape);
+    tried +=
+        try_candidates(comm, ag, {all.rows(local.begin, local.count), w, out}, true, gather_spans) +
+        try_candidates(comm, rs, {all, w, out.rows(0, local.count)}, false, scatter_spans);
   });
   if (tried == 0) GTEST_SKIP() << "no kernel of this build records (TANDEM_DEVICE_TIMELINE)";
 }

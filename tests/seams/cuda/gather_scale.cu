@@ -32,31 +32,27 @@ void launch_scale(const void* x, const Tensor& factor, const Tensor& out, cudaSt
 
 class GatherScale {
  public:
-  GatherScale(GpuCommunicator& comm, const LtContext&, const OpDesc& desc, Algorithm)
-      : comm_(comm),
-        desc_((comm.require_same(desc.op, agreement(desc)), desc)),
-        pushes_(comm, kGatherScaleWait, desc.m, desc.k, desc.dtype, false) {}
-  std::vector<Algorithm> algorithms() const { return {Algorithm::serial_nccl, Algorithm::chunked}; }
-
-  void run(Algorithm algorithm, const Tensor& x, const Tensor& factor, const Tensor& out) {
-    comm_.check_device();
-    check_operand(desc_.x, x);
-    check_operand(desc_.weight, factor);
-    check_operand(desc_.out, out);
-    const Enqueueing call(comm_);
-    comm_.enqueue([&] {
-      if (algorithm == Algorithm::serial_nccl)
-        return scale(pushes_.gather(algorithm, x), factor, out);
-      pushes_.for_each_shard(x, nullptr, [&](int, const Shard& rows, const void* shard) {
-        scale(shard, factor, out.rows(rows.begin, rows.count));
-      });
-    });
+  GatherScale(GpuCommunicator& comm, const LtContext&, const OpDesc& desc)
+      : comm_(comm), pushes_(comm, kGatherScaleWait, desc.m, desc.k, desc.dtype, false) {
+    comm.require_same(desc.op, agreement(desc));
+  }
+  std::vector<Candidate> candidates() {
+    return {{.name = std::string(kNccl),
+             .form = Strategy::serial,
+             .run = as_call(comm_,
+                            [this](const Operands& o) {
+                              scale(pushes_.gather_by_nccl(o.x), o.weight, o.out);
+                            })},
+            {.name = "chunked",
+             .form = Strategy::overlapped,
+             .run = as_call(comm_, [this](const Operands& o) {
+               pushes_.for_each_shard(o.x, nullptr, [&](int, const Shard& rows, const void* shard) {
+                 scale(shard, o.weight, o.out.rows(rows.begin, rows.count));
+               });
+             })}};
   }
 
  private:
-  void check_operand(const OperandDesc& d, const Tensor& tensor) const {
-    check_matrix(comm_, desc_.op, d.name, tensor, d.dtype, d.rows, d.columns);
-  }
   void scale(const void* x, const Tensor& factor, const Tensor& out) const {
     const auto launch =
         out.dtype() == DType::f32 ? launch_scale<float> : launch_scale<__nv_bfloat16>;
@@ -64,7 +60,6 @@ class GatherScale {
   }
 
   GpuCommunicator& comm_;
-  OpDesc desc_;
   ShardPushes pushes_;
 };
 

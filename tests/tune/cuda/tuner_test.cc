@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -12,8 +13,8 @@
 #include <vector>
 
 #include "core/system/env.h"
-#include "overlap/ag_gemm/cuda/ag_gemm.h"
-#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "overlap/ag_gemm/operator.h"
+#include "overlap/gemm_rs/operator.h"
 #include "tandem/overlap.h"
 #include "tests/gpu/gpu_ranks.h"
 
@@ -58,38 +59,65 @@ TEST_P(GpuTuner, SelectsTheFastestUnlessSerialIsNearlyAsFast) {
   if (!env().tune) GTEST_SKIP() << "nothing may be measured";
   const ScopedTunerFile file;
   run([&](GpuCommunicator& comm) {
-    const LtContext lt;
-    const OpDesc shape{256 * comm.size(), 136, 512};
-    const auto expect_choices = [&](const std::string& name, const auto& make) {
-      const std::string of_algorithms = fmt::format("| {} m {} n 136 k 512 bf16", name, shape.m);
-      const std::vector<Algorithm> algorithms = make().algorithms();
-      EXPECT_GE(algorithms.size(), 4u) << name;
-      for (const Algorithm fastest : algorithms) {
+    for (const OperatorRow* row : {&kAgGemmRow, &kGemmRsRow}) {
+      const OpDesc desc = row->describe(comm, {256 * comm.size(), 136, 512, DType::bf16});
+      const auto make = [&] { return make_operator(*row, comm, desc, {}, Choosing::fastest); };
+      const std::string key = fmt::format("| {} {}", row->name, describe(desc));
+      const std::vector<Candidate> candidates = make()->candidates();
+      EXPECT_GE(candidates.size(), 4u) << row->name;
+      for (const Candidate& fastest : candidates) {
         for (const double us : {99.0, 50.0}) {
           // Rank 0's file decides for all ranks.
           if (comm.rank() == 0) {
             nlohmann::json all = file.read(), times;
-            for (const Algorithm algorithm : algorithms)
-              times[gpu::name_of(algorithm)] = algorithm == fastest ? us : 100.0;
+            for (const Candidate& candidate : candidates)
+              times[candidate.group()] = candidate.name == fastest.name ? us : 100.0;
             int entries = 0;
-            for (auto& [key, entry] : all.items()) {
-              if (!key.ends_with(of_algorithms)) continue;
+            for (auto& [name, entry] : all.items()) {
+              if (!name.ends_with(key)) continue;
               entry["measured_us"] = times;
               ++entries;
             }
-            EXPECT_EQ(entries, 1) << name;
+            EXPECT_EQ(entries, 1) << row->name;
             file.write(all);
           }
           comm.barrier("times are there");
-          EXPECT_EQ(gpu::name_of(make().algorithm()),
-                    gpu::name_of(us < 98 ? fastest : algorithms.front()))
-              << name << ": " << gpu::name_of(fastest) << " takes " << us << " us";
+          EXPECT_EQ(make()->chosen().group(),
+                    us < 98 ? fastest.group() : candidates.front().group())
+              << row->name << ": " << fastest.group() << " takes " << us << " us";
         }
       }
-      EXPECT_TRUE(is_serial(algorithms.front())) << name;
+      EXPECT_EQ(candidates.front().form, Strategy::serial) << row->name;
+    }
+  });
+}
+
+// A family's times decide which of its candidates is compared with the others.
+TEST_P(GpuTuner, TimesOfAFamilySelectItsCandidate) {
+  if (!env().tune || env().gpu_portable) GTEST_SKIP() << "no fused kernels, or nothing measured";
+  const ScopedTunerFile file;
+  run([&](GpuCommunicator& comm) {
+    const OpDesc desc = kAgGemmRow.describe(comm, {256 * comm.size(), 136, 512, DType::bf16});
+    const auto fused = [&] {
+      const auto made = make_operator(kAgGemmRow, comm, desc, {}, Choosing::fastest);
+      const auto found = std::ranges::find(made->candidates(), "fused", &Candidate::family);
+      return found == made->candidates().end() ? std::string() : found->name;
     };
-    expect_choices("ag_gemm", [&] { return gpu::AgGemm(comm, lt, shape); });
-    expect_choices("gemm_rs", [&] { return gpu::GemmRs(comm, lt, shape); });
+    fused();
+    const std::string key = fmt::format("| ag_gemm fused {}", describe(desc));
+    for (const char* fastest : {"256x160 local first 6/8", "128x160 local first 8/8"}) {
+      if (comm.rank() == 0) {
+        nlohmann::json all = file.read();
+        for (auto& [name, entry] : all.items()) {
+          if (!name.ends_with(key)) continue;
+          for (auto& [candidate, us] : entry["measured_us"].items())
+            us = candidate == fastest ? 1.0 : 100.0;
+        }
+        file.write(all);
+      }
+      comm.barrier("times are there");
+      EXPECT_EQ(fused(), fastest);
+    }
   });
 }
 

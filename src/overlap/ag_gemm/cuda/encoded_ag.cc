@@ -91,12 +91,12 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
   return route;
 }
 
-void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Tensor& out) {
+void EncodedAgOp::run(int head, const Operands& o) {
   FusedAgArgs args{};
-  args.local = x.data();
+  args.local = o.x.data();
   args.gathered = gathered_.data();
-  args.weight = weight.data();
-  args.out = out.data();
+  args.weight = o.weight.data();
+  args.out = o.out.data();
   args.head = head;
   args.arrivals = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
                    .chunks = chunks_,
@@ -105,18 +105,17 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
                    .ahead = 1,
                    .counts_per_chunk = unsigned(rows_),
                    .deadline = extend_deadline(comm_.device_deadline())};
-  args.encoded = route(x);
+  args.encoded = route(o.x);
   args.route = args.encoded;
   kernel_->launch(args, comm_.stream());
 }
 
-std::vector<FusedEncoded::Variant> EncodedAgOp::variants() {
-  std::vector<Variant> all;
+std::vector<Candidate> EncodedAgOp::candidates() {
+  std::vector<Candidate> all;
   for (const int head : kHeads) {
-    all.push_back({head == 8 ? "fused" : "fused, local first 4/8,",
-                   [this, head](const Tensor& x, const Tensor& weight, const Tensor& out) {
-                     run(head, x, weight, out);
-                   }});
+    all.push_back({.name = head == 8 ? "fused" : "fused, local first 4/8,",
+                   .form = Strategy::overlapped,
+                   .run = [this, head](const Operands& o) { run(head, o); }});
   }
   return all;
 }

@@ -16,14 +16,14 @@ class EncodedAgOp final : public FusedEncoded {
   /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
   static std::unique_ptr<FusedEncoded> make(GpuCommunicator& comm, const OpDesc& shape);
 
-  std::vector<Variant> variants() override;
+  std::vector<Candidate> candidates() override;
 
  private:
   /// Heads as in FusedAgArgs: the eighths of the local shard's columns of tiles that come first.
   static constexpr int kHeads[] = {8, 4};
 
   EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape, std::unique_ptr<FusedAgKernel> kernel);
-  void run(int head, const Tensor& x, const Tensor& weight, const Tensor& out);
+  void run(int head, const Operands& o);
   CallCounter* calls() const { return reinterpret_cast<CallCounter*>(calls_.data()); }
   EncodedShardRoute route(const Tensor& x) const;
 

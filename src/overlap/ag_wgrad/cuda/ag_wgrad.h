@@ -16,29 +16,22 @@ namespace tandem::gpu {
 class AgWgrad {
  public:
   /// Collective. N may differ by rank. weight_is_kn: dw is stored [K, N].
-  AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
-          Algorithm algorithm = Algorithm::automatic);
-  /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
-  /// communicator's stream.
-  void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(algorithm_, x, dy, dw); }
-  /// Runs the given one of `algorithms()` instead of the chosen one.
-  void run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw);
-  Algorithm algorithm() const { return algorithm_; }
-  std::vector<Algorithm> algorithms() const;
-  /// Computes only the GEMM, on gathered rows: the cost under perfect overlap.
-  void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
+  AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
+  /// They refer to this object, and enqueue on the communicator's stream. x:
+  /// [shard_of(m, size, rank).count, k]; weight is dy: [m, n]; out is dw: f32, added to.
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  /// Computes only the GEMM, with x already gathered: the cost under perfect overlap.
+  void gemm_only(const Operands& o);
 
  private:
-  void run_serial(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw);
-  void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
+  void run_chunked(const Operands& o);
 
   GpuCommunicator& comm_;
   CallGraphs graphs_;
-  OpDesc shape_;
   WgradGemm whole_;
   std::vector<WgradGemm> shards_;  // by rank
   ShardPushes pushes_;
-  Algorithm algorithm_;
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace tandem::gpu

@@ -50,15 +50,16 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
     allocations[i] = allocation_of(call.copied[i]->data(), call.copied[i]->bytes());
     if (allocations[i] == 0) return std::nullopt;
   }
-  return {{uint64_t(call.algorithm), uint64_t(call.variant), allocations[0], allocations[1],
-           comm_.device_deadline().deadline_ns, address(call.x.data()), address(call.weight.data()),
-           address(call.out.data()), address(call.bias ? call.bias->data() : nullptr),
-           address(call.scales ? call.scales->x.data() : nullptr),
-           address(call.scales ? call.scales->weight.data() : nullptr)}};
+  const Operands& o = call.operands;
+  return {{uint64_t(call.candidate), allocations[0], allocations[1],
+           comm_.device_deadline().deadline_ns, address(o.x.data()), address(o.weight.data()),
+           address(o.out.data()), address(o.bias ? o.bias->data() : nullptr),
+           address(o.scales ? o.scales->x.data() : nullptr),
+           address(o.scales ? o.scales->weight.data() : nullptr)}};
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
-  if (!replays_graphs() || is_captured(comm_.stream()) ||
+  if (enqueue_all_ || !replays_graphs() || is_captured(comm_.stream()) ||
       priority_of(comm_.stream()) != priority_) {
     return comm_.enqueue(enqueue);
   }

@@ -22,12 +22,12 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "comm/device/gpu_communicator.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/graph.h"
-#include "overlap/contract/cuda/algorithms.h"
-#include "tandem/quantize.h"
+#include "tune/candidate.h"
 
 namespace tandem::gpu {
 
@@ -38,21 +38,30 @@ class CallGraphs {
 
   /// Everything in which calls of one operator differ.
   struct Call {
-    Algorithm algorithm;
-    const Tensor &x, &weight, &out;
-    const Tensor* bias = nullptr;
-    const Scales* scales = nullptr;
+    size_t candidate;  ///< its number
+    const Operands& operands;
     std::array<const Tensor*, 2> copied = {};  ///< operands read by copies, not only by kernels
-    int variant = 0;                           ///< variant of a fused algorithm
   };
 
   /// Must be destroyed after the buffers that its graphs use, which wait for calls in flight.
   explicit CallGraphs(GpuCommunicator& comm);
   /// Enqueues the work of `enqueue` for `call` on the communicator's stream.
   void run(const Call& call, const std::function<void()>& enqueue);
+  /// A candidate's `run` as as_call's (dense.h), whose repeated calls are launched as graphs.
+  /// `copied(operands)`: those that copies read.
+  template <typename Step, typename Copied>
+  auto as_call(size_t candidate, Step step, Copied copied) {
+    return [this, candidate, step = std::move(step), copied](const Operands& o) {
+      comm_.check_device();
+      const Enqueueing call(comm_);
+      run({candidate, o, copied(o)}, [&] { step(o); });
+    };
+  }
+  /// While set, every call is enqueued, for a timeline.
+  void enqueue_all(bool all) { enqueue_all_ = all; }
 
  private:
-  using Key = std::array<uint64_t, 11>;
+  using Key = std::array<uint64_t, 10>;
   struct Entry {
     std::optional<Graph> graph;
     uint64_t used = 0;
@@ -70,6 +79,7 @@ class CallGraphs {
   std::optional<Stream> local_;
   std::map<Key, Entry> calls_;
   uint64_t uses_ = 0;
+  bool enqueue_all_ = false;
 };
 
 }  // namespace tandem::gpu

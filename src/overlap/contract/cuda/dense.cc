@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "comm/world/gpus.h"
-#include "core/cuda/fill.h"
 #include "core/operands.h"
 #include "core/system/env.h"
 #include "overlap/contract/check.h"
+#include "overlap/contract/operator.h"
 #include "tune/cuda/gemm_choices.h"
-#include "tune/tuner.h"
 
 namespace tandem::gpu {
 
@@ -116,114 +114,46 @@ void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_
                   columns, comm.device()));
 }
 
-void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
-                    int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales) {
-  check_matrix(comm, op, "x", x, shape.dtype, x_rows, shape.k);
-  check_matrix(comm, op, "weight", weight, shape.dtype, shape.weight_kn ? shape.k : shape.n,
-               shape.weight_kn ? shape.n : shape.k);
-  check_matrix(comm, op, "out", out, shape.result(), out_rows, shape.n);
-  check_bias(op, shape.bias, bias);
-  if (bias) check_vector(comm, op, "bias", *bias, shape.result(), shape.n);
-  if (shape.scaled() != (scales != nullptr)) {
-    throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", op,
-                                      scales ? "given" : "missing",
-                                      shape.scaled() ? "them" : "none", name_of(shape.dtype)));
+OperandExtents extents_of(const OpDesc& desc) {
+  const auto stored = [&](const OperandDesc& d) -> Extent {
+    if (desc.weight_kn && d.any_layout) return {d.dtype, d.columns, d.rows};
+    return {d.dtype, d.rows, d.columns};
+  };
+  OperandExtents all{stored(desc.x), stored(desc.weight), stored(desc.out)};
+  if (desc.scaled()) all.out.dtype = desc.result();
+  return all;
+}
+
+void check_operands(const GpuCommunicator& comm, const OpDesc& desc, const Operands& operands) {
+  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  check_call(desc, operands);
+  const OperandExtents expected = extents_of(desc);
+  const auto check_as = [&](const char* name, const Tensor& tensor, const Extent& e) {
+    check_matrix(comm, desc.op, name, tensor, e.dtype, e.rows, e.columns);
+  };
+  const auto check_stored = [&](const OperandDesc& d, const Tensor& tensor, const Extent& e) {
+    const bool transposed = desc.weight_kn && d.any_layout && tensor.dims() == 2;
+    check_as(d.name, transposed ? tensor.transposed() : tensor, e);
+  };
+  check_stored(desc.x, x, expected.x);
+  check_stored(desc.weight, weight, expected.weight);
+  check_stored(desc.out, out, expected.out);
+  if (bias) check_vector(comm, desc.op, "bias", *bias, desc.result(), desc.n);
+  if (desc.scaled() != (scales != nullptr)) {
+    throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", desc.op,
+                                      scales ? "given" : "missing", desc.scaled() ? "them" : "none",
+                                      name_of(desc.dtype)));
   }
-  if (!scales) return;
-  const bool by_row = shape.scaled_by_row();
-  check_vector(comm, op, "scales.x", scales->x, DType::f32, by_row ? x_rows : 1);
-  check_vector(comm, op, "scales.weight", scales->weight, DType::f32, by_row ? shape.n : 1);
-}
-
-void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
-                             const AddNorm* add_norm) {
-  check_add_norm(op, shape.add_norm, add_norm);
+  if (scales) {
+    const bool by_row = desc.scaled_by_row();
+    check_vector(comm, desc.op, "scales.x", scales->x, DType::f32, by_row ? desc.x.rows : 1);
+    check_vector(comm, desc.op, "scales.weight", scales->weight, DType::f32, by_row ? desc.n : 1);
+  }
+  check_add_norm(desc.op, desc.add_norm, add_norm);
   if (!add_norm) return;
-  check_matrix(comm, op, "residual", add_norm->residual, shape.result(), shape.m, shape.n);
-  check_matrix(comm, op, "hidden", add_norm->hidden, shape.result(), shape.m, shape.n);
-  check_vector(comm, op, "gain", add_norm->gain, shape.result(), shape.n);
-}
-
-OperandExtents extents_of(const OpDesc& s, int64_t x_rows, int64_t out_rows) {
-  return {{s.dtype, x_rows, s.k},
-          {s.dtype, s.weight_kn ? s.k : s.n, s.weight_kn ? s.n : s.k},
-          {s.result(), out_rows, s.n}};
-}
-
-int known_variant(std::string_view op, Algorithm algorithm, int variant, int variants) {
-  if (variant >= 0 && variant < variants) return variant;
-  throw InvalidArgument(fmt::format(
-      "{}: algorithm {}: variant {}: expected {}", op, name_of(algorithm), variant,
-      variants > 0 ? fmt::format("0 to {}", variants - 1) : "an algorithm with variants"));
-}
-
-int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
-                   int64_t x_rows, int64_t out_rows, const std::vector<std::string>& names,
-                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
-                                            const Tensor*, const Scales*)>& run,
-                   Margin margin) {
-  return choose_fastest(comm, what, shape, extents_of(shape, x_rows, out_rows), names, run, margin);
-}
-
-int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
-                   const OperandExtents& operands, const std::vector<std::string>& names,
-                   const std::function<void(int, const Tensor&, const Tensor&, const Tensor&,
-                                            const Tensor*, const Scales*)>& run,
-                   Margin margin) {
-  const auto measure = [&] {
-    const int64_t x_scales = shape.scaled_by_row() ? operands.x.rows : 1,
-                  weight_scales = shape.scaled_by_row() ? shape.n : 1;
-    const Scratch local_x(operands.x), local_weight(operands.weight), local_out(operands.out);
-    const Tensor &x = local_x.tensor, &weight = local_weight.tensor, &out = local_out.tensor;
-    const DeviceMemory mb(size_t(shape.n) * size_of(shape.result())),
-        mxs(size_t(x_scales) * sizeof(float)), mws(size_t(weight_scales) * sizeof(float));
-    const Tensor bias = mb.view(shape.result(), {shape.n});
-    const Scales scales{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {weight_scales})};
-    fill_scales(scales.x, 1, 3, 0, comm.stream());
-    fill_scales(scales.weight, 1, 4, 0, comm.stream());
-    fill_uniform(x, 1, 1, 0, comm.stream());
-    fill_uniform(weight, 1, 2, 0, comm.stream());
-    std::vector<BoundCandidate> alternatives;
-    for (size_t i = 0; i < names.size(); ++i) {
-      alternatives.push_back({.name = names[i], .run = [&, i] {
-                                run(int(i), x, weight, out, shape.bias ? &bias : nullptr,
-                                    shape.scaled() ? &scales : nullptr);
-                              }});
-    }
-    std::vector<double> us;
-    for (const Timing& timing : Stopwatch(comm).measure(alternatives, {.repeats = 9})) {
-      us.push_back(timing.median_us);
-    }
-    return us;
-  };
-  const std::string key =
-      fmt::format("{} | {} | {} x{} | {} {}", this_machines_gpus().name, comm.transport(),
-                  comm.link(), comm.size(), what, describe(shape));
-  return int(choose(comm, key, names, measure, margin));
-}
-
-Algorithm choose_algorithm(
-    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
-    int64_t out_rows, const std::vector<Algorithm>& algorithms,
-    const std::function<void(Algorithm, const Tensor&, const Tensor&, const Tensor&, const Tensor*,
-                             const Scales*)>& run) {
-  return choose_algorithm(comm, op, shape, extents_of(shape, x_rows, out_rows), algorithms, run);
-}
-
-Algorithm choose_algorithm(
-    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, const OperandExtents& operands,
-    const std::vector<Algorithm>& algorithms,
-    const std::function<void(Algorithm, const Tensor&, const Tensor&, const Tensor&, const Tensor*,
-                             const Scales*)>& run) {
-  std::vector<std::string> names;
-  for (const Algorithm algorithm : algorithms) names.emplace_back(name_of(algorithm));
-  const auto run_algorithm = [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
-                                 const Tensor* bias, const Scales* scales) {
-    run(algorithms[size_t(i)], x, weight, out, bias, scales);
-  };
-  return algorithms[size_t(
-      choose_fastest(comm, op, shape, operands, names, run_algorithm, kOverSerial))];
+  check_as("residual", add_norm->residual, expected.out);
+  check_as("hidden", add_norm->hidden, expected.out);
+  check_vector(comm, desc.op, "gain", add_norm->gain, expected.out.dtype, desc.n);
 }
 
 }  // namespace tandem::gpu

@@ -1,17 +1,15 @@
-// Shared by the dense operators on GPUs: checks, and the choice of an algorithm.
+// Shared by the dense operators on GPUs: their GEMMs and calls, memory to measure on, and checks.
 #pragma once
 
-#include <functional>
+#include <utility>
 
 #include "collectives/cuda/all_reduce.h"
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/contract/cuda/algorithms.h"
+#include "overlap/contract/cuda/roundings.h"
 #include "tandem/collectives.h"
 #include "tandem/norm.h"
 #include "tandem/tensor.h"
 #include "tune/candidate.h"
-#include "tune/cuda/measure.h"
-#include "tune/margin.h"
 #include "tune/op_desc.h"
 
 namespace tandem::gpu {
@@ -21,6 +19,22 @@ GemmShape product_of(const OpDesc& desc, int64_t rows, bool with_bias);
 /// Scale pointers for rows [first_row, end). `scales` must be valid, or null if unused.
 ScalePointers pointers_of(const OpDesc& desc, const Scales* scales, int64_t first_row = 0);
 
+/// Max bytes of a collective by kernels: so short that hiding it may cost more.
+constexpr int64_t kMaxSerialKernelBytes = int64_t(16) << 20;
+constexpr bool has_serial_kernels(int64_t bytes) {
+  return bytes <= kMaxSerialKernelBytes;
+}
+
+/// A candidate's `run` that enqueues `step` as one collective call of this rank.
+template <typename Step>
+auto as_call(GpuCommunicator& comm, Step step) {
+  return [&comm, step = std::move(step)](const Operands& o) {
+    comm.check_device();
+    const Enqueueing call(comm);
+    comm.enqueue([&] { step(o); });
+  };
+}
+
 struct Extent {
   DType dtype;
   int64_t rows, columns;
@@ -29,7 +43,8 @@ struct Extent {
 struct OperandExtents {
   Extent x, weight, out;
 };
-OperandExtents extents_of(const OpDesc& shape, int64_t x_rows, int64_t out_rows);
+/// As they are stored: weight_kn transposes the weight, or its gradient.
+OperandExtents extents_of(const OpDesc& desc);
 
 /// A matrix in memory it owns, initially zero.
 struct Scratch {
@@ -69,68 +84,8 @@ void check_shape(GpuCommunicator& comm, std::string_view op, const OpDesc& shape
 /// this GPU.
 void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_view operand,
                   const Tensor& tensor, DType dtype, int64_t rows, int64_t columns);
-void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
-                    int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
-                    const Tensor& out, const Tensor* bias, const Scales* scales);
-/// Throws InvalidArgument unless it is given exactly if the shape has one, and satisfies AddNorm.
-void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
-                             const AddNorm* add_norm);
-
-/// Returns `variant`; throws InvalidArgument naming `candidate` unless it is one of its `variants`.
-int known_variant(std::string_view op, Algorithm algorithm, int variant, int variants);
-
-/// Collective: index of the name that `run` is fastest with, from the tuner's times or measured on
-/// scratch operands. `what` and the shape form the key of the choice.
-int choose_fastest(
-    GpuCommunicator& comm, std::string_view what, const OpDesc& shape, int64_t x_rows,
-    int64_t out_rows, const std::vector<std::string>& names,
-    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias, const Scales* scales)>& run,
-    Margin margin = {});
-int choose_fastest(
-    GpuCommunicator& comm, std::string_view what, const OpDesc& shape,
-    const OperandExtents& operands, const std::vector<std::string>& names,
-    const std::function<void(int, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias, const Scales* scales)>& run,
-    Margin margin);
-
-/// Candidates that run `op` by each of `candidates`; it must outlive them. Operands as for the
-/// operator's class.
-template <typename Op>
-std::vector<Candidate> candidates_of(Op& op, const std::vector<Algorithm>& algorithms) {
-  std::vector<Candidate> all;
-  for (const Algorithm algorithm : algorithms) {
-    all.push_back(
-        {.name = std::string(name_of(algorithm)),
-         .form = is_serial(algorithm) ? Strategy::serial : Strategy::overlapped,
-         .run = [&op, algorithm](const Operands& o) {
-           if constexpr (requires {
-                           op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
-                         }) {
-             op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
-           } else if constexpr (requires {
-                                  op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales);
-                                }) {
-             op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales);
-           } else {
-             op.run(algorithm, o.x, o.weight, o.out);
-           }
-         }});
-  }
-  return all;
-}
-
-/// Collective: the one of `candidates` that `run` is fastest with. Serial ones first: they win
-/// ties.
-Algorithm choose_algorithm(
-    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
-    int64_t out_rows, const std::vector<Algorithm>& algorithms,
-    const std::function<void(Algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias, const Scales* scales)>& run);
-Algorithm choose_algorithm(
-    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, const OperandExtents& operands,
-    const std::vector<Algorithm>& algorithms,
-    const std::function<void(Algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const Tensor* bias, const Scales* scales)>& run);
+/// Throws InvalidArgument naming the operand unless all match `desc` and are contiguous, 16-byte
+/// aligned memory of this GPU, as stored.
+void check_operands(const GpuCommunicator& comm, const OpDesc& desc, const Operands& operands);
 
 }  // namespace tandem::gpu

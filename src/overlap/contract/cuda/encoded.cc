@@ -66,18 +66,17 @@ EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpD
 
 std::vector<Candidate> EncodedDense::candidates() {
   std::vector<Candidate> all;
-  const auto add = [&](const char* name, Strategy form,
-                       std::function<void(const tandem::Operands&)> run) {
+  const auto add = [&](const std::string& name, Strategy form, auto step) {
     all.push_back({.name = fmt::format("{} as {}", name, shape_.wire.describe()),
                    .form = form,
-                   .run = std::move(run),
+                   .run = as_call(comm_, std::move(step)),
                    .encoded = true});
   };
-  add("serial", Strategy::serial, [this](const tandem::Operands& o) { run_serial(o); });
-  if (!fused_) return all;
-  for (const FusedEncoded::Variant& variant : fused_->variants()) {
-    add(variant.name, Strategy::overlapped,
-        [this, variant](const tandem::Operands& o) { run_fused(variant, o); });
+  add("serial", Strategy::serial, [this](const Operands& o) { run_serial(o); });
+  if (fused_) {
+    for (const Candidate& fused : fused_->candidates()) {
+      add(fused.name, fused.form, [this, fused](const Operands& o) { run_fused(fused, o); });
+    }
   }
   return all;
 }
@@ -88,47 +87,30 @@ int64_t EncodedDense::wire_bytes() const {
   return sums * (comm_.size() - 1) * int64_t(shape_.wire.bytes(shard, travelling(shape_)));
 }
 
-void EncodedDense::check(const tandem::Operands& o) const {
-  comm_.check_device();
-  const int64_t shard = shard_of(shape_.m, comm_.size(), comm_.rank()).count;
-  check_operands(comm_, shape_.op, shape_, gathers(shape_) ? shard : shape_.m,
-                 shape_.collective == Collective::reduce_scatter ? shard : shape_.m, o.x, o.weight,
-                 o.out, o.bias, o.scales);
-  check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
+void EncodedDense::run_fused(const Candidate& fused, const Operands& o) {
+  if (shape_.collective != Collective::all_reduce) return fused.run(o);
+  const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
+  const Tensor sums = o.out.rows(local.begin, local.count);
+  fused.run({o.x, o.weight, sums});
+  collective_.all_gather(sums, o.out);
+  if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
 }
 
-void EncodedDense::run_fused(const FusedEncoded::Variant& variant, const tandem::Operands& o) {
-  check(o);
-  const Enqueueing call(comm_);
-  comm_.enqueue([&] {
-    if (shape_.collective != Collective::all_reduce) return variant.run(o.x, o.weight, o.out);
-    const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
-    const Tensor sums = o.out.rows(local.begin, local.count);
-    variant.run(o.x, o.weight, sums);
-    collective_.all_gather(sums, o.out);
-    if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
-  });
-}
-
-void EncodedDense::run_serial(const tandem::Operands& o) {
-  check(o);
-  const Enqueueing call(comm_);
+void EncodedDense::run_serial(const Operands& o) {
   const auto multiply = [&](const void* in, void* to) {
     product_.run(in, o.weight.data(), to, o.bias ? o.bias->data() : nullptr, comm_.stream(),
                  pointers_of(shape_, o.scales));
   };
-  comm_.enqueue([&] {
-    if (gathers(shape_)) {
-      collective_.all_gather(o.x, gathered());
-      return multiply(memory_.data(), o.out.data());
-    }
-    multiply(o.x.data(), memory_.data());
-    const Tensor partial = memory_.view(shape_.result(), {shape_.m, shape_.n});
-    if (shape_.collective == Collective::reduce_scatter)
-      return collective_.reduce_scatter(partial, o.out);
-    collective_.all_reduce(partial, o.out);
-    if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
-  });
+  if (gathers(shape_)) {
+    collective_.all_gather(o.x, gathered());
+    return multiply(memory_.data(), o.out.data());
+  }
+  multiply(o.x.data(), memory_.data());
+  const Tensor partial = memory_.view(shape_.result(), {shape_.m, shape_.n});
+  if (shape_.collective == Collective::reduce_scatter)
+    return collective_.reduce_scatter(partial, o.out);
+  collective_.all_reduce(partial, o.out);
+  if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
 }
 
 }  // namespace tandem::gpu

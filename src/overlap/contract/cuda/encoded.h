@@ -30,14 +30,10 @@ namespace tandem::gpu {
 /// An operator's kernel that sends rows in a wire format.
 class FusedEncoded {
  public:
-  struct Variant {
-    const char* name;  ///< begins with "fused"
-    /// `out` of operators that sum over ranks: the local shard's rows. Operands must be checked.
-    std::function<void(const Tensor& x, const Tensor& weight, const Tensor& out)> run;
-  };
   virtual ~FusedEncoded() = default;
-  /// They refer to this object.
-  virtual std::vector<Variant> variants() = 0;
+  /// Candidates whose names begin with "fused". They refer to this object and only enqueue.
+  /// `out` of operators that sum over ranks: the local shard's rows.
+  virtual std::vector<Candidate> candidates() = 0;
 };
 /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.
 using MakeFusedEncoded = std::unique_ptr<FusedEncoded> (*)(GpuCommunicator& comm,
@@ -58,9 +54,8 @@ class EncodedDense {
   int64_t wire_bytes() const;
 
  private:
-  void check(const tandem::Operands& o) const;
-  void run_serial(const tandem::Operands& o);
-  void run_fused(const FusedEncoded::Variant& variant, const tandem::Operands& o);
+  void run_serial(const Operands& o);
+  void run_fused(const Candidate& fused, const Operands& o);
 
   GpuCommunicator& comm_;
   OpDesc shape_;

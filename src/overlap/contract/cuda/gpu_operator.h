@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,13 @@
 
 namespace tandem::gpu {
 
+/// Those of `all` that can run, and on one rank, which has nothing to overlap, are serial.
+std::vector<Candidate> usable(const GpuCommunicator& comm, std::vector<Candidate> all);
+/// Collective: `all`, with only the fastest candidate of each family, from the tuner's times or
+/// measured on scratch operands.
+std::vector<Candidate> family_leaders(GpuCommunicator& comm, const OpDesc& desc,
+                                      const std::vector<Candidate>& all);
+
 /// Encoded candidates, if the descriptor has a wire format, and the choice among all.
 class DenseOperator : public OverlapOperator {
  protected:
@@ -19,30 +27,36 @@ class DenseOperator : public OverlapOperator {
   bool has_uncompressed() const { return !encoded_ || desc_.allow_uncompressed; }
   OpDesc uncompressed() const;
   /// Chooses among the candidates of `options`; `all`: the uncompressed ones.
-  void choose(GpuCommunicator& comm, const OverlapOptions& options, std::vector<Candidate> all);
+  void choose(const OverlapOptions& options, std::vector<Candidate> all);
 
+  GpuCommunicator& comm_;
   std::optional<EncodedDense> encoded_;
 
  private:
-  void check(const Operands& operands) const override { check_call(desc_, operands); }
+  void check(const Operands& operands) const override { check_operands(comm_, desc_, operands); }
 };
 
 /// Operator whose uncompressed candidates are those of `Op`.
 template <typename Op>
 class GpuOperator final : public DenseOperator {
  public:
-  /// `how`: arguments of Op's constructor after the descriptor, with a fixed algorithm, so that
-  /// nothing is measured that `options` exclude.
-  template <typename... How>
   GpuOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
-              MakeFusedEncoded make_fused, const How&... how)
+              MakeFusedEncoded make_fused)
       : DenseOperator(comm, desc, options, make_fused) {
     std::vector<Candidate> all;
     if (has_uncompressed()) {
-      op_.emplace(comm, lt_context(comm), uncompressed(), how...);
-      all = candidates_of(*op_, op_->algorithms());
+      if constexpr (std::is_constructible_v<Op, GpuCommunicator&, const LtContext&, const OpDesc&,
+                                            Strategy>) {
+        op_.emplace(comm, lt_context(comm), uncompressed(), options.strategy);
+      } else {
+        op_.emplace(comm, lt_context(comm), uncompressed());
+      }
+      all = op_->candidates();
     }
-    choose(comm, options, std::move(all));
+    choose(options, std::move(all));
+    if constexpr (requires { op_->settle_on(chosen()); }) {
+      if (op_) op_->settle_on(chosen());
+    }
   }
   Tensor gathered() const override {
     if constexpr (requires { op_->gathered(); }) {
@@ -74,9 +88,7 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const OpDe
   GpuCommunicator& comm = as_gpu(any);
   agree_on_candidates(comm, desc, options);
   if (!comm.one_node()) return forms.make_across_nodes(comm, desc, options);
-  return std::make_unique<GpuOperator<Op>>(
-      comm, desc, options, forms.make_fused_encoded,
-      options.strategy == Strategy::serial ? Algorithm::serial_nccl : Algorithm::fused);
+  return std::make_unique<GpuOperator<Op>>(comm, desc, options, forms.make_fused_encoded);
 }
 
 }  // namespace tandem::gpu

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "collectives/cuda/uncompressed_nccl.h"
 #include "collectives/gpu.h"
 #include "kernels/cuda/add_norm.h"
@@ -59,10 +57,21 @@ AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDes
   }
 }
 
-std::vector<Algorithm> AcrossNodes::algorithms() const {
-  if (sums_ || comm_.size() == 1) return {Algorithm::serial_nccl};
-  if (scatters_ && comm_.size() > kMaxPartials) return {Algorithm::serial_nccl};
-  return {Algorithm::serial_nccl, Algorithm::chunked};
+std::vector<Candidate> AcrossNodes::candidates() {
+  std::vector<Candidate> all{{.name = std::string(kNccl),
+                              .form = Strategy::serial,
+                              .run = as_call(comm_, [this](const Operands& o) { run_serial(o); })},
+                             {.name = "chunked",
+                              .form = Strategy::overlapped,
+                              .run = as_call(comm_, [this](const Operands& o) {
+                                gathers_ ? gather_chunked(o) : scatter_chunked(o);
+                              })}};
+  if (comm_.size() == 1) return {all[0]};
+  if (sums_) all.back().refusal = "expected ranks that reach each other's memory";
+  if (scatters_ && comm_.size() > kMaxPartials) {
+    all.back().refusal = fmt::format("{} ranks: expected at most {}", comm_.size(), kMaxPartials);
+  }
+  return all;
 }
 
 Tensor AcrossNodes::gathered() const {
@@ -74,64 +83,38 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
   return memory.view(shape_.dtype, {shape_.m, columns}).rows(rows.begin, rows.count);
 }
 
-void AcrossNodes::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                      const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
-  comm_.check_device();
-  const int64_t local = shard(comm_.rank()).count;
-  if (shape_.gradient) {
-    check_wgrad_operands(comm_, shape_, local, x, weight, out);
-  } else {
-    check_operands(comm_, shape_.op, shape_, gathers_ ? local : shape_.m,
-                   scatters_ ? local : shape_.m, x, weight, out, bias, scales);
-    check_add_norm_operands(comm_, shape_.op, shape_, add_norm);
-  }
-  if (std::ranges::count(algorithms(), algorithm) == 0) {
-    throw InvalidArgument(
-        fmt::format("{} across nodes: algorithm {}: expected serial_nccl or chunked", shape_.op,
-                    name_of(algorithm)));
-  }
-  const void* bias_data = bias ? bias->data() : nullptr;
-  const Enqueueing call(comm_);
-  comm_.enqueue([&] {
-    if (algorithm == Algorithm::serial_nccl) return run_serial(x, weight, out, bias_data, add_norm);
-    gathers_ ? gather_chunked(x, weight, out, bias_data)
-             : scatter_chunked(x, weight, out, bias_data);
-  });
-}
-
-void AcrossNodes::run_serial(const Tensor& x, const Tensor& weight, const Tensor& out,
-                             const void* bias_data, const AddNorm* add_norm) {
+void AcrossNodes::run_serial(const Operands& o) {
   if (gathers_) {
-    gpu::all_gather(comm_, x, gathered());
-    return multiply(comm_.size(), gathered().data(), weight, out, bias_data);
+    gpu::all_gather(comm_, o.x, gathered());
+    return multiply(comm_.size(), gathered().data(), o);
   }
-  const Tensor partial = sums_ ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
-  gemms_.back().run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
+  const Tensor partial = sums_ ? o.out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
+  gemms_.back().run(o.x.data(), o.weight.data(), partial.data(), o.bias ? o.bias->data() : nullptr,
+                    comm_.stream());
   if (sums_) {
-    gpu::all_reduce(comm_, out, ReduceOp::sum);
-    if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
+    gpu::all_reduce(comm_, o.out, ReduceOp::sum);
+    if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
     return;
   }
-  gpu::reduce_scatter(comm_, partial, out, ReduceOp::sum);
+  gpu::reduce_scatter(comm_, partial, o.out, ReduceOp::sum);
 }
 
 void AcrossNodes::exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from) {
   nccl_exchange(comm_, to_send, to, to_receive, from, side_.get());
 }
 
-void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
-                                 const void* bias) {
+void AcrossNodes::gather_chunked(const Operands& o) {
   const int rank = comm_.rank(), world = comm_.size();
   begun_.record(comm_.stream());  // the last call has read the buffers that are now written
   begun_.block(side_.get());
   for (int step = 1; step < world; ++step) {
     const int from = schedule::ag_source(rank, world, step);
-    exchange(x, schedule::ag_target(rank, world, step), rows_of(whole_memory_, shape_.k, from),
+    exchange(o.x, schedule::ag_target(rank, world, step), rows_of(whole_memory_, shape_.k, from),
              from);
     moved_[size_t(from)].record(side_.get());
   }
   if (shape_.keep_gathered) {
-    check(cudaMemcpyAsync(rows_of(whole_memory_, shape_.k, rank).data(), x.data(), x.bytes(),
+    check(cudaMemcpyAsync(rows_of(whole_memory_, shape_.k, rank).data(), o.x.data(), o.x.bytes(),
                           cudaMemcpyDefault, side_.get()),
           "copy the own shard");
     moved_[size_t(rank)].record(side_.get());
@@ -139,27 +122,25 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
   for (int step = 0; step < world; ++step) {
     const int source = schedule::ag_source(rank, world, step);
     if (step > 0) moved_[size_t(source)].block(comm_.stream());
-    const void* in = step == 0 ? x.data() : rows_of(whole_memory_, shape_.k, source).data();
-    multiply(source, in, weight, out, bias);
+    const void* in = step == 0 ? o.x.data() : rows_of(whole_memory_, shape_.k, source).data();
+    multiply(source, in, o);
   }
   if (shape_.keep_gathered) moved_[size_t(rank)].block(comm_.stream());
 }
 
 // Multiplies the rows of rank `source`, or all if `source` is the number of ranks, stored at `in`.
-void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
-                           const void* bias) {
+void AcrossNodes::multiply(int source, const void* in, const Operands& o) {
   const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};
   if (shape_.gradient) {
-    const Tensor dy = weight.rows(rows.begin, rows.count);
-    wgrads_[size_t(source)].add(in, dy.data(), out.data(), comm_.stream());
+    const Tensor dy = o.weight.rows(rows.begin, rows.count);
+    wgrads_[size_t(source)].add(in, dy.data(), o.out.data(), comm_.stream());
   } else {
-    gemms_[size_t(source)].run(in, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
-                               comm_.stream());
+    gemms_[size_t(source)].run(in, o.weight.data(), o.out.rows(rows.begin, rows.count).data(),
+                               o.bias ? o.bias->data() : nullptr, comm_.stream());
   }
 }
 
-void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
-                                  const void* bias) {
+void AcrossNodes::scatter_chunked(const Operands& o) {
   const int rank = comm_.rank(), world = comm_.size();
   const int64_t local = shard(rank).count;
   const auto slot = [&](int source) {
@@ -172,8 +153,9 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
     const int from = schedule::rs_source(rank, world, step);
     const Shard rows = shard(owner);
     const Tensor partial_rows = rows_of(whole_memory_, shape_.n, owner);
-    gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
-                              partial_rows.data(), bias, comm_.stream());
+    gemms_[size_t(owner)].run(o.x.rows(rows.begin, rows.count).data(), o.weight.data(),
+                              partial_rows.data(), o.bias ? o.bias->data() : nullptr,
+                              comm_.stream());
     if (owner == rank) break;
     computed_[size_t(owner)].record(comm_.stream());
     computed_[size_t(owner)].block(side_.get());
@@ -186,7 +168,7 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
   for (int r = 0; r < world; ++r) {
     partials.of[r] = r == rank ? rows_of(whole_memory_, shape_.n, rank).data() : slot(r).data();
   }
-  launch_sum(partials, out, comm_.stream());
+  launch_sum(partials, o.out, comm_.stream());
 }
 
 std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,

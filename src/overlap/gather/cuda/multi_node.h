@@ -20,20 +20,16 @@ class AcrossNodes {
  public:
   /// Collective. Throws Unsupported for e4m3.
   AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
-  /// Operands as for the operator's class.
-  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias, const Scales* scales, const AddNorm* add_norm = nullptr);
-  std::vector<Algorithm> algorithms() const;
+  /// They refer to this object. Operands as for the operator's class.
+  std::vector<Candidate> candidates();
   /// AG+GEMM: [m, k]; holds the remote rows after a run, and all rows with keep_gathered.
   Tensor gathered() const;
 
  private:
-  void run_serial(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                  const AddNorm* add_norm);
-  void gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
-  void multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
-                const void* bias);
-  void scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias);
+  void run_serial(const Operands& o);
+  void gather_chunked(const Operands& o);
+  void multiply(int source, const void* in, const Operands& o);
+  void scatter_chunked(const Operands& o);
   void exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from);
   Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;
   Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
@@ -50,7 +46,7 @@ class AcrossNodes {
   std::vector<Event> moved_, computed_;  // by rank
 };
 
-/// The operator that `desc` names by these algorithms.
+/// The operator that `desc` names, by these candidates.
 std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
                                                    const OverlapOptions& options);
 

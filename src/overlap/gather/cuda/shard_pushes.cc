@@ -97,28 +97,35 @@ void ShardPushes::end() {
   pushed_.block(comm_.stream());
 }
 
-const void* ShardPushes::gather(Algorithm algorithm, const Tensor& x, const Tensor* scales) {
+template <typename Gather>
+const void* ShardPushes::gather_by(const Tensor& x, const Tensor* scales, const Gather& gather) {
   if (comm_.size() == 1) return x.data();
-  const auto gather_by = [&](const auto& gather) {
-    gather(x, gathered());
-    if (row_scales_ && scales) {
-      gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
-    }
-  };
-  if (algorithm == Algorithm::serial_nccl) {
-    grouped(comm_, [&] {
-      gather_by(
-          [&](const Tensor& shard, const Tensor& whole) { nccl_all_gather(comm_, shard, whole); });
-    });
-    return buffer_->local();
+  gather(x, gathered());
+  if (row_scales_ && scales) {
+    gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
   }
-  if (algorithm == Algorithm::serial_kernels) {
-    ShardExchange& exchange = shard_exchange(comm_);
-    gather_by([&](const Tensor& shard, const Tensor& whole) {
-      exchange.all_gather(shard, whole, exchange.choose(whole), op_);
+  return buffer_->local();
+}
+
+const void* ShardPushes::gather_by_nccl(const Tensor& x, const Tensor* scales) {
+  const void* gathered = nullptr;
+  grouped(comm_, [&] {
+    gathered = gather_by(x, scales, [&](const Tensor& shard, const Tensor& whole) {
+      nccl_all_gather(comm_, shard, whole);
     });
-    return buffer_->local();
-  }
+  });
+  return gathered;
+}
+
+const void* ShardPushes::gather_by_kernels(const Tensor& x, const Tensor* scales) {
+  ShardExchange& exchange = shard_exchange(comm_);
+  return gather_by(x, scales, [&](const Tensor& shard, const Tensor& whole) {
+    exchange.all_gather(shard, whole, exchange.choose(whole), op_);
+  });
+}
+
+const void* ShardPushes::gather_by_copies(const Tensor& x, const Tensor* scales) {
+  if (comm_.size() == 1) return x.data();
   start(x, scales, Entering::concurrent, false);
   copy_local(x, scales, comm_.stream());
   await(-1, true);

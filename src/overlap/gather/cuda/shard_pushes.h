@@ -13,7 +13,6 @@
 #include "comm/device/gpu_communicator.h"
 #include "comm/device/signal_kernels.h"
 #include "core/cuda/common_stream.h"
-#include "overlap/contract/cuda/algorithms.h"
 #include "overlap/gather/cuda/shard_route.h"
 #include "schedule/ring.h"
 #include "tandem/collectives.h"
@@ -61,9 +60,11 @@ class ShardPushes {
     if (ranks > 1) end();
   }
 
-  /// Runs the whole gather serially or by `serial_kernels`; returns the address of the gathered
-  /// matrix.
-  const void* gather(Algorithm algorithm, const Tensor& x, const Tensor* scales = nullptr);
+  /// Run the whole gather serially: by NCCL, by the copy engine, or by kernels
+  /// (collectives/cuda/shard_exchange.h). Return the address of the gathered matrix.
+  const void* gather_by_nccl(const Tensor& x, const Tensor* scales = nullptr);
+  const void* gather_by_copies(const Tensor& x, const Tensor* scales = nullptr);
+  const void* gather_by_kernels(const Tensor& x, const Tensor* scales = nullptr);
   /// One rank: gathers x itself.
   void keep_alone(const Tensor& x);
 
@@ -92,6 +93,9 @@ class ShardPushes {
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_local);
   void push(const Tensor& x, const Tensor* scales, int step);
   void copy_local(const Tensor& x, const Tensor* scales, cudaStream_t stream);
+  // Gathers x, and its scales, by `gather(shard, whole)`.
+  template <typename Gather>
+  const void* gather_by(const Tensor& x, const Tensor* scales, const Gather& gather);
   // Makes the communicator's stream wait until the shard of rank `source`, or of every other rank,
   // has arrived. `first`: the first wait of this call.
   void await(int source, bool first);

@@ -32,11 +32,4 @@ class WgradGemm {
   LtGemm gemm_;
 };
 
-/// Extents of its operands.
-OperandExtents wgrad_extents(const OpDesc& shape, int64_t x_rows);
-/// Throws InvalidArgument unless x is [x_rows, k] and dy [m, n], both of the shape's dtype, and dw
-/// is f32 [n, k] or, with weight_is_kn, [k, n].
-void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows,
-                          const Tensor& x, const Tensor& dy, const Tensor& dw);
-
 }  // namespace tandem::gpu

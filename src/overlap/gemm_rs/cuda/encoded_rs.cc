@@ -40,20 +40,20 @@ EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
       comm.allocate(size_t(slices) * kernel_->slice_bytes(), kArrivedTiles + int(slices)));
 }
 
-void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out) {
-  kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kReady, kArrivedTiles,
-                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.device_deadline()},
-                  comm_.stream());
+void EncodedRsOp::run(bool between, const Operands& o) {
+  kernel_->launch(
+      {o.x.data(), o.weight.data(), o.out.data(), staging_->table(), kReady, kArrivedTiles,
+       reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.device_deadline()},
+      comm_.stream());
 }
 
-std::vector<FusedEncoded::Variant> EncodedRsOp::variants() {
-  std::vector<Variant> all;
+std::vector<Candidate> EncodedRsOp::candidates() {
+  std::vector<Candidate> all;
   for (const bool between : {false, true}) {
     if (between && !kernel_->has_between()) continue;
-    all.push_back({between ? "fused, local tiles between," : "fused",
-                   [this, between](const Tensor& x, const Tensor& weight, const Tensor& out) {
-                     run(between, x, weight, out);
-                   }});
+    all.push_back({.name = between ? "fused, local tiles between," : "fused",
+                   .form = Strategy::overlapped,
+                   .run = [this, between](const Operands& o) { run(between, o); }});
   }
   return all;
 }

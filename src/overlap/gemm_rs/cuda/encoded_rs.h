@@ -14,13 +14,13 @@ class EncodedRsOp final : public FusedEncoded {
   /// Collective: null on every rank if the GPU, the shape or the wire format has no such kernel.
   static std::unique_ptr<FusedEncoded> make(GpuCommunicator& comm, const OpDesc& shape);
 
-  std::vector<Variant> variants() override;
+  std::vector<Candidate> candidates() override;
 
  private:
   EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
               std::unique_ptr<EncodedRsKernel> kernel);
   /// `between`: interleave local tiles with remote ones.
-  void run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out);
+  void run(bool between, const Operands& o);
 
   GpuCommunicator& comm_;
   FusedRsShape shape_;

@@ -13,16 +13,6 @@
 #include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
-
-struct CutlassTile {
-  static constexpr int kPaces = 4;
-  const char* name;
-  DType dtype;
-  int shard_rows;  // a shard must be a multiple of it
-  int paces[kPaces];
-  std::unique_ptr<CutlassRsKernel> (*make)();
-};
-
 namespace {
 
 // Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
@@ -31,7 +21,11 @@ constexpr int kReady = 0, kArrived = kMaxGpus, kCutlassReady = 2 * kMaxGpus,
               kCutlassArrived = kAdded + FusedRsKernel::kMaxChunks * kMaxGpus;
 
 // A chunk costs the host 5 us: a delivery must beat the earlier ones by a measurable gain.
-constexpr double kGainOfPlan = 0.005;
+constexpr double kGainOfDelivery = 0.005;
+
+constexpr const char* kNeeds =
+    "expected a GPU of compute capability 9.0 that reaches its peers without an emulated link, "
+    "weight [N, K], a result in bf16 or f16";
 
 }  // namespace
 
@@ -48,10 +42,16 @@ struct GemmRs::Words {
 
 namespace {
 
-// Send rates, in percent of the link (0: unpaced). Sending disturbs the GEMM, more so at higher
-// rates: slower is better if the link has slack.
-constexpr int kPaceCount = CutlassTile::kPaces;
-constexpr CutlassTile kTiles[] = {
+struct Tile {
+  const char* name;
+  DType dtype;
+  int shard_rows;  // a shard must be a multiple of it
+  // Send rates, in percent of the link (0: unpaced). Sending disturbs the GEMM, more so at higher
+  // rates: slower is better if the link has slack.
+  int paces[4];
+  std::unique_ptr<CutlassRsKernel> (*make)();
+};
+constexpr Tile kTiles[] = {
     {"128x128", DType::bf16, 128, {100, 125, 160, 0}, make_cutlass_rs_128x128},
     {"128x256", DType::bf16, 256, {30, 60, 100, 125}, make_cutlass_rs_128x256},
     {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_cutlass_rs_f16}};
@@ -61,9 +61,15 @@ GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape, int64_t r
   return product_of(shape, rows, shape.bias && comm.rank() == 0);
 }
 
+std::string name_of(const TileDelivery& delivery) {
+  if (delivery.chunks > 0) return fmt::format("shards in {} chunks", delivery.chunks);
+  if (delivery.later > 0) return fmt::format("stored, one of {} later", delivery.later);
+  return delivery.between ? "stored, local tiles between" : "stored, local tiles last";
+}
+
 }  // namespace
 
-GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Algorithm algorithm)
+GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Strategy strategy)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "gemm_rs", shape, true, false), shape)),
@@ -73,48 +79,54 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
       words_(sizeof(Words)),
       paced_(comm.link_pacer()),
-      computed_(size_t(comm.size())),
-      has_serial_kernels_(comm.size() > 1 &&
-                          has_serial_kernels(shape.m * shape.n * int64_t(size_of(shape.result())))),
-      algorithm_(algorithm) {
-  if (has_serial_kernels_) shard_exchange(comm);  // allocates, which a captured call must not
+      computed_(size_t(comm.size())) {
   for (int r = 0; r < comm.size(); ++r) {
     shard_gemms_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   agree_on_gemm_choices(comm, lt);
-  for (const CutlassTile& tile : kTiles) {
-    if (!prepares_fused(algorithm) || !has_fused_kernels(comm) || comm.size() == 1 ||
-        shape.m == 0 || shape.m % (comm.size() * tile.shard_rows) != 0 ||
-        tile.dtype != shape.dtype || shape.result() != shape.dtype || shape.bias ||
-        shape.weight_kn) {
-      continue;
-    }
-    cutlass_kernels_.push_back({&tile, tile.make()});
-    const CutlassRsKernel& kernel = *cutlass_kernels_.back().kernel;
-    const int tiles = kernel.tiles(slot_rows_, shape.n);
-    tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
-    slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernel.tile_bytes());
-  }
-  if (prepares_fused(algorithm)) make_fused();
+  if (strategy != Strategy::serial && comm.size() > 1 && has_fused_kernels(comm)) make_fused();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_fused_slice() + (comm.size() - 1) * fused_slices()));
-  choose_variant(Algorithm::fused, {kGainOfPlan, kGainOfPlan});
-  choose_variant(Algorithm::fused_cutlass, {});
-  if (algorithm_ != Algorithm::automatic) return;
-  algorithm_ = choose_algorithm(
-      comm, "gemm_rs", shape, shape.m, local_.count, algorithms(),
-      [this](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
-             const Tensor* bias, const Scales* scales) { run(w, x, weight, out, bias, scales); });
+  add_candidates(strategy);
 }
 
-std::vector<Algorithm> GemmRs::algorithms() const {
-  if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
-  std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
-  if (has_serial_kernels_) all.push_back(Algorithm::serial_kernels);
-  if (fused_) all.push_back(Algorithm::fused);
-  if (!cutlass_kernels_.empty()) all.push_back(Algorithm::fused_cutlass);
-  return all;
+void GemmRs::add(std::string_view name, Strategy form, std::function<void(const Operands&)> run) {
+  candidates_.push_back({.name = std::string(name), .form = form, .run = std::move(run)});
+}
+
+void GemmRs::add_candidates(Strategy strategy) {
+  if (comm_.size() == 1) {
+    return add(kNccl, Strategy::serial, as_call(comm_, [this](const Operands& o) {
+                 whole_.run(o.x.data(), o.weight.data(), o.out.data(),
+                            o.bias ? o.bias->data() : nullptr, comm_.stream(),
+                            pointers_of(shape_, o.scales));
+               }));
+  }
+  const auto replayed = [&](bool serial) {
+    return graphs_.as_call(
+        candidates_.size(), [this, serial](const Operands& o) { run_pushed(o, serial); },
+        [this](const Operands& o) {  // a shard's row scales may be copied for alignment
+          return std::array<const Tensor*, 2>{shape_.scaled_by_row() ? &o.scales->x : nullptr};
+        });
+  };
+  add(kNccl, Strategy::serial, as_call(comm_, [this](const Operands& o) {
+        gemm_only(o);
+        nccl_reduce_scatter(comm_, whole_partial(), o.out, ReduceOp::sum);
+      }));
+  add("serial_copy", Strategy::serial, replayed(true));
+  add("chunked", Strategy::overlapped, replayed(false));
+  if (has_serial_kernels(shape_.m * shape_.n * int64_t(size_of(shape_.result())))) {
+    ShardExchange& exchange = shard_exchange(comm_);  // allocates, which a captured call must not
+    add("serial_kernels", Strategy::serial, as_call(comm_, [this, &exchange](const Operands& o) {
+          gemm_only(o);
+          const Tensor whole = whole_partial();
+          exchange.reduce_scatter(whole, o.out, exchange.choose(whole), kGemmRsWait);
+        }));
+  }
+  if (strategy == Strategy::serial) return;
+  add_deliveries();
+  add_cutlass();
 }
 
 GemmRs::Words& GemmRs::words() const {
@@ -122,10 +134,19 @@ GemmRs::Words& GemmRs::words() const {
 }
 
 void GemmRs::make_fused() {
-  const int size = comm_.size();
-  if (size == 1 || shape_.m < size || shape_.result() == DType::f32 || shape_.weight_kn ||
-      !has_fused_kernels(comm_)) {
-    return;
+  const int64_t ranks = comm_.size();
+  if (shape_.m < ranks || shape_.result() == DType::f32 || shape_.weight_kn) return;
+  for (const Tile& tile : kTiles) {
+    cutlass_kernels_.emplace_back();
+    if (shape_.m % (ranks * tile.shard_rows) != 0 || tile.dtype != shape_.dtype ||
+        shape_.result() != shape_.dtype || shape_.bias) {
+      continue;
+    }
+    std::unique_ptr<CutlassRsKernel>& kernel = cutlass_kernels_.back();
+    kernel = tile.make();
+    const int tiles = kernel->tiles(slot_rows_, shape_.n);
+    tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
+    slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernel->tile_bytes());
   }
   const double minimum = -double(shape_.k);  // K may differ by rank
   if (-comm_.slowest({&minimum, 1})[0] < double(FusedRsKernel::kMinK)) return;
@@ -137,20 +158,55 @@ void GemmRs::make_fused() {
   slot_bytes_ = std::max(slot_bytes_, shape.slot_bytes());
 }
 
-void GemmRs::choose_variant(Algorithm algorithm, Margin margin) {
-  std::vector<std::string> names;
-  for (int i = 0; i < variants(algorithm); ++i) names.push_back(variant_name(algorithm, i));
-  if (names.size() < 2) return;
-  const int fastest = choose_fastest(
-      comm_, fmt::format("gemm_rs {}", name_of(algorithm)), shape_, shape_.m, local_.count, names,
-      [this, algorithm](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
-                        const Tensor* bias, const Scales* scales) {
-        use_variant(algorithm, variant);
-        run(algorithm, x, weight, out, bias, scales);
-      },
-      margin);
-  if (algorithm == Algorithm::fused) pushes_.reset();  // streams and graphs of losing deliveries
-  use_variant(algorithm, fastest);
+void GemmRs::add_deliveries() {
+  if (!fused_) {
+    candidates_.push_back({.name = "fused",
+                           .form = Strategy::overlapped,
+                           .refusal = fmt::format("{}, a row for each rank, and K of {} or more",
+                                                  kNeeds, FusedRsKernel::kMinK)});
+    return;
+  }
+  const std::vector<TileDelivery>& deliveries = fused_->deliveries();
+  for (size_t i = 0; i < deliveries.size(); ++i) {
+    const auto run = as_call(comm_, [this, i](const Operands& o) { run_fused(o, int(i)); });
+    if (deliveries[i].chunks == 0) {
+      add(name_of(deliveries[i]), Strategy::overlapped, run);
+    } else {
+      add(name_of(deliveries[i]), Strategy::overlapped, [this, run](const Operands& o) {
+        make_pushes();
+        run(o);
+      });
+    }
+    candidates_.back().family = "fused";
+    candidates_.back().min_gain = kGainOfDelivery;
+    recorded_[candidates_.back().name] = fused_->recorded_tiles();
+  }
+}
+
+void GemmRs::add_cutlass() {
+  const size_t before = candidates_.size();
+  for (size_t i = 0; i < cutlass_kernels_.size(); ++i) {
+    CutlassRsKernel* const kernel = cutlass_kernels_[i].get();
+    if (!kernel) continue;
+    for (const int pace : kTiles[i].paces) {
+      add(fmt::format("{}, sending {}", kTiles[i].name,
+                      pace > 0 ? fmt::format("at {} %", pace) : "unpaced"),
+          Strategy::overlapped, as_call(comm_, [this, kernel, pace](const Operands& o) {
+            kernel->launch(
+                {shape_.m, shape_.n, shape_.k, o.x.data(), o.weight.data(), o.out.data(),
+                 staging_->table(), partial_.data(), slot_bytes_, kCutlassReady, kCutlassArrived,
+                 tiles_of_slot_, &words().cutlass, pace, comm_.device_deadline(), timeline_},
+                comm_.stream());
+          }));
+      candidates_.back().family = "fused_cutlass";
+      recorded_[candidates_.back().name] = kernel->recorded_tiles(shape_.m, shape_.n);
+    }
+  }
+  if (candidates_.size() > before) return;
+  candidates_.push_back(
+      {.name = "fused_cutlass",
+       .form = Strategy::overlapped,
+       .refusal = fmt::format("{}, no bias, and M a multiple of 128 x ranks", kNeeds)});
 }
 
 FusedRsShape GemmRs::fused_shape() const {
@@ -167,43 +223,23 @@ int GemmRs::first_fused_slice() const {
   return kCutlassArrived + comm_.size() * tiles_of_slot_;
 }
 
-int GemmRs::variants(Algorithm algorithm) const {
-  if (algorithm == Algorithm::fused) return fused_ ? int(fused_->deliveries().size()) : 0;
-  return algorithm == Algorithm::fused_cutlass ? int(cutlass_kernels_.size()) * kPaceCount : 0;
-}
-
-void GemmRs::use_variant(Algorithm algorithm, int variant) {
-  (algorithm == Algorithm::fused ? fused_variant_ : cutlass_variant_) = known(algorithm, variant);
-  if (algorithm != Algorithm::fused) return;
-  if (fused_delivery().chunks == 0 || pushes_) return;
+void GemmRs::make_pushes() {
+  if (pushes_) return;
   pushes_.emplace(ChunkRoute{staging_->table(), partial_.data(), fused_shape().slot_bytes(),
                              FusedRsKernel::kMaxChunks, kAdded, words().ready, words().sending});
 }
 
-const TileDelivery& GemmRs::fused_delivery() const {
-  return fused_->deliveries()[size_t(fused_variant_)];
-}
-
-RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
-  known(algorithm, variant);
-  if (algorithm == Algorithm::fused) return fused_->recorded_tiles();
-  return cutlass_kernels_[size_t(variant / kPaceCount)].kernel->recorded_tiles(shape_.m, shape_.n);
-}
-
-std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
-  if (algorithm == Algorithm::fused) {
-    const TileDelivery& delivery = fused_->deliveries()[size_t(variant)];
-    if (delivery.chunks > 0) return fmt::format("shards in {} chunks", delivery.chunks);
-    if (delivery.later > 0) return fmt::format("stored, one of {} later", delivery.later);
-    return delivery.between ? "stored, local tiles between" : "stored, local tiles last";
+void GemmRs::settle_on(const Candidate& chosen) {
+  pushes_.reset();
+  if (!fused_) return;
+  for (const TileDelivery& delivery : fused_->deliveries()) {
+    if (delivery.chunks > 0 && name_of(delivery) == chosen.name) make_pushes();
   }
-  const int pace = pace_of(variant);
-  return fmt::format("{}, sending {}", cutlass_kernels_[size_t(variant / kPaceCount)].tile->name,
-                     pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
 }
 
-int GemmRs::pace_of(int variant) const {
-  return cutlass_kernels_[size_t(variant / kPaceCount)].tile->paces[variant % kPaceCount];
+RecordedTiles GemmRs::recorded_tiles(const Candidate& candidate) const {
+  const auto found = recorded_.find(candidate.name);
+  return found == recorded_.end() ? RecordedTiles{} : found->second;
 }
 
 Tensor GemmRs::partial_of(int owner) const {
@@ -215,65 +251,9 @@ Tensor GemmRs::whole_partial() const {
   return partial_.view(shape_.result(), {shape_.m, shape_.n});
 }
 
-void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias,
-                       const Scales* scales) {
-  whole_.run(x.data(), weight.data(), partial_.data(), bias ? bias->data() : nullptr,
-             comm_.stream(), pointers_of(shape_, scales));
-}
-
-void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                 const Tensor* bias, const Scales* scales) {
-  comm_.check_device();
-  check_operands(comm_, "gemm_rs", shape_, shape_.m, local_.count, x, weight, out, bias, scales);
-  const Enqueueing call(comm_);
-  const void* bias_data = bias ? bias->data() : nullptr;
-  if (comm_.size() == 1) {
-    return whole_.run(x.data(), weight.data(), out.data(), bias_data, comm_.stream(),
-                      pointers_of(shape_, scales));
-  }
-  switch (algorithm) {
-    case Algorithm::serial_nccl:
-      return comm_.enqueue([&] {
-        gemm_only(x, weight, bias, scales);
-        run_nccl(out);
-      });
-    case Algorithm::serial_kernels:
-      if (!has_serial_kernels_) break;
-      return comm_.enqueue([&] {
-        gemm_only(x, weight, bias, scales);
-        run_serial_kernels(out);
-      });
-    case Algorithm::serial_copy:
-    case Algorithm::chunked:
-      // A shard's row scales may be copied for alignment.
-      return graphs_.run({algorithm,
-                          x,
-                          weight,
-                          out,
-                          bias,
-                          scales,
-                          {shape_.scaled_by_row() ? &scales->x : nullptr}},
-                         [&] { run_pushed(algorithm, x, weight, out, bias_data, scales); });
-    case Algorithm::fused:
-      if (!fused_) break;
-      return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
-    case Algorithm::fused_cutlass:
-      if (cutlass_kernels_.empty()) break;
-      return comm_.enqueue([&] { run_cutlass(x, weight, out); });
-    case Algorithm::automatic:
-    case Algorithm::one_shot:
-    case Algorithm::two_shot:
-      break;
-  }
-  throw InvalidArgument(fmt::format(
-      "gemm_rs: algorithm {}: expected serial_nccl, serial_copy, chunked, serial_kernels where [M, "
-      "N] has "
-      "at most {} bytes (here {}), or, prepared when the operator was made and with weight [N, K], "
-      "fused_cutlass "
-      "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and fused where there is a row "
-      "for each rank, a result in bf16 or f16, K from {} on",
-      name_of(algorithm), kMaxSerialKernelBytes,
-      shape_.m * shape_.n * int64_t(size_of(shape_.result())), FusedRsKernel::kMinK));
+void GemmRs::gemm_only(const Operands& o) {
+  whole_.run(o.x.data(), o.weight.data(), partial_.data(), o.bias ? o.bias->data() : nullptr,
+             comm_.stream(), pointers_of(shape_, o.scales));
 }
 
 // Concurrent with earlier work on the communicator's stream.
@@ -284,21 +264,18 @@ void GemmRs::enter() {
                comm_.device_deadline(), kGemmRsWait, side_.get());
 }
 
-void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight,
-                        const Tensor& out, const void* bias, const Scales* scales) {
+void GemmRs::run_pushed(const Operands& o, bool serial) {
   const cudaStream_t stream = comm_.stream();
   enter();
-  if (algorithm == Algorithm::serial_copy) {
-    whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, pointers_of(shape_, scales));
-  }
+  if (serial) gemm_only(o);
   for (int step = 0; step < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
     const Tensor partial = partial_of(owner);
-    if (algorithm == Algorithm::chunked) {
-      shard_gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
-                                      partial.data(), bias, stream,
-                                      pointers_of(shape_, scales, rows.begin));
+    if (!serial) {
+      shard_gemms_[size_t(owner)].run(o.x.rows(rows.begin, rows.count).data(), o.weight.data(),
+                                      partial.data(), o.bias ? o.bias->data() : nullptr, stream,
+                                      pointers_of(shape_, o.scales, rows.begin));
     }
     if (owner == comm_.rank()) continue;
     computed_[size_t(owner)].record(stream);
@@ -306,43 +283,22 @@ void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weig
     push(owner, partial);
   }
   pushed_.record(side_.get());
-  sum_partials(out);
+  sum_partials(o.out);
   pushed_.block(stream);
 }
 
-void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                       const Scales* scales) {
+void GemmRs::run_fused(const Operands& o, int delivery) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
-    fused_->launch(
-        {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
-         staging_->local(), staging_->table(), kFusedReady, kAdded, first_fused_slice(),
-         &words().fused, words().counted, words().ready, words().sending, fused_variant_,
-         comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
-        stream);
+    fused_->launch({o.x.data(), o.weight.data(), o.out.data(), pointers_of(shape_, o.scales),
+                    partial_.data(), staging_->local(), staging_->table(), kFusedReady, kAdded,
+                    first_fused_slice(), &words().fused, words().counted, words().ready,
+                    words().sending, delivery, comm_.device_deadline(), timeline_,
+                    o.bias && comm_.rank() == 0 ? o.bias->data() : nullptr},
+                   stream);
   };
-  const int chunks = fused_delivery().chunks;
+  const int chunks = fused_->deliveries()[size_t(delivery)].chunks;
   chunks > 0 ? pushes_->run(chunks, stream, launch) : launch();
-}
-
-void GemmRs::run_cutlass(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const CutlassRsArgs args{shape_.m,
-                           shape_.n,
-                           shape_.k,
-                           x.data(),
-                           weight.data(),
-                           out.data(),
-                           staging_->table(),
-                           partial_.data(),
-                           slot_bytes_,
-                           kCutlassReady,
-                           kCutlassArrived,
-                           tiles_of_slot_,
-                           &words().cutlass,
-                           pace_of(cutlass_variant_),
-                           comm_.device_deadline(),
-                           timeline_};
-  cutlass_kernels_[size_t(cutlass_variant_ / kPaceCount)].kernel->launch(args, comm_.stream());
 }
 
 // Copies to this rank's slot of the owner's staging memory, then sends the epoch if the owner is
@@ -370,16 +326,6 @@ void GemmRs::sum_partials(const Tensor& out) {
         r == comm_.rank() ? partial_of(r).data() : staging_->local() + slot_bytes_ * size_t(r);
   }
   launch_sum(partials, out, comm_.stream());
-}
-
-void GemmRs::run_nccl(const Tensor& out) {
-  nccl_reduce_scatter(comm_, whole_partial(), out, ReduceOp::sum);
-}
-
-void GemmRs::run_serial_kernels(const Tensor& out) {
-  const Tensor whole = whole_partial();
-  ShardExchange& exchange = shard_exchange(comm_);
-  exchange.reduce_scatter(whole, out, exchange.choose(whole), kGemmRsWait);
 }
 
 }  // namespace tandem::gpu

@@ -5,14 +5,18 @@
 // each finished shard to its owner while the next is computed; the owner then sums the partials in
 // rank order, in f32. fused (fused.h): one persistent GEMM. Remote tiles are stored into their
 // owner's memory under later tiles, or pushed by the copy engine; local tiles add the received
-// partials in their main loop. fused_cutlass (cutlass.h): the same on CUTLASS's GEMM, also for
-// fewer rows; local tiles add the partials in their epilogue. serial_kernels: for results so small
-// that a reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as
-// NCCL sends them; with e4m3 operands they are values with the scales applied.
+// partials in their main loop; a candidate for each delivery. fused_cutlass (cutlass.h): the same
+// on CUTLASS's GEMM, also for fewer rows; local tiles add the partials in their epilogue; a
+// candidate for each tile shape and send rate. serial_kernels: for results so small that a
+// reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as NCCL
+// sends them; with e4m3 operands they are values with the scales applied.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "gemm/cuda/scaled_gemm.h"
@@ -24,73 +28,44 @@
 
 namespace tandem::gpu {
 
-struct CutlassTile;
-
 class GemmRs {
  public:
-  /// Collective. K may differ by rank. The fused algorithms are prepared, and their variants
-  /// measured, if `algorithm` is one of them or automatic. Otherwise the operator has neither.
+  /// Collective. K may differ by rank. There are no fused candidates if `strategy` is serial.
   GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
-         Algorithm algorithm = Algorithm::automatic);
-  /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
-  void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
-           const Scales* scales = nullptr) {
-    run(algorithm_, x, weight, out, bias, scales);
-  }
-  /// Runs the given one of `algorithms()` instead of the chosen one.
-  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-           const Tensor* bias = nullptr, const Scales* scales = nullptr);
-  Algorithm algorithm() const { return algorithm_; }
-  std::vector<Algorithm> algorithms() const;
+         Strategy strategy = Strategy::automatic);
+  /// They refer to this object, and enqueue on the communicator's stream. x: [m, k]; out:
+  /// [shard_of(m, size, rank).count, n].
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  /// Makes the streams that a delivery by the copy engine needs, which its first call makes too,
+  /// but not during stream capture; drops those of others.
+  void settle_on(const Candidate& chosen);
   /// GEMM algorithm of e4m3 operands.
   GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
-  /// Number of variants: for `fused`, deliveries; for `fused_cutlass`, tile shapes and send
-  /// rates; 0 for others. The fastest is in use unless `use_variant` selects another: the same on
-  /// every rank, and not during stream capture.
-  int variants(Algorithm algorithm) const;
-  int variant(Algorithm algorithm) const {
-    return known(algorithm, algorithm == Algorithm::fused ? fused_variant_ : cutlass_variant_);
-  }
-  void use_variant(Algorithm algorithm, int variant);
-  std::string describe(Algorithm algorithm) const {
-    return variant_name(algorithm, variant(algorithm));
-  }
-  /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
-  RecordedTiles recorded_tiles(Algorithm algorithm, int variant) const;
-  /// Sets the log that calls of the fused algorithms record to; `log` must outlive them.
+  /// Tiles that a candidate records in a TileLog; none if it is not fused, or if its kernel was
+  /// compiled without recording.
+  RecordedTiles recorded_tiles(const Candidate& candidate) const;
+  /// Sets the log that calls of fused candidates record to; `log` must outlive them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
-  /// Computes only this rank's partial product: the cost under perfect overlap.
-  void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
-                 const Scales* scales = nullptr);
+  /// Computes only this rank's partial product, whatever `out`: the cost under perfect overlap.
+  void gemm_only(const Operands& o);
 
  private:
-  struct CutlassTileKernel {
-    const CutlassTile* tile;
-    std::unique_ptr<CutlassRsKernel> kernel;
-  };
   struct Words;
   Words& words() const;
   void make_fused();
-  const TileDelivery& fused_delivery() const;
   FusedRsShape fused_shape() const;
   int fused_slices() const;
   int first_fused_slice() const;
-  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                 const Scales* scales);
-  void run_cutlass(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
-                  const void* bias, const Scales* scales);
+  void add(std::string_view name, Strategy form, std::function<void(const Operands&)> run);
+  void add_candidates(Strategy strategy);
+  void add_deliveries();
+  void add_cutlass();
+  void make_pushes();
+  void run_pushed(const Operands& o, bool serial);
+  void run_fused(const Operands& o, int delivery);
   void enter();
   void push(int owner, const Tensor& partial);
   void sum_partials(const Tensor& out);
-  void run_nccl(const Tensor& out);
-  void run_serial_kernels(const Tensor& out);
-  int known(Algorithm algorithm, int variant) const {
-    return known_variant("gemm_rs", algorithm, variant, variants(algorithm));
-  }
-  void choose_variant(Algorithm algorithm, Margin margin);
-  std::string variant_name(Algorithm algorithm, int variant) const;
-  int pace_of(int variant) const;
   Tensor partial_of(int owner) const;
   Tensor whole_partial() const;
 
@@ -101,23 +76,21 @@ class GemmRs {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shard_gemms_;  // by owner
   int64_t slot_rows_;
-  size_t slot_bytes_;                               // slots of the staging memory, by source rank
-  int tiles_of_slot_ = 0;                           // signals of `fused_cutlass`, by source rank
-  std::vector<CutlassTileKernel> cutlass_kernels_;  // empty without `fused_cutlass`
-  int cutlass_variant_ = 0;
-  std::unique_ptr<FusedRsKernel> fused_;  // null if the shape does not support `fused`
-  int fused_variant_ = 0;
+  size_t slot_bytes_;      // slots of the staging memory, by source rank
+  int tiles_of_slot_ = 0;  // signals of `fused_cutlass`, by source rank
+  std::vector<std::unique_ptr<CutlassRsKernel>> cutlass_kernels_;  // by tile; null: not here
+  std::unique_ptr<FusedRsKernel> fused_;                           // null: not here
   TileLog timeline_;
   DeviceMemory partial_;  // [m, n]; fused: the send buffer, a slot per owner
   std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory words_;                 // struct Words
-  std::optional<ChunkPushes> pushes_;  // set once a variant with copy-engine pushes is used
+  std::optional<ChunkPushes> pushes_;  // for deliveries by the copy engine
   CommonStream side_{Common::side};
   PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
-  bool has_serial_kernels_;
-  Algorithm algorithm_;
+  std::vector<Candidate> candidates_;
+  std::map<std::string, RecordedTiles> recorded_;  // by candidate
 };
 
 }  // namespace tandem::gpu

@@ -3,8 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
@@ -40,7 +42,7 @@ constexpr int64_t kM = 517, kN = 136, kK = 64;
 bool right(GpuCommunicator& comm, const Tensor& out, ProductReference reference, const char* what,
            Strategy strategy = Strategy::serial) {
   comm.synchronize();
-  reference.roundings = roundings_of(algorithm_of(strategy), reference.terms);
+  reference.roundings = roundings_of(candidate_of(strategy), reference.terms);
   const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
   const bool ok = verdict.of_bound <= 1 && verdict.not_finite == 0;
   if (!ok) std::fprintf(stderr, "rank %d: %s: wrong\n", comm.rank(), what);
@@ -169,14 +171,16 @@ void work_until_death(GpuCommunicator& comm) {
   }
 }
 
-void scatter_until_death(GpuCommunicator& comm, Algorithm algorithm) {
+void scatter_until_death(GpuCommunicator& comm, std::string_view group) {
   const LtContext lt;
   const OpDesc shape{256 * comm.size(), 264, 520};
-  gpu::GemmRs rs(comm, lt, shape, algorithm);
+  const gpu::GemmRs rs(comm, lt, shape);
+  const Candidate candidate =
+      *std::ranges::find(rs.candidates(), group, [](const Candidate& one) { return one.group(); });
   const Operands r(shape.m, shape.m / comm.size(), shape.n, shape.k);
   for (int i = 0;; ++i) {
     if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
-    rs.run(algorithm, r.x, r.weight, r.out);
+    candidate.run({r.x, r.weight, r.out});
     if (i % 10 == 9) comm.synchronize();
   }
 }
@@ -199,7 +203,7 @@ bool loaded() {
 bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
   const OpDesc shape{136, 264, 520};
-  gpu::GemmRs(comm, lt, shape, Algorithm::serial_nccl);
+  gpu::GemmRs(comm, lt, shape, Strategy::serial);
   return !timed_gemm_choices(0).choices.empty();
 }
 
@@ -215,8 +219,8 @@ int run_as_rank(const std::string& scenario) {
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);
       if (scenario == "die") work_until_death(comm);
-      if (scenario == "die_fused") scatter_until_death(comm, Algorithm::fused);
-      if (scenario == "die_in_nccl") scatter_until_death(comm, Algorithm::serial_nccl);
+      if (scenario == "die_fused") scatter_until_death(comm, "fused");
+      if (scenario == "die_in_nccl") scatter_until_death(comm, kNccl);
       const bool ok = scenario == "backward" ? backward(comm)
                       : scenario == "loaded" ? loaded()
                       : scenario == "timed"  ? times_a_product(comm)
