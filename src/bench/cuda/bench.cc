@@ -208,6 +208,52 @@ std::string detail_of(const std::vector<Candidate>& leaders, const std::string& 
   return detail;
 }
 
+/// Operands of a case with the values that its reference has.
+class FilledOperands {
+ public:
+  FilledOperands(GpuCommunicator& comm, const OpDesc& s, const Dense& what)
+      : x_(extents_of(s).x),
+        weight_(extents_of(s).weight),
+        out_(extents_of(s).out),
+        x_scales_(size_t(s.scaled_by_row() ? s.x.rows : 1) * sizeof(float)),
+        weight_scales_(size_t(s.scaled_by_row() ? s.n : 1) * sizeof(float)) {
+    const cudaStream_t stream = comm.stream();
+    const uint64_t stream_offset = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
+    fill_uniform(x_.tensor, kSeed, kX + stream_offset, what.x_first_row * s.k, stream);
+    const uint64_t of_one = s.gradient ? what.reference.x_stream : what.reference.w_stream;
+    fill_uniform(weight_.tensor, kSeed, what.reference.terms > 1 ? kW + stream_offset : of_one, 0,
+                 stream);
+    const auto scales = [](const DeviceMemory& memory) {
+      return memory.view(DType::f32, {int64_t(memory.bytes() / sizeof(float))});
+    };
+    scales_ = {scales(x_scales_), scales(weight_scales_)};
+    fill_scales(scales_.x, kSeed, kXScales + stream_offset,
+                s.scaled_by_row() ? what.x_first_row : 0, stream);
+    fill_scales(scales_.weight, kSeed, what.reference.w_scales + stream_offset, 0, stream);
+    is_scaled_ = s.scaled();
+    comm.synchronize();
+    if (!s.add_norm) return;
+    tail_.emplace(extents_of(s).out);
+    fill_uniform(tail_->residual.tensor, kSeed, kResidual, 0, stream);
+    fill_uniform(tail_->add_norm.gain, kSeed, kGain, 0, stream);
+  }
+  Operands all() const {
+    return {x_.tensor,
+            weight_.tensor,
+            out_.tensor,
+            nullptr,
+            is_scaled_ ? &scales_ : nullptr,
+            tail_ ? &tail_->add_norm : nullptr};
+  }
+
+ private:
+  Scratch x_, weight_, out_;
+  DeviceMemory x_scales_, weight_scales_;
+  Scales scales_;
+  bool is_scaled_ = false;
+  std::optional<AddNormScratch> tail_;
+};
+
 template <typename Op, typename GemmOnly>
 void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gemm_only,
                BenchResult& result) {
@@ -222,28 +268,8 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
         "--timeline: no kernel that records takes this shape in this build: "
         "expected one configured with TANDEM_DEVICE_TIMELINE (docs/dev/benchmarking.md)");
   }
-  const int64_t x_scales = s.scaled_by_row() ? s.x.rows : 1, w_scales = s.scaled_by_row() ? s.n : 1;
-  const OperandExtents extents = extents_of(s);
-  const Scratch local_x(extents.x), local_w(extents.weight), local_out(extents.out);
-  const Tensor &x = local_x.tensor, &w = local_w.tensor, &out = local_out.tensor;
-  const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
-  const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
-  const Scales* scales = s.scaled() ? &both : nullptr;
-  const uint64_t stream_offset = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
-  fill_uniform(x, kSeed, kX + stream_offset, what.x_first_row * s.k, stream);
-  const uint64_t of_one = s.gradient ? what.reference.x_stream : what.reference.w_stream;
-  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + stream_offset : of_one, 0, stream);
-  fill_scales(both.x, kSeed, kXScales + stream_offset, s.scaled_by_row() ? what.x_first_row : 0,
-              stream);
-  fill_scales(both.weight, kSeed, what.reference.w_scales + stream_offset, 0, stream);
-  comm.synchronize();
-  std::optional<AddNormScratch> tail;
-  if (s.add_norm) {
-    tail.emplace(extents.out);
-    fill_uniform(tail->residual.tensor, kSeed, kResidual, 0, stream);
-    fill_uniform(tail->add_norm.gain, kSeed, kGain, 0, stream);
-  }
-  const Operands operands{x, w, out, nullptr, scales, tail ? &tail->add_norm : nullptr};
+  const FilledOperands filled(comm, s, what);
+  const Operands operands = filled.all();
   std::vector<Candidate> candidates = leaders;
   for (const Candidate& candidate : candidates) {
     check_candidate(at, what, candidate, 0, operands, result);

@@ -1,12 +1,16 @@
+#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/system/json.h"
 #include "engine/train/hooks/hooks.h"
 #include "engine/train/records/progress_sink.h"
+#include "overlap/contract/receipt.h"
 
 namespace tandem::hooks {
 namespace {
 
-/// Writes on rank 0; a rank whose OUT became another run's fails.
+/// Writes on rank 0, at the end also its operators' receipts; a rank whose OUT became another run's
+/// fails.
 class Records : public StepHook {
  public:
   explicit Records(Run& run) : run_(run) {
@@ -40,6 +44,10 @@ class Records : public StepHook {
     if (saved >= 0) step.record.saved_step = saved;
     run_.files->add(step.record);
     progress_->add(step.record);
+  }
+
+  void at_end() override {
+    if (run_.files) run_.files->write("receipts.json", dump_json(to_json(receipts()), 1) + '\n');
   }
 
  private:

@@ -104,6 +104,15 @@ std::string RunFiles::find_other_owner() const {
   return "";
 }
 
+void RunFiles::write(const std::string& name, const std::string& text) {
+  try {
+    require_output();
+    replace_file(out_ + "/" + name, text);
+  } catch (const IoError& error) {
+    warn(error.what());
+  }
+}
+
 void RunFiles::check_room(int64_t step, bool in_memory) {
   const auto bytes = double(size_of(parse_dtype(config_.checkpoint.export_dtype)));
   const std::string text = check_disk_room(

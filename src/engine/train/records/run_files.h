@@ -54,6 +54,8 @@ class RunFiles {
   /// Begins to add a line to ledger.jsonl, after those before are on disk; warns likewise. Notes
   /// the samples of a dropped step.
   void add(const LedgerStep& step);
+  /// Writes OUT/`name`, at the end of the run; warns if it cannot be written.
+  void write(const std::string& name, const std::string& text);
   /// Before a checkpoint: writes what is missing if OUT was removed meanwhile, and syncs
   /// ledger.jsonl, or throws IoError, and metrics.jsonl. Another thread may add lines meanwhile.
   void prepare_checkpoint();

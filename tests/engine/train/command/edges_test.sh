@@ -35,6 +35,14 @@ for file in final/model.safetensors final/config.json metrics.jsonl config.toml;
   [ "$(stat -c %a "$dir/shared/$file")" = 664 ] || complain "umask 002: $file is $(stat -c %a "$dir/shared/$file")"
 done
 
+# What the operators of rank 0 ran.
+train counted --set train.steps=2 --tp 2 2>/dev/null || complain "two ranks: exit $?"
+receipts=$(tr -d ' \n' <"$dir/counted/receipts.json")
+for op in ag_gemm gemm_rs; do
+  [[ $receipts =~ \{\"asked\":\"automatic\",\"calls\":[1-9][0-9]*,[^{]*\"op\":\"$op\",\"ran\":\"(serial|overlapped)\" ]] ||
+    complain "receipts of $op:" "$receipts"
+done
+
 # A non-finite loss: the last state is saved, and reported.
 text=$(train diverged --set train.steps=50 --set optimizer.lr=1000 --set optimizer.min_lr=1000 \
   --set optimizer.warmup=0 --set checkpoint.every=0 2>&1)
