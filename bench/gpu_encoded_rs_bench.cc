@@ -14,7 +14,8 @@
 #include "bench/gpu_candidates.h"
 #include "core/cuda/fill.h"
 #include "gemm/cuda/gemm_lt.h"
-#include "overlap/gemm_rs/cuda/encoded.h"
+#include "overlap/gemm_rs/cuda/fused.h"
+#include "overlap/scatter/cuda/encoded.h"
 
 namespace tandem {
 namespace {

@@ -22,7 +22,7 @@ TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", "
 # Layers of src/, bottom up: each may include its own files and those of all levels before its own,
 # not of another layer of its level.
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
-          ["overlap/contract"], ["overlap/gather", "overlap/collectives"], ["overlap/operators"], ["overlap/moe"],
+          ["overlap/contract"], ["overlap/gather", "overlap/scatter", "overlap/collectives"], ["overlap/operators"], ["overlap/moe"],
           ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
           ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check", "engine/serve"], ["engine/launch"],
           ["bench"], ["cli"]]
@@ -113,6 +113,9 @@ def layer_rules(path, quoted, system):
         target = public_layer(quoted)
     if layer not in BELOW:
         return f"src/{layer} is not a layer: expected one of {', '.join(BELOW)}"
+    folder = quoted.split("/")[:2]
+    if layer == target == "overlap/operators" and folder != parts[1:3]:
+        return f'{"/".join(parts[1:3])} includes "{quoted}" of {"/".join(folder)}: an operator may not use another'
     if target in [layer, *BELOW[layer]]:
         return None
     return f'layer {layer} includes "{quoted}" of {target}: may use {", ".join(BELOW[layer])}'

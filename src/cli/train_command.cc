@@ -132,7 +132,7 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
-  set_chat_keys(request.config);
+  set_chat_keys(request.config.data);
   set_layout(arguments, request.config.parallel);
   if (request.config.check.action == "replace" && !is_member) {
     throw InvalidArgument(

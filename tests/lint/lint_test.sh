@@ -82,6 +82,7 @@ file src/overlap/ag_gemm/up.cc <<'END'
 #include "overlap/contract/operator.h"
 #include "overlap/registry.h"
 #include "overlap/moe/cpu/layer.h"
+#include "overlap/gemm_rs/x.h"
 END
 file src/overlap/contract/up.cc <<'END'
 #include "overlap/gather/x.h"
@@ -183,6 +184,7 @@ expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overla
 expect 'src/observe/up.cc:1: layer observe includes "engine/model/config.h" of engine/model'
 expect 'src/overlap/ag_gemm/up.cc:2: layer overlap/operators includes "overlap/registry.h" of overlap/registry'
 expect 'src/overlap/ag_gemm/up.cc:3: layer overlap/operators includes "overlap/moe/cpu/layer.h" of overlap/moe'
+expect 'src/overlap/ag_gemm/up.cc:4: overlap/ag_gemm includes "overlap/gemm_rs/x.h" of overlap/gemm_rs'
 expect 'src/overlap/contract/up.cc:1: layer overlap/contract includes "overlap/gather/x.h" of overlap/gather'
 expect 'src/overlap/contract/up.cc:2: layer overlap/contract includes "overlap/new_operator/x.h" of overlap/operators'
 expect 'src/overlap/gather/up.cc:1: layer overlap/gather includes "overlap/gemm_rs/x.h" of overlap/operators'

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "bench/bench_moe.h"
+#include "bench/cuda/bare_copies.h"
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/tile_recorder.h"
 #include "bench/cuda/verify.h"
@@ -166,36 +167,6 @@ void check_candidate(const Setting& at, const Dense& what, const Candidate& cand
   result.finite = result.finite && worst[2] == 0;
   result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
 }
-
-/// Times the transfer of all bytes by the copy engine.
-class BareCopies {
- public:
-  BareCopies(GpuCommunicator& comm, int64_t peer_bytes)
-      : comm_(comm),
-        bytes_(peer_bytes),
-        landing_(std::static_pointer_cast<GpuBuffer>(
-            comm.allocate(size_t(peer_bytes) * size_t(comm.size()), 0))),
-        source_(static_cast<size_t>(peer_bytes)),
-        paced_(comm.link_pacer()) {}
-  void run() {
-    const cudaStream_t stream = comm_.stream();
-    paced_.begin(bytes_ * (comm_.size() - 1), stream);
-    for (int step = 1; step < comm_.size(); ++step) {
-      const int to = (comm_.rank() + step) % comm_.size();
-      check(cudaMemcpyAsync(landing_->peer(to) + comm_.rank() * bytes_, source_.data(),
-                            source_.bytes(), cudaMemcpyDefault, stream),
-            "wire");
-    }
-    paced_.end(stream);
-  }
-
- private:
-  GpuCommunicator& comm_;
-  int64_t bytes_;
-  std::shared_ptr<GpuBuffer> landing_;
-  DeviceMemory source_;
-  PacedCopies paced_;
-};
 
 /// Details of the family whose leader is the fastest overlapped candidate, else of the last one.
 std::string detail_of(const std::vector<Candidate>& leaders, const std::string& overlapped) {

@@ -175,7 +175,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
       outcome.loss = sums.loss / double(targets);
       outcome.grad_norm = norm;
       StepRecord record;
-      ranks.describe_experts(run.config, record);
+      ranks.describe_experts(record);
       outcome.aux_loss = record.aux_loss.value_or(0);
       for (const ModelChunk& chunk : ranks.chunks) {
         gathers.gradients.add_gradients(chunk);

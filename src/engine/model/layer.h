@@ -18,7 +18,7 @@ struct StepsRunner final : program::Runner {
     if (op.row == &kAttention) {
       return steps.attention(f.at(op.in[0]), f.at(op.in[1]), f.at(op.in[2]), f.at(op.out[0]));
     }
-    if (op.row != &kExperts) return;
+    if (op.row != &program::kExperts) return;
     steps.experts(f.at(kXNorm), f.view.weight(b.experts_in), f.view.weight(b.experts_out));
   }
   Steps& steps;

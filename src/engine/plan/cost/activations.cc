@@ -20,10 +20,12 @@ struct RankSizes : program::Sizes {
               .ep = double(c.parallel.ep),
               .element = c.train.dtype == "f32" ? 4.0 : 2.0,
               .on_gpus = gpus},
-        config(c),
+        recompute{parse_recompute(c.train.recompute), c.train.recompute_layers},
+        has_document_mask(c.data.document_mask),
         residual(tokens / tp * 4 * double(model.hidden)) {}
 
-  const TrainConfig& config;
+  RecomputedLayers recompute;
+  bool has_document_mask;
   double residual;  ///< bytes of the residual stream
 };
 
@@ -88,19 +90,17 @@ int saved_by_tied_head(const schedule::PipelineShape& shape) {
 
 double stage_bytes(const RankSizes& s, const StageLayers& layers,
                    const schedule::PipelineShape& shape, int stage) {
-  const RecomputedLayers recompute{parse_recompute(s.config.train.recompute),
-                                   s.config.train.recompute_layers};
   const bool is_tied = s.model.tie_word_embeddings && layers.embedding != layers.head;
   const InFlight flight{saved_microbatches(shape, stage, is_tied), in_flight(shape, stage).pending};
-  double microbatch = s.tokens * (s.config.data.document_mask ? 12 : 8) +
-                      s.residual * (layers.embedding ? 1 : 0),
+  double microbatch =
+             s.tokens * (s.has_document_mask ? 12 : 8) + s.residual * (layers.embedding ? 1 : 0),
          pending = 0;
   // Recomputed by a layer with attention, an MLP, or experts, each the largest.
   std::array<double, 3> shared{};
   std::array<std::vector<program::BranchBytes>, 2> of_layer;  // without experts, and with
   double shared_residual = 0;
   for (int64_t i = 0; i < layers.count; ++i) {
-    const Recompute mode = recompute.of(i);
+    const Recompute mode = s.recompute.of(i);
     const bool is_moe = s.model.is_moe(layers.first + i);
     std::vector<program::BranchBytes>& branches = of_layer[size_t(is_moe)];
     if (branches.empty()) {

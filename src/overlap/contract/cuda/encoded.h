@@ -9,7 +9,7 @@
 // messages, each partial product is encoded once and the sum is not.
 //
 // fused: one kernel (FusedEncoded). GEMM+RS: tiles are encoded where they are computed and decoded
-// where they are added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers
+// where they are added (scatter/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers
 // the rounded sums in the wire format. AG+GEMM: copy warps encode the local shard and decode the
 // remote ones (ag_gemm/cuda/encoded_ag.h); the owner uses its rows uncompressed, so keep_gathered
 // is not supported. Requires bf16, int8, int4 or int4:g32, weight [N, K], no bias, K >= 512 and M a

@@ -12,8 +12,8 @@
 #include "gemm/cuda/encoded_tile.cuh"
 #include "gemm/cuda/gemm_launch.cuh"
 #include "overlap/gemm_rs/cuda/chunk_order.cuh"
-#include "overlap/gemm_rs/cuda/encoded.h"
 #include "overlap/gemm_rs/cuda/fused_base.cuh"
+#include "overlap/scatter/cuda/encoded.h"
 
 namespace tandem::gpu::fused {
 

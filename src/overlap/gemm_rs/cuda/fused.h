@@ -34,35 +34,9 @@
 #include "comm/device/device_signal.h"
 #include "gemm/cuda/scale.h"
 #include "gemm/cuda/tile_log.h"
-#include "tandem/dtype.h"
+#include "overlap/scatter/cuda/rs_shape.h"
 
 namespace tandem::gpu {
-
-/// Parameters common to all calls of a rank's operator; K is this rank's.
-struct FusedRsShape {
-  int64_t m, n, k;
-  int rank, ranks;
-  DType dtype, result;
-  bool scaled_by_row = false;  ///< e4m3: per row; else one scale for x and one for the weight
-
-  /// Shards are padded to a multiple of these rows, and to whole tiles of columns.
-  static constexpr int kRows = 256;
-  static constexpr int tile_columns(DType dtype) { return dtype == DType::e4m3 ? 128 : 256; }
-  int64_t column_tiles() const { return (n + tile_columns(dtype) - 1) / tile_columns(dtype); }
-  bool has_whole_shards() const { return m % (int64_t(ranks) * kRows) == 0; }
-  int64_t shard_rows() const {
-    const int64_t maximum = (m + ranks - 1) / ranks;
-    return (maximum + kRows - 1) / kRows * kRows;
-  }
-  /// Bytes of a shard padded to whole tiles.
-  size_t slot_bytes() const {
-    return size_t(shard_rows() * column_tiles() * tile_columns(dtype)) * size_of(result);
-  }
-  /// Rows of a slice, the unit in which tiles are stored and signalled: within a shard, one column
-  /// of tiles after another.
-  static constexpr int kSliceRows = 64;
-  int64_t slices() const { return column_tiles() * (shard_rows() / kSliceRows); }
-};
 
 /// Delivery of a call's remote tiles to their owners.
 struct TileDelivery {
@@ -104,8 +78,7 @@ struct FusedRsArgs {
 class FusedRsKernel {
  public:
   static constexpr int kMaxChunks = 4;
-  /// Min K on every rank: the first k-blocks, under which a tile is stored, add no partials.
-  static constexpr int64_t kMinK = 512;
+  static constexpr int64_t kMinK = FusedRsShape::kMinK;
 
   virtual ~FusedRsKernel() = default;
   /// The subset of kTileDeliveries that the shape supports.

@@ -2,8 +2,8 @@
 
 #include "overlap/contract/cuda/gpu_operator.h"
 #include "overlap/gather/cuda/multi_node.h"
-#include "overlap/gemm_rs/cuda/encoded_rs.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "overlap/scatter/cuda/encoded_rs.h"
 
 namespace tandem {
 

@@ -5,7 +5,7 @@
 
 #include "core/cuda/handles.h"
 #include "overlap/contract/cuda/encoded.h"
-#include "overlap/gemm_rs/cuda/encoded.h"
+#include "overlap/scatter/cuda/encoded.h"
 
 namespace tandem::gpu {
 

@@ -1,11 +1,11 @@
 // GEMM+RS as one persistent GEMM whose remote tiles are sent in a wire format (Hopper; bf16).
-// Differs from fused.h in two ways. A warpgroup encodes its f32 accumulators in the epilogue,
-// without rounding them first (gemm/cuda/tile_codec.cuh), and a bulk copy sends codes and scales to
-// the owner under the next tile's main loop. The owner's local tile decodes received slices from
-// shared memory into its accumulators during its main loop. Only the format's bytes are sent; no
-// separate kernel encodes or decodes.
+// Differs from gemm_rs/cuda/fused.h in two ways. A warpgroup encodes its f32 accumulators in the
+// epilogue, without rounding them first (gemm/cuda/tile_codec.cuh), and a bulk copy sends codes and
+// scales to the owner under the next tile's main loop. The owner's local tile decodes received
+// slices from shared memory into its accumulators during its main loop. Only the format's bytes are
+// sent; no separate kernel encodes or decodes.
 //
-// The sum is in f32, in fused.h's order. Shards must be whole tiles of rows.
+// The sum is in f32, in the order of gemm_rs/cuda/fused.h. Shards must be whole tiles of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/device/device_signal.h"
-#include "overlap/gemm_rs/cuda/fused.h"
+#include "overlap/scatter/cuda/rs_shape.h"
 #include "tandem/codec.h"
 
 namespace tandem::gpu {
@@ -28,7 +28,7 @@ struct EncodedRsArgs {
   PeerTable staging;
   int ready_flags, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
-  bool between;        ///< as in TileDelivery
+  bool between;        ///< local tiles are interleaved with remote ones, not last
   Deadline deadline;
 };
 

@@ -1,4 +1,4 @@
-#include "overlap/gemm_rs/cuda/encoded_rs.h"
+#include "overlap/scatter/cuda/encoded_rs.h"
 
 namespace tandem::gpu {
 namespace {
@@ -24,7 +24,7 @@ std::unique_ptr<FusedEncoded> EncodedRsOp::make(GpuCommunicator& comm, const OpD
     return nullptr;
   }
   const double minimum = -double(desc.k);  // K may differ by rank
-  if (-comm.slowest({&minimum, 1})[0] < double(FusedRsKernel::kMinK)) return nullptr;
+  if (-comm.slowest({&minimum, 1})[0] < double(FusedRsShape::kMinK)) return nullptr;
   const FusedRsShape shape{desc.m,      desc.n,     desc.k,       comm.rank(),
                            comm.size(), desc.dtype, desc.result()};
   std::unique_ptr<EncodedRsKernel> kernel = make_encoded_rs_kernel(desc.wire, shape);
