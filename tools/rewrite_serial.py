@@ -10,7 +10,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# As is_serial in src/overlap/contract/cuda/algorithms.h. Not needed for results with the form of each
+# Serial candidates of src/overlap/*/cuda/. Not needed for results with the form of each
 # candidate.
 SERIAL = {"serial_nccl", "serial_copy", "serial_kernels", "one_shot", "two_shot", "product"}
 FORMER = {"plain"}

@@ -18,7 +18,7 @@ class Download {
   Download(Download&&) noexcept;
   Download& operator=(Download&&) noexcept;
 
-  /// Whether `run` only enqueues a copy.
+  /// Whether `fetch` only enqueues a copy.
   bool is_enqueued() const { return pinned_ != nullptr; }
   /// Fetches from now on start after all work enqueued on exec's stream so far.
   void begin(const Exec& exec);

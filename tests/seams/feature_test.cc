@@ -1,7 +1,7 @@
 // A toy model feature, put into a layer's list: the output of each attention head times a learned
 // factor. Two files add it, this one and CMakeLists.txt; memory, parameters, placements, passes and
 // what GPUs refuse follow from the list. `tandem train` has it after four more: its member in
-// src/engine/model/config.h, its key in src/engine/config/config_keys.cc, its name in
+// src/engine/model/config.h, its key in src/engine/model/config_keys.cc, its name in
 // src/engine/model/config_json.cc, and the lines of `with_head_scale` in
 // src/engine/model/program/layer.cc; the operation then is a file of src/engine/model/program/ops/
 // that program.h names.

@@ -18,7 +18,6 @@
 
 namespace tandem {
 
-/// State shared by all kinds of blocks; everything is on exec's device.
 /// Forms of a decoder's steps on a kind of device.
 struct DecoderForms {
   bool reads_windows;    ///< attention reads no page before a layer's window
@@ -28,6 +27,7 @@ struct DecoderForms {
 };
 const DecoderForms& device_forms(const Exec& exec);
 
+/// State shared by all kinds of blocks; everything is on exec's device.
 struct DecoderContext {
   Communicator& tp;
   const ModelConfig& config;

@@ -12,6 +12,7 @@
 #include "engine/plan/cost/memory.h"
 #include "engine/train/run_start.h"
 #include "observe/recorder.h"
+#include "overlap/contract/receipt.h"
 
 namespace tandem {
 
@@ -24,6 +25,7 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
       sampler(text, config.train.seq, uint64_t(config.train.seed),
               make_sampler_options(config.data)),
       groups(of_run, ParallelDims(config.parallel), config.model.experts > 0) {
+  clear_receipts();
   config.data.format = source.format();
   config.parallel.replicas = groups.dims().replicas();
   if (world.rank() == 0) progress.emplace(request.log);

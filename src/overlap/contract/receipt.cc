@@ -38,6 +38,10 @@ std::shared_ptr<Receipt> list_receipt(Receipt receipt) {
   return live.emplace_back(std::make_shared<Receipt>(std::move(receipt)));
 }
 
+void clear_receipts() {
+  of_thread = {};
+}
+
 std::vector<Receipt> receipts() {
   std::vector<Receipt> rows = of_thread.ended;
   for (const auto& each : of_thread.live) add(rows, *each);

@@ -23,6 +23,8 @@ struct Receipt {
 
 /// Lists a receipt, whose calls are counted, among those of this thread's rank.
 std::shared_ptr<Receipt> list_receipt(Receipt receipt);
+/// Forgets the receipts of this thread's rank, at the begin of a run.
+void clear_receipts();
 /// Receipts of this thread's rank, of operators that were called. Those that differ only in their
 /// calls are one.
 std::vector<Receipt> receipts();

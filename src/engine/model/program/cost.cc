@@ -40,12 +40,14 @@ struct EqualLayers {
   int64_t count = 0;
   LayerProgram program;
 };
-std::vector<EqualLayers> layer_kinds(const ModelConfig& c) {
+/// Layers with and without experts; `by_window`: also by their windows, which takes a visit of
+/// each.
+std::vector<EqualLayers> layer_kinds(const ModelConfig& c, bool by_window) {
   std::vector<EqualLayers> kinds;
   const auto add = [&](int64_t count, int64_t layer) {
     if (count > 0) kinds.push_back({count, make_layer(c, layer)});
   };
-  if (c.sliding_window == 0) {
+  if (!by_window || c.sliding_window == 0) {
     add(c.layers - c.moe_layers(), 0);
     add(c.moe_layers(), c.moe_layer_freq - 1);
     return kinds;
@@ -61,8 +63,8 @@ std::vector<EqualLayers> layer_kinds(const ModelConfig& c) {
 }
 
 template <typename Visit>
-void for_each_op(const ModelConfig& c, const Visit& visit) {
-  for (const auto& [count, layer] : layer_kinds(c)) {
+void for_each_op(const ModelConfig& c, bool by_window, const Visit& visit) {
+  for (const auto& [count, layer] : layer_kinds(c, by_window)) {
     for (const BranchProgram& branch : layer.branches) {
       for (const Op& op : branch.ops) visit(double(count), branch, op);
     }
@@ -98,7 +100,7 @@ BranchBytes branch_bytes(const BranchProgram& program, const Sizes& s) {
 
 double layer_parameters(const ModelConfig& c) {
   double sum = 0;
-  for_each_op(c, [&](double count, const BranchProgram& branch, const Op& op) {
+  for_each_op(c, false, [&](double count, const BranchProgram& branch, const Op& op) {
     for (const size_t i : op.weights) {
       sum += count * double(op.copies) * elements(branch.weights[i]);
     }
@@ -108,7 +110,7 @@ double layer_parameters(const ModelConfig& c) {
 
 double layer_products(const ModelConfig& c, int64_t seq) {
   double sum = 0;
-  for_each_op(c, [&](double count, const BranchProgram& branch, const Op& op) {
+  for_each_op(c, true, [&](double count, const BranchProgram& branch, const Op& op) {
     if (op.row->keys) sum += count * op.row->keys(branch, op, seq);
     for (const size_t i : op.weights) {
       const Weight& w = branch.weights[i];
@@ -131,7 +133,7 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
 }
 
 void check_gpus(const ModelConfig& c, int64_t tp) {
-  for (const auto& [count, layer] : layer_kinds(c)) {
+  for (const auto& [count, layer] : layer_kinds(c, false)) {
     for (const BranchProgram& branch : layer.branches) {
       const std::string refusal = gpu_refusal(branch, c, tp);
       if (!refusal.empty()) throw ConfigError(refusal);

@@ -9,7 +9,6 @@
 #include "comm/exec.h"
 #include "core/random_buffer.h"
 #include "engine/config/device_traits.h"
-#include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "tune/measure.h"
 

@@ -34,7 +34,8 @@ using Clock = std::chrono::steady_clock;
 constexpr HttpLimits kLimits{.clients = 1024,
                              .header_bytes = kMaxHeaderBytes,
                              .body_bytes = kMaxBodyBytes,
-                             .all_body_bytes = 256 << 20};
+                             .all_body_bytes = 256 << 20,
+                             .methods = "GET, POST"};
 constexpr std::chrono::seconds kCloseTime{5}, kEndTime{30};
 /// Max bytes of a body, and tokens of an answer, that do not wait behind larger ones.
 constexpr size_t kSmallBodyBytes = 64 << 10;

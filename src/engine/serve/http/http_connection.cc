@@ -143,7 +143,7 @@ net::awaitable<bool> HttpConnection::send(const HttpRequest& request, int status
   response.content_length(text.size());
   if (request.method() != http::verb::head) response.body() = {text.data(), text.size()};
   if (response.result() == http::status::method_not_allowed) {
-    response.set(http::field::allow, "GET, POST");
+    response.set(http::field::allow, clients_.limits.methods);
   }
   stream_.expires_after(kWriteTime);
   const auto [error, size] = co_await http::async_write(stream_, response, kAwait);

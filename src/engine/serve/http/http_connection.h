@@ -73,6 +73,7 @@ struct HttpLimits {
   size_t clients;
   size_t header_bytes, body_bytes;
   size_t all_body_bytes;  ///< of all requests that are read or answered
+  const char* methods;    ///< Allow of an answer with status 405
 };
 
 /// Connections of one server.
