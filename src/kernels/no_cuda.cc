@@ -1,7 +1,7 @@
 // Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/router.h"
 #include "tandem/error.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/host_copy.h"
-#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/elementwise.h"
 
 namespace tandem {

@@ -217,7 +217,7 @@ fi
 expect 'src/engine/data/devices.cc:1: span of floats'
 expect 'src/engine/data/devices.cc:2: span of floats'
 expect 'src/engine/data/devices.cc:3: set_kernel_threads'
-expect 'src/engine/data/branches.cc:9: on_gpu() 9 times in src/engine: at most 8'
+expect 'src/engine: 9 times on_gpu(): at most 8'
 if grep -q 'gemm/threads.cc' <<<"$found"; then
   echo "threads of kernels are found where they are set" >&2
   failures=$((failures + 1))
@@ -238,7 +238,7 @@ if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc:2' <<<"$found"; then
 fi
 expect 'src/core/style.cc:1: no newline at the end'
 expect 'src/core/long.cc:501: 501 lines: at most 500'
-expect 'src: 41 lines with const TrainConfig&: at most 40'
+expect 'src: 41 times const TrainConfig&: at most 40'
 if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi
 
 # Functions that only tests call.

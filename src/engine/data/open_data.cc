@@ -13,7 +13,7 @@
 #include "core/system/files.h"
 #include "core/system/printable.h"
 #include "engine/config/config_paths.h"
-#include "engine/data/blend.h"
+#include "engine/data/blend/blend.h"
 #include "engine/data/corpus.h"
 #include "engine/data/manifest.h"
 #include "engine/data/select_data.h"

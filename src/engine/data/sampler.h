@@ -24,7 +24,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/data/blend_order.h"
+#include "engine/data/blend/blend_order.h"
 #include "engine/data/stream/stream_cursor.h"
 #include "engine/data/text/packing.h"
 #include "engine/data/tokens/token_source.h"

@@ -1,4 +1,4 @@
-#include "engine/data/blend.h"
+#include "engine/data/blend/blend.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <span>
 
 #include "engine/config/config_paths.h"
-#include "engine/data/blend_order.h"
+#include "engine/data/blend/blend_order.h"
 #include "engine/data/sampler.h"
 #include "engine/data/tokens/token_files.h"
 #include "tandem/error.h"

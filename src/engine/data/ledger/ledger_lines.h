@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/data/blend_order.h"
+#include "engine/data/blend/blend_order.h"
 #include "engine/data/stream/stream_cursor.h"
 
 namespace tandem {

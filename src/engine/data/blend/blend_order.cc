@@ -1,4 +1,4 @@
-#include "engine/data/blend_order.h"
+#include "engine/data/blend/blend_order.h"
 
 #include <algorithm>
 #include <numeric>

@@ -3,8 +3,8 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/optimizer_vectors.cuh"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/optimizer/optimizer_vectors.cuh"
 
 namespace tandem::gpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/data/blend.h"
+#include "engine/data/blend/blend.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
