@@ -161,10 +161,11 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, Running
       std::launch::async | std::launch::deferred,
       [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_),
        step = newest_step_, next_sample = newest_sample_] {
+        std::optional<KernelThreads> threads;
         if (std::this_thread::get_id() != training) {
           ::setpriority(PRIO_PROCESS, 0, 10);  // training has the processors first
+          threads.emplace(1);
         }
-        const KernelThreads threads(1);
         return write(from, step, next_sample);
       });
   // If no thread could be started, this one writes, as the other ranks' do.

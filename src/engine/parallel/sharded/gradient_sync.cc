@@ -59,7 +59,8 @@ void GradientSync::ready(FlatRange range) {
 }
 
 void GradientSync::progress() {
-  if (!is_loading_ && !ring_.blocks()) advance();
+  const bool is_local = dp_.size() == 1 && !is_window_ && !ring_.is_enqueued();
+  if (!is_local && !is_loading_ && !ring_.blocks()) advance();
 }
 
 /// Sends and sums what is final and, on CPU ranks, would not wait.

@@ -16,7 +16,7 @@ const OpDesc& without_scales(const OpDesc& shape) {
 AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape)
     : comm_(comm),
       graphs_(comm),
-      whole_((check_shape(comm, "ag_wgrad", without_scales(shape), false, true), lt), shape,
+      whole_((check_shape(comm, "ag_wgrad", shape, false, true), lt), without_scales(shape),
              shape.m),
       pushes_(comm, kAgWgradWait, shape.m, shape.k, shape.dtype, false) {
   for (int r = 0; r < comm.size(); ++r) {

@@ -108,6 +108,7 @@ const void* ShardPushes::gather_by(const Tensor& x, const Tensor* scales, const 
 }
 
 const void* ShardPushes::gather_by_nccl(const Tensor& x, const Tensor* scales) {
+  if (comm_.size() == 1) return x.data();
   const void* gathered = nullptr;
   grouped(comm_, [&] {
     gathered = gather_by(x, scales, [&](const Tensor& shard, const Tensor& whole) {
