@@ -25,7 +25,7 @@ class HostCopy {
   HostCopy& operator=(const HostCopy&) = delete;
 
   std::span<float> values() const { return host_values(host_); }
-  /// The same, f32 [elements].
+  /// The values as a tensor, f32 [elements].
   const Tensor& tensor() const { return host_; }
   /// Writes the copy back.
   void store() const;

@@ -7,6 +7,16 @@
 #include "kernels/elementwise.h"
 
 namespace tandem {
+namespace {
+
+/// Updates both moments of an element.
+inline void update_moments(const AdamConstants& s, float gradient, float& m, float& v) {
+  const float g = gradient * s.gradient_scale;
+  m = s.beta1 * m + (1 - s.beta1) * g;
+  v = s.beta2 * v + (1 - s.beta2) * g * g;
+}
+
+}  // namespace
 
 void adamw(const Exec& exec, const AdamConstants& step, bool decay, const AdamState& state,
            const Tensor& gradient, const Tensor& working) {
@@ -20,9 +30,7 @@ void adamw(const Exec& exec, const AdamConstants& step, bool decay, const AdamSt
   float* const vp = state.v.as<float>();
 #pragma omp parallel for simd schedule(static) if (count > 65536)
   for (int64_t i = 0; i < count; ++i) {
-    const float g = gp[i] * s.gradient_scale;
-    mp[i] = s.beta1 * mp[i] + (1 - s.beta1) * g;
-    vp[i] = s.beta2 * vp[i] + (1 - s.beta2) * g * g;
+    update_moments(s, gp[i], mp[i], vp[i]);
     wp[i] = shrink * wp[i] -
             s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
   }
@@ -41,9 +49,7 @@ void lamb_direction(const Exec& exec, const AdamConstants& step, bool decay, con
   float* const vp = state.v.as<float>();
 #pragma omp parallel for simd schedule(static) if (count > 65536)
   for (int64_t i = 0; i < count; ++i) {
-    const float g = gp[i] * s.gradient_scale;
-    mp[i] = s.beta1 * mp[i] + (1 - s.beta1) * g;
-    vp[i] = s.beta2 * vp[i] + (1 - s.beta2) * g * g;
+    update_moments(s, gp[i], mp[i], vp[i]);
     gp[i] =
         (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps) + weight_decay * wp[i];
   }

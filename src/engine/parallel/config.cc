@@ -75,7 +75,7 @@ std::string find_shard_conflict(const ParallelConfig& parallel) {
   return parallel.zero != 1 ? fmt::format("0 with parallel.zero = {}", parallel.zero) : "";
 }
 
-/// The same of the number of a host's replicas.
+/// Text of what is expected of the number of a host's replicas; empty if nothing contradicts it.
 std::string find_host_conflict(const ParallelConfig& parallel, const CodecPolicy& codec) {
   if (parallel.dp % parallel.dp_host != 0) {
     return fmt::format("a divisor of parallel.dp = {}", parallel.dp);

@@ -18,7 +18,7 @@ std::vector<Candidate> candidates_of(const Op& op) {
   return all;
 }
 
-/// Those of a family, or the one of that name.
+/// Candidates of a family, or the one of that name.
 template <typename Op>
 std::vector<Candidate> candidates_of(const Op& op, std::string_view group) {
   std::vector<Candidate> all = candidates_of(op);

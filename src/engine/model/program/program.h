@@ -27,7 +27,7 @@ struct Features {
   Division division = Division::whole;
 
   int64_t count() const { return units * width; }
-  /// Those of a rank.
+  /// A rank's shard of the features.
   Shard on_rank(int tp, int rank) const;
 };
 

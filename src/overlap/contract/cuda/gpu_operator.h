@@ -12,7 +12,7 @@
 
 namespace tandem::gpu {
 
-/// Those of `all` that can run, and on one rank, which has nothing to overlap, are serial.
+/// Candidates of `all` that can run, and on one rank, which has nothing to overlap, are serial.
 std::vector<Candidate> usable(const GpuCommunicator& comm, std::vector<Candidate> all);
 /// Collective: `all`, with only the fastest candidate of each family, from the tuner's times or
 /// measured on scratch operands.
