@@ -30,7 +30,7 @@ struct CandidateOf {
   /// overlapped: concurrently. For a collective without a GEMM, a library's algorithm is serial,
   /// Tandem's overlapped. Never automatic.
   Strategy form = Strategy::serial;
-  std::function<void(Args...)> run;
+  std::function<void(Args...)> run = {};
   bool encoded = false;  ///< rows are sent in a wire format
   int chunks = 1;        ///< number of transfers per shard
   /// Candidates that differ only in details (tile shape, transfer, order). The tuner compares them

@@ -74,7 +74,9 @@ std::unique_ptr<StressCase> make_stress_case(GpuCommunicator& comm, const LtCont
         (only ? candidate.name == only : std::ranges::none_of(stress_case->candidates, same)))
       stress_case->candidates.push_back(candidate);
   }
-  if (only) EXPECT_EQ(stress_case->candidates.back().name, only);
+  if (only) {
+    EXPECT_EQ(stress_case->candidates.back().name, only);
+  }
   stress_case->op = op;
   for (const uint64_t seed : {7, 8}) {
     stress_case->sets.push_back(make_inputs(comm, s, gathers, scatters, seed));
