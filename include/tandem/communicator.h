@@ -119,6 +119,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Throws InvalidArgument unless `seconds` is 0.001 to 1e9.
   void set_deadline(double seconds);
 
+  /// Bytes that this rank has sent in collectives and operators, without their arguments and
+  /// signals. Its groups count for themselves. 0 for GPU ranks, where kernels send.
+  uint64_t bytes_sent() const;
+
   /// Staging memory and epochs of the collectives (src/comm/workspace.h). Part of the communicator
   /// since send and recv are not collective and so could not allocate it. Throws Unsupported on a
   /// transport without one (`nccl`: its collectives need none).

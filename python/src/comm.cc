@@ -162,6 +162,11 @@ void bind_properties(nb::class_<Comm>& type) {
           [](const Comm& c, double seconds) { c.open("deadline").set_deadline(seconds); },
           "Seconds that a wait lasts at most before it raises Timeout.")
       .def_prop_ro(
+          "bytes_sent", [](const Comm& c) { return c.open("bytes_sent").bytes_sent(); },
+          "Bytes that this rank has sent in collectives and operators, without their "
+          "arguments\nand "
+          "signals. Its groups count for themselves. 0 for GPU ranks, where kernels send.")
+      .def_prop_ro(
           "device",
           [](const Comm& c) {
             c.open("device");

@@ -57,7 +57,7 @@ void collectives::uncompressed_all_gather(Communicator& comm, const Tensor& shar
 
   if (call.one_address_space()) {
     Direct direct(call);
-    direct.enter(local);
+    direct.enter(local, size_t(world - 1) * shard.bytes());
     keep_local();
     for (int step = 1; step < world; ++step) {
       const int source = call.peer(step);

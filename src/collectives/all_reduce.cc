@@ -21,9 +21,10 @@ namespace {
 
 void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
   Direct direct(call);
-  direct.enter(data.data());
   const size_t element = size_of(data.dtype());
   const Shard local = shard_of(data.elements(), call.size(), call.rank());
+  // Peers' shards of the data, then this one's sum to every peer.
+  direct.enter(data.data(), data.bytes() + size_t(local.count) * element * size_t(call.size() - 2));
   std::vector<const std::byte*> sources(static_cast<size_t>(call.size()));
   const auto block = int64_t(kDirectBlock / element);
   for (int64_t i = 0; i < slices_in(local.count, block); ++i) {

@@ -75,7 +75,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
     const Span rows = outgoing[size_t(call.peer(step))];
     const size_t bytes = rows.bytes <= small ? rows.bytes : 0;
     if (bytes) std::memcpy(payload.data() + table.bytes(), from + rows.begin, bytes);
-    call.enter(call.peer(step), {payload.data(), table.bytes() + bytes});
+    call.enter(call.peer(step), {payload.data(), table.bytes() + bytes}, table.bytes());
   }
 
   const int64_t sends = steps_of(call, outgoing, small), receives = steps_of(call, incoming, small);

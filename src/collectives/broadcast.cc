@@ -69,7 +69,7 @@ void broadcast(Communicator& comm, const Tensor& data, int root) {
 
   if (call.one_address_space()) {
     Direct direct(call);
-    direct.enter(bytes);
+    direct.enter(bytes, is_root ? size_t(call.size() - 1) * data.bytes() : 0);
     if (!is_root) std::memcpy(bytes, direct.of(root), data.bytes());
     return direct.finish();
   }

@@ -124,20 +124,20 @@ void Call::require_apart(int rank, const std::array<ByteRange, 3>& local_data, i
   }
 }
 
-void Call::enter(int peer, std::span<const std::byte> payload) {
+void Call::enter(int peer, std::span<const std::byte> payload, size_t arguments) {
   std::byte* out = space_.outgoing.get() +
                    layout_.envelope_bytes * ((call_ & 1) * size_t(size()) + size_t(peer));
   const Header header{space_.at(Stream::reduce, peer).sent, space_.at(Stream::gather, peer).sent,
                       args_, ranges_};
   std::memcpy(out, &header, sizeof header);
   if (!payload.empty()) std::memcpy(out + kEnvelopeHeader, payload.data(), payload.size());
-  space_.bytes_sent += payload.size();
+  count_sent(payload.size() - arguments);
   comm_.put(peer, *space_.buffer, layout_.envelope_at(rank(), call_), out,
             kEnvelopeHeader + payload.size(), layout_.envelope(rank()), call_);
 }
 
-void Call::enter_all(std::span<const std::byte> payload) {
-  for (int step = 1; step < size(); ++step) enter(peer(step), payload);
+void Call::enter_all(std::span<const std::byte> payload, size_t arguments) {
+  for (int step = 1; step < size(); ++step) enter(peer(step), payload, arguments);
 }
 
 const std::byte* Call::envelope(int source) const {

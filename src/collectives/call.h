@@ -78,8 +78,11 @@ class Call {
 
   /// Bytes of payload that fit in an envelope.
   size_t small() const { return layout_.small(); }
-  void enter(int peer, std::span<const std::byte> payload);
-  void enter_all(std::span<const std::byte> payload);
+  /// The first `arguments` bytes of the payload are not counted as sent.
+  void enter(int peer, std::span<const std::byte> payload, size_t arguments = 0);
+  void enter_all(std::span<const std::byte> payload, size_t arguments = 0);
+  /// Counts data that is exchanged without messages.
+  void count_sent(size_t bytes) { space_.bytes_sent += bytes; }
   void check();
   /// Ends a call that all ranks know to be invalid, after which they may continue: throws Mismatch.
   [[noreturn]] void refuse(const std::string& message);

@@ -43,9 +43,10 @@ void Direct::release() {
   acquired_.clear();
 }
 
-void Direct::enter(const void* tensor) {
+void Direct::enter(const void* tensor, size_t sent) {
   const auto address = reinterpret_cast<uintptr_t>(tensor);
-  call_.enter_all(std::as_bytes(std::span(&address, 1)));
+  call_.enter_all(std::as_bytes(std::span(&address, 1)), sizeof address);
+  call_.count_sent(sent);
   call_.check();
   tensors_[size_t(call_.rank())] = reinterpret_cast<std::byte*>(address);
   for (int step = 1; step < call_.size(); ++step) {

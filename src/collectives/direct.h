@@ -2,7 +2,7 @@
 // staging.
 //
 //   Direct direct(call);        opens this rank's tensor to the call
-//   direct.enter(tensor);       envelope with its address, check, use of every peer's tensor
+//   direct.enter(tensor, sent); envelope with its address, check, use of every peer's tensor
 //   ... direct.of(rank) ...     must not wait for any rank
 //   direct.finish();            releases and signals all, returns once all have released this
 //   tensor
@@ -27,8 +27,9 @@ class Direct {
   Direct(const Direct&) = delete;
   Direct& operator=(const Direct&) = delete;
 
-  /// Throws what `Call::check` throws, and Aborted when a peer has left.
-  void enter(const void* tensor);
+  /// `sent`: bytes that peers will read here and this rank will write there. Throws what
+  /// `Call::check` throws, and Aborted when a peer has left.
+  void enter(const void* tensor, size_t sent);
   std::byte* of(int rank) const { return tensors_[size_t(rank)]; }
   void finish();
 

@@ -63,7 +63,7 @@ void collectives::uncompressed_reduce_scatter(Communicator& comm, const Tensor& 
 
   if (call.one_address_space()) {
     Direct direct(call);
-    direct.enter(bytes);
+    direct.enter(bytes, data.bytes() - local.bytes);
     std::vector<const std::byte*> sources;
     for (int r = 0; r < world; ++r) sources.push_back(direct.of(r) + local.begin);
     reduce(data.dtype(), op, sources, out, shard.elements());

@@ -55,6 +55,10 @@ void Communicator::set_deadline(double seconds) {
   deadline_s_ = checked_deadline(seconds, "communicator: deadline");
 }
 
+uint64_t Communicator::bytes_sent() const {
+  return workspace_ ? workspace_->bytes_sent : 0;
+}
+
 Workspace& Communicator::workspace() const {
   if (!workspace_) {
     if (const auto* base = dynamic_cast<const BaseCommunicator*>(this)) {

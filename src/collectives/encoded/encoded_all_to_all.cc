@@ -37,7 +37,7 @@ class EncodedAllToAll {
         encoded_(call, wire, send.dtype(), 0) {}
 
   void run(const CountTable& local_counts, std::span<const std::byte> both) {
-    call_.enter_all(both);
+    call_.enter_all(both, both.size());
     int64_t steps = 0;
     for (int step = 1; step < call_.size(); ++step) {
       const auto peer = size_t(call_.peer(step));
