@@ -2,7 +2,6 @@
 
 #include "overlap/ag_gemm/cpu.h"
 #include "overlap/ag_gemm/reference.h"
-#include "overlap/contract/encoded_candidates.h"
 
 namespace tandem {
 
@@ -11,10 +10,7 @@ constinit const OperatorRow kAgGemmRow{
     .class_name = "AgGemm",
     .collective = Collective::all_gather,
     .keep_gathered = true,
-    .describe =
-        [](const Communicator& comm, const OpDesc& shape) {
-          return with_wire_of(shape, ag_gemm_desc(comm, shape_of<AgGemm::Shape>(shape)));
-        },
+    .describe = describe_as<AgGemm::Shape, ag_gemm_desc>,
     .on_cpu = make_on_cpu<AgGemmCpu>,
     .on_gpu = ag_gemm_on_gpu,
     .reference = [](Communicator& comm,
@@ -28,22 +24,13 @@ constinit const OperatorRow kAgGemmRow{
 OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
   const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
-  return {.m = s.m,
-          .n = s.n,
-          .k = s.k,
-          .dtype = s.dtype,
-          .weight_kn = s.weight_kn,
-          .bias = s.bias,
-          .out_dtype = s.out_dtype,
-          .scaling = s.scaling,
-          .keep_gathered = s.keep_gathered,
-          .op = kAgGemmRow.name,
-          .collective = kAgGemmRow.collective,
-          .local_n = true,
-          .chunk_rows = s.m / comm.size(),
-          .x = {"x", rows, s.k, s.dtype, s.dtype},
-          .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
-          .out = {"out", s.m, s.n, result, DType::f32}};
+  OpDesc desc = gemm_desc(kAgGemmRow, s);
+  desc.keep_gathered = s.keep_gathered;
+  desc.local_n = true;
+  desc.chunk_rows = s.m / comm.size();
+  desc.x = {"x", rows, s.k, s.dtype, s.dtype};
+  desc.out = {"out", s.m, s.n, result, DType::f32};
+  return desc;
 }
 
 AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options)

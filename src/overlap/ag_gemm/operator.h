@@ -6,10 +6,7 @@ namespace tandem {
 
 OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& shape);
 
-/// Collective, on GPU ranks (ag_gemm/cuda/operator.cc).
-std::unique_ptr<OverlapOperator> ag_gemm_on_gpu(Communicator& comm, const OpDesc& desc,
-                                                const OverlapOptions& options);
-
+OnGpu ag_gemm_on_gpu;
 extern const OperatorRow kAgGemmRow;
 
 }  // namespace tandem

@@ -3,7 +3,6 @@
 #include "gemm/gemm.h"
 #include "overlap/ag_wgrad/cpu.h"
 #include "overlap/ag_wgrad/reference.h"
-#include "overlap/contract/encoded_candidates.h"
 
 namespace tandem {
 
@@ -12,10 +11,7 @@ constinit const OperatorRow kAgWgradRow{
     .class_name = "AgWgrad",
     .collective = Collective::all_gather,
     .gradient = true,
-    .describe =
-        [](const Communicator& comm, const OpDesc& shape) {
-          return with_wire_of(shape, ag_wgrad_desc(comm, shape_of<AgWgrad::Shape>(shape)));
-        },
+    .describe = describe_as<AgWgrad::Shape, ag_wgrad_desc>,
     .on_cpu = make_on_cpu<AgWgradCpu>,
     .on_gpu = ag_wgrad_on_gpu,
     .reference = [](Communicator& comm,

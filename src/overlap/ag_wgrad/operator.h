@@ -6,10 +6,7 @@ namespace tandem {
 
 OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& shape);
 
-/// Collective, on GPU ranks (ag_wgrad/cuda/operator.cc).
-std::unique_ptr<OverlapOperator> ag_wgrad_on_gpu(Communicator& comm, const OpDesc& desc,
-                                                 const OverlapOptions& options);
-
+OnGpu ag_wgrad_on_gpu;
 extern const OperatorRow kAgWgradRow;
 
 }  // namespace tandem

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "gemm/gemm.h"
-#include "overlap/contract/encoded_candidates.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -42,11 +41,6 @@ OpDesc describe_shard(const OperatorRow& row, const Communicator& comm, OpDesc w
 double error_of_wire(const Wire& wire, DType dtype) {
   if (wire.is_exact()) return 0;
   return wire.error_bound() + (dtype == DType::f32 ? 0 : 0x1p-8);
-}
-
-OpDesc with_wire_of(const OpDesc& shape, OpDesc desc) {
-  return encoded(std::move(desc),
-                 {.wire = shape.wire, .allow_uncompressed = shape.allow_uncompressed});
 }
 
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {

@@ -5,10 +5,14 @@
 #include <memory>
 #include <string_view>
 
+#include "overlap/contract/encoded_candidates.h"
 #include "overlap/contract/operator.h"
 #include "tune/op_desc.h"
 
 namespace tandem {
+
+/// Collective: makes an operator on GPU ranks (cuda/operator.cc of its folder).
+using OnGpu = std::unique_ptr<OverlapOperator>(Communicator&, const OpDesc&, const OverlapOptions&);
 
 struct OperatorRow {
   std::string_view name;
@@ -21,9 +25,7 @@ struct OperatorRow {
   OpDesc (*describe)(const Communicator&, const OpDesc& shape);
   std::unique_ptr<OverlapOperator> (*on_cpu)(Communicator&, const OpDesc&, const OverlapOptions&,
                                              Choosing);
-  /// Null: the operator has no GPU form.
-  std::unique_ptr<OverlapOperator> (*on_gpu)(Communicator&, const OpDesc&,
-                                             const OverlapOptions&) = nullptr;
+  OnGpu* on_gpu = nullptr;  ///< null: the operator has no GPU form
   /// Unfused form on CPU ranks; writes operands.out, or adds to it.
   void (*reference)(Communicator&, const Operands&);
   /// Computation without the collective, on all rows of x: out has this rank's rows of every shard,
@@ -59,6 +61,29 @@ Shape shape_of(const OpDesc& desc) {
   return shape;
 }
 
+/// Descriptor of a GEMM of `shape` on this operator's rows, without what only the operator knows.
+template <typename Shape>
+OpDesc gemm_desc(const OperatorRow& row, const Shape& shape) {
+  return {.m = shape.m,
+          .n = shape.n,
+          .k = shape.k,
+          .dtype = shape.dtype,
+          .weight_kn = shape.weight_kn,
+          .bias = shape.bias,
+          .out_dtype = shape.out_dtype,
+          .scaling = shape.scaling,
+          .op = row.name,
+          .collective = row.collective,
+          .weight = {"weight", shape.n, shape.k, shape.dtype, shape.dtype, true}};
+}
+
+/// A row's `describe`, for the function that makes its class's descriptor.
+template <typename Shape, OpDesc (*make_desc)(const Communicator&, const Shape&)>
+OpDesc describe_as(const Communicator& comm, const OpDesc& desc) {
+  return encoded(make_desc(comm, shape_of<Shape>(desc)),
+                 {.wire = desc.wire, .allow_uncompressed = desc.allow_uncompressed});
+}
+
 /// CPU factory of a row, for CpuOperator's `Cpu`.
 template <typename Cpu>
 std::unique_ptr<OverlapOperator> make_on_cpu(Communicator& comm, const OpDesc& desc,
@@ -77,7 +102,6 @@ std::unique_ptr<OverlapOperator> make_operator(const OperatorRow& row, Communica
 double error_of_wire(const Wire& wire, DType dtype);
 
 // Values of a row for a GEMM and a collective.
-OpDesc with_wire_of(const OpDesc& shape, OpDesc desc);
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out);  ///< x weight^T
 double gemm_flops(const OpDesc& desc);
 int64_t gathered_bytes(int ranks, const OpDesc& desc);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_ar/cpu.h"
 #include "overlap/gemm_ar/reference.h"
 
@@ -13,10 +12,7 @@ constinit const OperatorRow kGemmArRow{
     .class_name = "GemmAr",
     .collective = Collective::all_reduce,
     .add_norm = true,
-    .describe =
-        [](const Communicator&, const OpDesc& shape) {
-          return with_wire_of(shape, gemm_ar_desc(shape_of<GemmAr::Shape>(shape)));
-        },
+    .describe = describe_as<GemmAr::Shape, gemm_ar_desc>,
     .on_cpu = make_on_cpu<GemmArCpu>,
     .on_gpu = gemm_ar_on_gpu,
     .reference =
@@ -29,33 +25,24 @@ constinit const OperatorRow kGemmArRow{
     .codec_error = summed_error,
 };
 
-OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
+OpDesc gemm_ar_desc(const Communicator&, const GemmAr::Shape& s) {
   if (s.out_dtype == DType::f32 && s.dtype != DType::f32 && s.dtype != DType::e4m3) {
     throw InvalidArgument(
         fmt::format("gemm_ar: out_dtype f32 with dtype {}: expected the dtype's own "
                     "result, or AG+GEMM or GEMM+RS",
                     name_of(s.dtype)));
   }
-  return {.m = s.m,
-          .n = s.n,
-          .k = s.k,
-          .dtype = s.dtype,
-          .weight_kn = s.weight_kn,
-          .bias = s.bias,
-          .out_dtype = s.out_dtype,
-          .scaling = s.scaling,
-          .add_norm = s.add_norm,
-          .op = kGemmArRow.name,
-          .collective = kGemmArRow.collective,
-          .local_k = true,
-          .chunk_rows = s.m,
-          .x = {"x", s.m, s.k, s.dtype, s.dtype},
-          .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
-          .out = {"out", s.m, s.n, s.dtype, s.dtype}};
+  OpDesc desc = gemm_desc(kGemmArRow, s);
+  desc.add_norm = s.add_norm;
+  desc.local_k = true;
+  desc.chunk_rows = s.m;
+  desc.x = {"x", s.m, s.k, s.dtype, s.dtype};
+  desc.out = {"out", s.m, s.n, s.dtype, s.dtype};
+  return desc;
 }
 
 GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator(kGemmArRow, comm, encoded(gemm_ar_desc(shape), options), options,
+    : impl_(make_operator(kGemmArRow, comm, encoded(gemm_ar_desc(comm, shape), options), options,
                           Choosing::fastest)) {}
 GemmAr::~GemmAr() = default;
 GemmAr::GemmAr(GemmAr&&) noexcept = default;

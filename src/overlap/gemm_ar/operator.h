@@ -4,12 +4,9 @@
 
 namespace tandem {
 
-OpDesc gemm_ar_desc(const GemmAr::Shape& shape);
+OpDesc gemm_ar_desc(const Communicator& comm, const GemmAr::Shape& shape);
 
-/// Collective, on GPU ranks (gemm_ar/cuda/operator.cc).
-std::unique_ptr<OverlapOperator> gemm_ar_on_gpu(Communicator& comm, const OpDesc& desc,
-                                                const OverlapOptions& options);
-
+OnGpu gemm_ar_on_gpu;
 extern const OperatorRow kGemmArRow;
 
 }  // namespace tandem

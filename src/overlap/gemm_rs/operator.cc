@@ -1,6 +1,5 @@
 #include "overlap/gemm_rs/operator.h"
 
-#include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_rs/cpu.h"
 #include "overlap/gemm_rs/reference.h"
 
@@ -10,10 +9,7 @@ constinit const OperatorRow kGemmRsRow{
     .name = "gemm_rs",
     .class_name = "GemmRs",
     .collective = Collective::reduce_scatter,
-    .describe =
-        [](const Communicator& comm, const OpDesc& shape) {
-          return with_wire_of(shape, gemm_rs_desc(comm, shape_of<GemmRs::Shape>(shape)));
-        },
+    .describe = describe_as<GemmRs::Shape, gemm_rs_desc>,
     .on_cpu = make_on_cpu<GemmRsCpu>,
     .on_gpu = gemm_rs_on_gpu,
     .reference = [](Communicator& comm,
@@ -26,21 +22,12 @@ constinit const OperatorRow kGemmRsRow{
 
 OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
   const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
-  return {.m = s.m,
-          .n = s.n,
-          .k = s.k,
-          .dtype = s.dtype,
-          .weight_kn = s.weight_kn,
-          .bias = s.bias,
-          .out_dtype = s.out_dtype,
-          .scaling = s.scaling,
-          .op = kGemmRsRow.name,
-          .collective = kGemmRsRow.collective,
-          .local_k = true,
-          .chunk_rows = s.m / comm.size(),
-          .x = {"x", s.m, s.k, s.dtype, s.dtype},
-          .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},
-          .out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, result, DType::f32}};
+  OpDesc desc = gemm_desc(kGemmRsRow, s);
+  desc.local_k = true;
+  desc.chunk_rows = s.m / comm.size();
+  desc.x = {"x", s.m, s.k, s.dtype, s.dtype};
+  desc.out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, result, DType::f32};
+  return desc;
 }
 
 GemmRs::GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options)

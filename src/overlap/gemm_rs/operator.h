@@ -6,10 +6,7 @@ namespace tandem {
 
 OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& shape);
 
-/// Collective, on GPU ranks (gemm_rs/cuda/operator.cc).
-std::unique_ptr<OverlapOperator> gemm_rs_on_gpu(Communicator& comm, const OpDesc& desc,
-                                                const OverlapOptions& options);
-
+OnGpu gemm_rs_on_gpu;
 extern const OperatorRow kGemmRsRow;
 
 }  // namespace tandem

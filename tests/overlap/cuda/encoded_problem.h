@@ -34,7 +34,7 @@ struct EncodedProblem {
                                  .allow_uncompressed = allow_uncompressed};
     if (gathers()) return encoded(ag_gemm_desc(comm, {m, n, k, dtype}), options);
     if (op == "gemm_rs") return encoded(gemm_rs_desc(comm, {m, n, k, dtype}), options);
-    return encoded(gemm_ar_desc({.m = m, .n = n, .k = k, .dtype = dtype}), options);
+    return encoded(gemm_ar_desc(comm, {.m = m, .n = n, .k = k, .dtype = dtype}), options);
   }
   std::unique_ptr<OverlapOperator> make(Communicator& comm,
                                         Strategy strategy = Strategy::automatic) const {
