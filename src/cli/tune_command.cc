@@ -1,7 +1,5 @@
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,10 +11,7 @@
 #include "core/system/console.h"
 #include "core/system/json.h"
 #include "core/system/log.h"
-#include "core/system/machine.h"
 #include "core/system/output.h"
-#include "core/system/process/command_line.h"
-#include "core/version.h"
 #include "engine/plan/codecs/codec_search.h"
 #include "tandem/error.h"
 
@@ -87,23 +82,13 @@ std::string json(const CodecChoice& choice, const SentBytes& sent, int64_t bytes
   nlohmann::ordered_json trials = nlohmann::ordered_json::array();
   for (const CodecTrial& trial : choice.trials) trials.push_back(json_of(trial));
   const CodecTrial& best = choice.best();
-  const ModelConfig& model = sent.model;
-  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  const nlohmann::ordered_json root{
-      {"policy", best.policy.describe()},
-      {"budget", choice.budget},
-      {"rise", best.rise},
-      {"bytes_per_token", best.bytes},
-      {"uncompressed_bytes_per_token", choice.uncompressed().bytes},
-      {"trials", trials},
-      {"ranks", sent.ranks},
-      {"dtype", name_of(sent.dtype)},
-      {"bytes", bytes},
-      {"model", {{"hidden", model.hidden}, {"layers", model.layers}, {"heads", model.heads}}},
-      {"hardware", this_machine().describe()},
-      {"commit", kCommit},
-      {"command", joined(typed_words())},
-      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
+  nlohmann::ordered_json root{{"policy", best.policy.describe()},
+                              {"budget", choice.budget},
+                              {"rise", best.rise},
+                              {"bytes_per_token", best.bytes},
+                              {"uncompressed_bytes_per_token", choice.uncompressed().bytes},
+                              {"trials", trials}};
+  add_origin(root, sent, bytes);
   return dump_json(root, 1) + "\n";
 }
 

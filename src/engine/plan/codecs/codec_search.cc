@@ -1,14 +1,20 @@
 #include "engine/plan/codecs/codec_search.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
+#include "core/system/machine.h"
+#include "core/system/process/command_line.h"
+#include "core/version.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -183,6 +189,19 @@ double SentBytes::of(const CodecPolicy& policy) const {
   double bytes = 0;
   for (const CodecSite& site : codec_sites(model)) bytes += of(site, policy.*site.wires.front());
   return bytes;
+}
+
+void add_origin(nlohmann::ordered_json& result, const SentBytes& sent, int64_t bytes) {
+  const ModelConfig& model = sent.model;
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  result["ranks"] = sent.ranks;
+  result["dtype"] = name_of(sent.dtype);
+  result["bytes"] = bytes;
+  result["model"] = {{"hidden", model.hidden}, {"layers", model.layers}, {"heads", model.heads}};
+  result["hardware"] = this_machine().describe();
+  result["commit"] = kCommit;
+  result["command"] = joined(typed_words());
+  result["date"] = fmt::format("{:%FT%TZ}", fmt::gmtime(now));
 }
 
 CodecChoice search_codecs(const SentBytes& sent, std::span<const Wire> formats, double budget,

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,10 @@ struct SentBytes {
   double of(const CodecSite& site, const Wire& wire) const;
   double of(const CodecPolicy& policy) const;
 };
+
+/// Adds the fields that results on `bytes` of text end with: ranks, dtype, model, machine, commit,
+/// command and date.
+void add_origin(nlohmann::ordered_json& result, const SentBytes& sent, int64_t bytes);
 
 /// One measurement.
 struct CodecTrial {

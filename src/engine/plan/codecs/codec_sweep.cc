@@ -1,15 +1,10 @@
 #include "engine/plan/codecs/codec_sweep.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "core/system/json.h"
-#include "core/system/machine.h"
-#include "core/system/process/command_line.h"
-#include "core/version.h"
 #include "engine/plan/codecs/codec_search.h"
 
 namespace tandem {
@@ -101,20 +96,11 @@ std::string Sweep::json() const {
                     {"bits_per_byte", point.bits_per_byte},
                     {"rise", rise(point)}});
   }
-  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  const nlohmann::ordered_json root{
-      {"sweep", rows},
-      {"caveat", kCaveat},
-      {"training", training_json(training)},
-      {"sites", sites},
-      {"ranks", ranks},
-      {"dtype", name_of(dtype)},
-      {"bytes", bytes},
-      {"model", {{"hidden", model.hidden}, {"layers", model.layers}, {"heads", model.heads}}},
-      {"hardware", this_machine().describe()},
-      {"commit", kCommit},
-      {"command", joined(typed_words())},
-      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(now))}};
+  nlohmann::ordered_json root{{"sweep", rows},
+                              {"caveat", kCaveat},
+                              {"training", training_json(training)},
+                              {"sites", sites}};
+  add_origin(root, {model, ranks, dtype}, bytes);
   return dump_json(root, 1) + "\n";
 }
 
