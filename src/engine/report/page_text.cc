@@ -5,6 +5,19 @@
 #include "engine/report/page_assets.h"
 
 namespace tandem {
+namespace {
+
+/// Script elements of the report and of the live page.
+std::string shared_scripts() {
+  std::string text;
+  for (const std::string_view script :
+       {kPageChartJs, kPageCommon, kPageRanks, kPageLattice, kPageSpace, kPageGroups, kPageLinks}) {
+    text.append("<script>").append(script).append("</script>\n");
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string fill_page(std::string_view html, std::span<const PageMark> marks) {
   std::string text;
@@ -23,35 +36,25 @@ std::string page_head(std::string_view title, std::string_view more) {
 }
 
 std::string report_page(const std::string& data) {
-  const std::string head = page_head("Tandem report");
+  const std::string head = page_head("Tandem report"), scripts = shared_scripts();
   const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@RANKSECTION@", kPageRanksHtml},
                                     {"@GROUPSECTION@", kPageGroupsHtml},
                                     {"@LINKSECTION@", kPageLinksHtml},
                                     {"@DATA@", data},
-                                    {"@CHARTJS@", kPageChartJs},
-                                    {"@COMMON@", kPageCommon},
-                                    {"@RANKS@", kPageRanks},
-                                    {"@LATTICE@", kPageLattice},
-                                    {"@SPACE@", kPageSpace},
-                                    {"@GROUPS@", kPageGroups},
-                                    {"@LINKS@", kPageLinks},
+                                    {"@SCRIPTS@", scripts},
                                     {"@TIMELINE@", kPageTimeline},
                                     {"@SCRIPT@", kPageScript}};
   return fill_page(kPageHtml, marks);
 }
 
 std::string live_page() {
-  const std::string head = page_head("Tandem live");
+  const std::string head = page_head("Tandem live"), scripts = shared_scripts();
   const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@RANKSECTION@", kPageRanksHtml},
                                     {"@GROUPSECTION@", kPageGroupsHtml},
                                     {"@LINKSECTION@", kPageLinksHtml},
-                                    {"@CHARTJS@", kPageChartJs},
-                                    {"@COMMON@", kPageCommon},
-                                    {"@RANKS@", kPageRanks},
-                                    {"@LATTICE@", kPageLattice},
-                                    {"@SPACE@", kPageSpace},
-                                    {"@GROUPS@", kPageGroups},
-                                    {"@LINKS@", kPageLinks},
+                                    {"@SCRIPTS@", scripts},
                                     {"@SCRIPT@", kLiveScript}};
   return fill_page(kLiveHtml, marks);
 }
