@@ -52,6 +52,19 @@ T take_struct(std::span<const std::byte>& from) {
   return value;
 }
 
+/// Sets the facts of the run that `from` knows; `sizes`: those of its layout, too.
+template <typename From>
+void apply_layout(BoardHead& head, const From& from, bool sizes) {
+  if (sizes) {
+    head.dp = from.dp;
+    head.pp = from.pp;
+    head.ep = from.ep;
+    head.tp = from.tp;
+  }
+  if (from.rank_flops != 0) head.rank_flops = from.rank_flops;
+  if (from.has_output != 0) head.has_output = 1;
+}
+
 }  // namespace
 
 std::vector<std::byte> read_decisions(const Board& board) {
@@ -80,14 +93,7 @@ void apply_decisions(Board& board, int host, std::span<const std::byte> bytes) {
     slot.host = decided.host;
     if (decided.host != host) slot.words.longest_work_ns = decided.longest_work_ns;
   }
-  if (decisions.tp != 0) {
-    head.dp = decisions.dp;
-    head.pp = decisions.pp;
-    head.ep = decisions.ep;
-    head.tp = decisions.tp;
-  }
-  if (decisions.rank_flops != 0) head.rank_flops = decisions.rank_flops;
-  if (decisions.has_output != 0) head.has_output = 1;
+  apply_layout(head, decisions, decisions.tp != 0);
   head.size = decisions.size;
   head.resumes = decisions.resumes;
   head.port = decisions.port;
@@ -125,14 +131,7 @@ void apply_progress(Board& board, std::span<const std::byte> bytes) {
   const int64_t now = steady_ns();
   const auto progress = take_struct<HeadProgress>(bytes);
   BoardHead& head = board.head();
-  if (head.tp == 0 && progress.tp != 0) {
-    head.dp = progress.dp;
-    head.pp = progress.pp;
-    head.ep = progress.ep;
-    head.tp = progress.tp;
-  }
-  if (progress.rank_flops != 0) head.rank_flops = progress.rank_flops;
-  if (progress.has_output != 0) head.has_output = 1;
+  apply_layout(head, progress, head.tp == 0 && progress.tp != 0);
   while (!bytes.empty()) {
     const auto said = take_struct<SlotProgress>(bytes);
     if (said.slot < 0 || said.slot >= head.slots) {
