@@ -128,6 +128,16 @@ void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Te
   gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds_gradient(m.offset)});
 }
 
+GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m) {
+  return GemmRs(c.tp,
+                {.m = c.tokens,
+                 .n = c.config.hidden,
+                 .k = m.rows,
+                 .dtype = c.options.dtype,
+                 .weight_kn = true},
+                c.options.overlap);
+}
+
 std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m) {
   if (c.tp.size() == 1) return {};
   return AgWgrad(c.tp, {c.tokens, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
@@ -147,13 +157,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                  .keep_gathered = true,
                  .weight_kn = true},
                 c.options.overlap),
-      in_dgrad(c.tp,
-               {.m = c.tokens,
-                .n = c.config.hidden,
-                .k = l.in.rows,
-                .dtype = c.options.dtype,
-                .weight_kn = true},
-               c.options.overlap),
+      in_dgrad(make_dgrad(c, l.in)),
       in_wgrad(make_wgrad(c, l.in)),
       residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),

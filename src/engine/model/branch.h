@@ -49,7 +49,7 @@ struct ModelContext {
   void run_between_operators() const {
     if (between_operators) between_operators();
   }
-  /// As GradientMemory::begin_write.
+  /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
   /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
@@ -73,6 +73,8 @@ struct ModelContext {
   }
 };
 
+/// GEMM from the gradient of a column-parallel matrix's output to that of its input. Collective.
+GemmRs make_dgrad(ModelContext& context, const WeightMatrix& m);
 /// AgWgrad of a column-parallel matrix; none for one rank, which has the rows. Collective.
 std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m);
 
