@@ -15,17 +15,6 @@ using namespace collectives;
 
 namespace {
 
-// Offset and bytes of each peer's rows.
-std::vector<Span> spans_of(Counts counts, size_t row) {
-  std::vector<Span> spans;
-  size_t begin = 0;
-  for (const int64_t count : counts) {
-    spans.push_back({begin, size_t(count) * row});
-    begin += size_t(count) * row;
-  }
-  return spans;
-}
-
 Span chunk_of(const Call& call, const Span& whole, int64_t step) {
   if (step < 0 || whole.bytes == 0) return {0, 0};
   const Slice slice = slice_of(int64_t(whole.bytes), int64_t(call.chunk_bytes(whole.bytes)), step);
@@ -63,8 +52,8 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   both.insert(both.end(), recv_counts.begin(), recv_counts.end());
   table.set(me, std::as_bytes(std::span(both)).data());
 
-  const auto outgoing = spans_of(send_counts, row_bytes(send));
-  const auto incoming = spans_of(recv_counts, row_bytes(recv));
+  const auto outgoing = ranges_of<Span>(send_counts, row_bytes(send));
+  const auto incoming = ranges_of<Span>(recv_counts, row_bytes(recv));
   const auto* from = send.as<const std::byte>();
   auto* to = recv.as<std::byte>();
   const size_t small = call.small() - table.bytes();

@@ -14,16 +14,6 @@ using namespace collectives;
 
 namespace {
 
-std::vector<Elements> ranges_of(Counts counts, int64_t row) {
-  std::vector<Elements> ranges;
-  int64_t begin = 0;
-  for (const int64_t count : counts) {
-    ranges.push_back({begin, count * row});
-    begin += count * row;
-  }
-  return ranges;
-}
-
 class EncodedAllToAll {
  public:
   EncodedAllToAll(Call& call, const Wire& wire, const Tensor& send, Counts send_counts,
@@ -32,8 +22,8 @@ class EncodedAllToAll {
         element_(size_of(send.dtype())),
         from_(send.as<const std::byte>()),
         to_(recv.as<std::byte>()),
-        outgoing_(ranges_of(send_counts, row_of(send))),
-        incoming_(ranges_of(recv_counts, row_of(recv))),
+        outgoing_(ranges_of<Elements>(send_counts, row_of(send))),
+        incoming_(ranges_of<Elements>(recv_counts, row_of(recv))),
         encoded_(call, wire, send.dtype(), 0) {}
 
   void run(const CountTable& local_counts, std::span<const std::byte> both) {

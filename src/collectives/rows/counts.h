@@ -11,6 +11,18 @@ namespace tandem::collectives {
 
 using Counts = std::span<const int64_t>;
 
+/// Range of each peer's rows, which follow each other, of `row` units each.
+template <typename Range, typename Unit>
+std::vector<Range> ranges_of(Counts counts, Unit row) {
+  std::vector<Range> ranges;
+  Unit begin = 0;
+  for (const int64_t count : counts) {
+    ranges.push_back({begin, Unit(count) * row});
+    begin += Unit(count) * row;
+  }
+  return ranges;
+}
+
 /// Throws InvalidArgument unless there is a count for every rank and `tensor` has enough rows for
 /// all of them. `what`: "send" or "receive".
 void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
