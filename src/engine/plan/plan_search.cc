@@ -29,15 +29,6 @@ using plan::Layout;
 
 constexpr size_t kShown = 8, kFrontShown = 24, kMaxTried = 1000;
 
-plan::FactorsOf prior_factors() {
-  return [](const plan::RunRow&) {
-    plan::Factors factors;
-    for (size_t term = 0; term < plan::kTerms; ++term)
-      factors[term] = plan::term_priors()[term].mean;
-    return factors;
-  };
-}
-
 /// Factors of the fit to a file's runs of this kind of GPU.
 plan::FactorsOf fitted_factors(const std::string& path, int64_t experts, const plan::GpuSpec& gpu) {
   plan::RunRow row;
@@ -174,8 +165,9 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
 void plan_layout(const PlanSearchOptions& options) {
   const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
-  const plan::FactorsOf factors =
-      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base.model.experts, gpu);
+  const plan::FactorsOf factors = options.fit.empty()
+                                      ? [](const plan::RunRow&) { return plan::prior_means(); }
+                                      : fitted_factors(options.fit, base.model.experts, gpu);
   const double max_error = parse_accuracy_option(options.accuracy);
   const plan::LayoutSearch search(base, gpu);
   plan::FoundLayouts found = search.find(

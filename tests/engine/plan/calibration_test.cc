@@ -55,12 +55,6 @@ std::vector<RunRow> make_rows(const Factors& truth, double noise) {
   return rows;
 }
 
-Factors prior_means() {
-  Factors factors;
-  for (size_t term = 0; term < kTerms; ++term) factors[term] = term_priors()[term].mean;
-  return factors;
-}
-
 TEST(Calibration, FindsTheFactorsOfItsRows) {
   Factors truth = prior_means();
   truth[size_t(Term::gemm)] *= 1.25;

@@ -102,12 +102,6 @@ TrainConfig make_small_config(bool has_experts) {
   return config;
 }
 
-Factors prior_means(const RunRow&) {
-  Factors factors;
-  for (size_t term = 0; term < kTerms; ++term) factors[term] = term_priors()[term].mean;
-  return factors;
-}
-
 GpuSpec make_slow_gpu() {
   GpuSpec gpu = *find_gpu("H100");
   gpu.nic_rate /= 8;
@@ -119,7 +113,7 @@ constexpr double kAnyMemory = 1e6;
 
 FoundLayouts search_all(const TrainConfig& config, double max_error, double memory_share) {
   return LayoutSearch(config, make_slow_gpu())
-      .find(8, prior_means,
+      .find(8, [](const RunRow&) { return prior_means(); },
             {.memory_share = memory_share, .max_error = max_error, .dp_formats = true});
 }
 
@@ -208,7 +202,7 @@ void add_all_formats(const RunRow& row, double tp_sums, double max_error, double
               const double gib = (working + state_bytes(row, formats)) / kGiB;
               if (gib > max_gib) continue;
               const StepWork in_formats = work_in_formats(row, gpu, work, exchanges, formats);
-              costs.emplace_back(step_time(in_formats, prior_means(row)).total, gib,
+              costs.emplace_back(step_time(in_formats, prior_means()).total, gib,
                                  error_of(formats.codec));
             }
   }

@@ -30,9 +30,7 @@ TrainConfig make_config() {
 }
 
 Factors priors(const RunRow&) {
-  Factors factors;
-  for (size_t term = 0; term < kTerms; ++term) factors[term] = term_priors()[term].mean;
-  return factors;
+  return prior_means();
 }
 
 TEST(LayoutSearch, LayoutsDivideTheJobAndFit) {

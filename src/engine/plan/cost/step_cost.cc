@@ -35,6 +35,12 @@ const std::array<TermPrior, kTerms>& term_priors() {
   return kPriors;
 }
 
+Factors prior_means() {
+  Factors means;
+  std::ranges::transform(term_priors(), means.begin(), &TermPrior::mean);
+  return means;
+}
+
 double layer_seconds(const LayerWork& layer, const Factors& factors) {
   const auto factor = [&](Term term) { return factors[size_t(term)]; };
   const double gemms =

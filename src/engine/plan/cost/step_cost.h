@@ -50,6 +50,7 @@ struct TermPrior {
 const std::array<TermPrior, kTerms>& term_priors();
 
 using Factors = std::array<double, kTerms>;
+Factors prior_means();
 
 /// A step in seconds, and what it is made of.
 struct StepTime {
