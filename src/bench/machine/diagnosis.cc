@@ -8,6 +8,7 @@
 #include <span>
 
 #include "comm/exec.h"
+#include "core/median.h"
 #include "core/system/machine.h"
 #include "tandem/error.h"
 
@@ -24,14 +25,8 @@ struct RankMessage {
   double f32_gflops, bf16_gflops, copy_gbps, all_to_all_gbps, ring_gbps;
 };
 
-/// Median; of an even number the better of both in the middle for rates, so that half of all ranks
-/// may be slow.
-double median_rate(std::vector<double> values) {
-  const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
+/// Median; of an even number the better of both in the middle, as upper_median gives of rates, so
+/// that half of all ranks may be slow.
 double median_time(std::vector<double> values) {
   const auto middle = values.begin() + std::ptrdiff_t((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -42,7 +37,7 @@ double median_time(std::vector<double> values) {
 void judge_rates(const std::vector<double>& rates, const char* name, double factor,
                  const std::vector<std::string*>& problems) {
   if (int(rates.size()) < kMinForMedian) return;
-  const double median = median_rate(rates);
+  const double median = upper_median(rates);
   for (size_t i = 0; i < rates.size(); ++i) {
     if (!problems[i]->empty() || rates[i] * factor >= median) continue;
     *problems[i] = fmt::format("slow: {:.1f} times the median ({} {:.3g}, median {:.3g})",

@@ -6,6 +6,7 @@
 #include <compare>
 #include <utility>
 
+#include "core/median.h"
 #include "core/system/files.h"
 #include "observe/span_stream.h"
 #include "observe/trace.h"
@@ -15,12 +16,6 @@ namespace tandem::report {
 namespace {
 
 constexpr size_t kMaxTimes = 1024;
-
-double middle_of(std::vector<float> values) {
-  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 double ms_of(std::chrono::nanoseconds time) {
   return double(time.count()) / 1e6;
@@ -143,7 +138,7 @@ std::vector<SlowLink> LinkTimes::find_slow(std::span<const RankPosition> ranks, 
     const RankPosition *a = find_position(ranks, from), *b = find_position(ranks, to);
     if (!a || !b || times.messages < options.min_messages) continue;
     alike[{operation, axes_between(*a, *b), a->host == b->host, false}].push_back(
-        {from, to, middle_of(times.ms), times.messages});
+        {from, to, upper_median(times.ms), times.messages});
   }
   join_directions(alike);
   std::map<std::pair<int, int>, SlowLink> slow;
@@ -156,7 +151,7 @@ std::vector<SlowLink> LinkTimes::find_slow(std::span<const RankPosition> ranks, 
       }
       if (others.empty()) continue;
       const auto count = int64_t(others.size());
-      const double usual = middle_of(std::move(others)), excess = link.ms - usual;
+      const double usual = upper_median(std::move(others)), excess = link.ms - usual;
       if (usual <= 0 || link.ms < options.min_ratio * usual || excess < error_ms) continue;
       const double lost = excess * double(link.messages) / double(std::max<int64_t>(steps, 1));
       SlowLink& found = slow[{link.from, link.to}];

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/median.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/machine.h"
@@ -129,10 +130,7 @@ double typical(const std::vector<double>& values) {
     if (std::isfinite(values[i])) finite_values.push_back(values[i]);
   }
   if (finite_values.empty()) return std::nan("");
-  const auto middle = finite_values.begin() + ptrdiff_t(finite_values.size() / 2);
-  std::nth_element(finite_values.begin(), middle, finite_values.end());
-  if (finite_values.size() % 2) return *middle;
-  return (*middle + *std::max_element(finite_values.begin(), middle)) / 2;
+  return interpolated_median(std::move(finite_values));
 }
 
 Json finite(double value) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/median.h"
 #include "core/system/printable.h"
 #include "engine/plan/fit/normal_equations.h"
 #include "tandem/error.h"
@@ -205,9 +206,7 @@ double median_flops_rate(std::span<const RunRow* const> rows) {
   std::vector<double> rates;
   for (const RunRow* row : rows)
     rates.push_back(flops_per_token(*row) * row->tokens() / row->gpus / *row->step_s);
-  const auto middle = rates.begin() + std::ptrdiff_t(rates.size() / 2);
-  std::ranges::nth_element(rates, middle);
-  return *middle;
+  return upper_median(std::move(rates));
 }
 
 Fit make_fit(std::span<const RunRow* const> rows) {

@@ -7,17 +7,13 @@
 #include <map>
 #include <vector>
 
+#include "core/median.h"
+
 namespace tandem::report {
 namespace {
 
 constexpr double kMinDrift = .03;  // of the step
 constexpr double kExplains = .4;   // share of the change
-
-double drift_median(std::vector<double> values) {
-  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 /// Times of a rank in some rows: means, and how much its work varies from row
 /// to row.
@@ -42,10 +38,10 @@ DriftTimes drift_times(std::span<const RankRow> rows, size_t rank) {
     times.work_ms += share * work;
     row_work.push_back(work);
   }
-  const double median = drift_median(row_work);
+  const double median = upper_median(row_work);
   std::vector<double> distances;
   for (const double work : row_work) distances.push_back(std::abs(work - median));
-  if (median > 0) times.spread = drift_median(std::move(distances)) / median;
+  if (median > 0) times.spread = upper_median(std::move(distances)) / median;
   return times;
 }
 

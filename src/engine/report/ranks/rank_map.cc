@@ -62,12 +62,6 @@ Json cells(const std::vector<RankRow>& columns, const std::vector<MapRow>& rows,
   return all;
 }
 
-double work_of(const RankFrame& frame) {
-  double ms = 0;
-  for (size_t i = 0; i < kPhases; ++i) ms += is_work(Phase(i)) ? frame.phases[i] : 0;
-  return ms;
-}
-
 /// Mean share of the steps' time.
 double share_of(const std::vector<RankRow>& columns, size_t phase) {
   double ms = 0, all = 0;
@@ -90,7 +84,8 @@ Json rank_map(std::span<const RankHistory> ranks) {
   Json names = Json::array(), steps = Json::array(), views = Json::array(), slow = Json::array();
   for (const MapRow& row : rows) names.push_back(describe_row(ranks, row));
   for (const RankRow& column : columns) steps.push_back(column.first);
-  views.push_back({{"name", "own work"}, {"wait", false}, {"ms", cells(columns, rows, work_of)}});
+  views.push_back(
+      {{"name", "own work"}, {"wait", false}, {"ms", cells(columns, rows, total_work)}});
   for (size_t phase = 0; phase < kPhases; ++phase) {
     if (share_of(columns, phase) < kMinPhase) continue;
     views.push_back(

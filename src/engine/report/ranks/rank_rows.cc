@@ -21,6 +21,12 @@ std::vector<int64_t> common_ends(std::span<const RankHistory* const> ranks) {
 
 }  // namespace
 
+double total_work(const RankFrame& frame) {
+  double ms = 0;
+  for (size_t i = 0; i < kPhases; ++i) ms += is_work(Phase(i)) ? frame.phases[i] : 0;
+  return ms;
+}
+
 void merge_frame(RankFrame& to, const RankFrame& frame) {
   const double steps = to.steps + frame.steps, before = to.steps / steps;
   const double share = frame.steps / steps;

@@ -14,6 +14,9 @@ struct RankRow {
   std::vector<RankFrame> frames;  ///< means over the steps, by rank
 };
 
+/// Milliseconds of a frame's own work, in all phases.
+double total_work(const RankFrame& frame);
+
 /// Adds the steps of `frame` to the mean `to`, which ends before them.
 void merge_frame(RankFrame& to, const RankFrame& frame);
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/median.h"
+
 namespace tandem::report {
 namespace {
 
@@ -15,23 +17,11 @@ double rounded(double value) {
   return std::round(value * 1e3) / 1e3;
 }
 
-double stage_median(std::vector<double> values) {
-  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 /// Medians of a stage's ranks: own work, then by phase.
 struct StageMedians {
   double work = 0;
   PhaseTimes phases{};
 };
-
-double total_work(const RankFrame& frame) {
-  double ms = 0;
-  for (size_t i = 0; i < kPhases; ++i) ms += is_work(Phase(i)) ? frame.phases[i] : 0;
-  return ms;
-}
 
 std::map<int, StageMedians> stage_medians(std::span<const RankHistory> ranks,
                                           const std::vector<RankFrame>& latest) {
@@ -41,11 +31,11 @@ std::map<int, StageMedians> stage_medians(std::span<const RankHistory> ranks,
   for (const auto& [stage, members] : stages) {
     std::vector<double> values;
     for (const size_t i : members) values.push_back(total_work(latest[i]));
-    medians[stage].work = stage_median(values);
+    medians[stage].work = upper_median(values);
     for (size_t phase = 0; phase < kPhases; ++phase) {
       values.clear();
       for (const size_t i : members) values.push_back(latest[i].phases[phase]);
-      medians[stage].phases[phase] = stage_median(values);
+      medians[stage].phases[phase] = upper_median(values);
     }
   }
   return medians;

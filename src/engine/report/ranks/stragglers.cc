@@ -7,19 +7,13 @@
 #include <map>
 #include <optional>
 
+#include "core/median.h"
 #include "engine/report/ranks/rank_rows.h"
 
 namespace tandem::report {
 namespace {
 
 constexpr size_t kMaxRows = 4000;  // of a long run: each is then the mean of several frames
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + ptrdiff_t(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 constexpr size_t kMaxWarmUp = 10;  // first rows of a run, at most a tenth of them
 
@@ -35,7 +29,7 @@ struct PhaseTable {
       std::vector<double> of_row;
       for (const RankFrame& frame : all[i].frames) of_row.push_back(frame.phases[size_t(phase)]);
       rows.push_back(i);
-      usual.push_back(median_of(of_row));
+      usual.push_back(interpolated_median(of_row));
       times.push_back(std::move(of_row));
     }
     if (phase == Phase::checkpoint) keep_checkpoints();
@@ -60,7 +54,7 @@ struct PhaseTable {
     if (times[row].size() > kFew) return usual[row];
     std::vector<double> peers = times[row];
     peers.erase(peers.begin() + ptrdiff_t(rank));
-    return median_of(std::move(peers));
+    return interpolated_median(std::move(peers));
   }
 
   /// Log of the time over the peers' in each row; NaN in rows without their work or the rank's.
@@ -204,7 +198,7 @@ bool may_exceed(std::span<const double> excesses, size_t length, double min_exce
     for (const double excess : excesses.subspan(begin, length)) {
       if (!std::isnan(excess)) values.push_back(excess);
     }
-    if (!values.empty() && median_of(std::move(values)) >= min_excess / 2) return true;
+    if (!values.empty() && interpolated_median(std::move(values)) >= min_excess / 2) return true;
   }
   return false;
 }
@@ -233,7 +227,8 @@ std::optional<Straggler> judge_rank(const PhaseTable& table, std::span<const Ran
   }
   Straggler found;
   found.excess = std::expm1(slow.excess);
-  found.share_of_step = median_of(std::move(excess_ms)) * double(slow.end - slow.begin) / step_ms;
+  found.share_of_step =
+      interpolated_median(std::move(excess_ms)) * double(slow.end - slow.begin) / step_ms;
   if (found.share_of_step < options.min_share) return {};
   const auto [begin, end] = slow_rows(all, slow.excess);
   found.from_step = rows[table.rows[std::min(begin, slow.begin)]].first;
