@@ -46,11 +46,6 @@ std::string_view bearer_token(std::string_view value) {
   return value.substr(std::min(value.find_first_not_of(' '), value.size()));
 }
 
-std::string_view path_of(const HttpRequest& request) {
-  const std::string_view target(request.target().data(), request.target().size());
-  return target.substr(0, target.find('?'));
-}
-
 /// Refuses a client by the header. Throws ApiError.
 void check_client(const HttpRequest& request, const CompletionServerOptions& options,
                   const HttpListener& listener) {

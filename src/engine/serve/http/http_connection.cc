@@ -50,6 +50,11 @@ void set_fields(http::response_header<>& header, const char* type) {
 
 }  // namespace
 
+std::string_view path_of(const HttpRequest& request) {
+  const std::string_view target(request.target().data(), request.target().size());
+  return target.substr(0, target.find('?'));
+}
+
 AwaitedRequests::Entry::Entry(AwaitedRequests& all, beast::tcp_stream& stream)
     : all_(all), number_(all.next_++) {
   all_.awaited_[number_] = {&stream};

@@ -20,6 +20,8 @@
 namespace tandem {
 
 using HttpRequest = boost::beast::http::request<boost::beast::http::string_body>;
+/// Target of a request without its query.
+std::string_view path_of(const HttpRequest& request);
 
 /// Adds to a sum while coroutines are in a block.
 struct ScopedCount {

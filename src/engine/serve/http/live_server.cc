@@ -128,10 +128,10 @@ class LiveServer {
     if (read.refused) {
       const std::string text = std::string(read.refused->what()) + "\n";
       co_await connection.send(read.request, read.refused->status, "text/plain", text, false);
-    } else if (read.is_whole && target_of(read.request) == "/events") {
+    } else if (read.is_whole && path_of(read.request) == "/events") {
       co_await send_events(connection, read.request);
     } else if (read.is_whole) {
-      const auto [status, type, text] = find_page(target_of(read.request));
+      const auto [status, type, text] = find_page(path_of(read.request));
       co_await connection.send(read.request, status, type, *text, false);
     }
     if (read.refused || read.is_whole) co_await connection.drop_input();
@@ -142,13 +142,8 @@ class LiveServer {
     const bool is_get = request.method() == http::verb::get;
     if (!is_get && request.method() != http::verb::head) return ApiError(405, "only GET");
     if (error) return ApiError(413, "expected no body");
-    if (!is_get && target_of(request) == "/events") return ApiError(404, "not found");
+    if (!is_get && path_of(request) == "/events") return ApiError(404, "not found");
     return listener_.find_refusal(request);
-  }
-
-  static std::string_view target_of(const HttpRequest& request) {
-    const std::string_view target(request.target().data(), request.target().size());
-    return target.substr(0, target.find('?'));
   }
 
   struct Page {
