@@ -261,14 +261,14 @@ std::optional<std::string> without_compression(const std::string& name) {
   return {};
 }
 
-bool is_token_name(const std::string& path) {
-  return has_ending(path, ".bin") || has_ending(path, ".npy") || has_ending(path, ".idx");
-}
-
 }  // namespace
 
 bool has_ending(const std::string& path, std::string_view ending) {
   return path.size() >= ending.size() && lower(path.substr(path.size() - ending.size())) == ending;
+}
+
+bool is_token_file(const std::string& path) {
+  return has_ending(path, ".bin") || has_ending(path, ".npy") || has_ending(path, ".idx");
 }
 
 std::string replace_ending(const std::string& path, std::string_view ending) {
@@ -286,7 +286,7 @@ DataFacts inspect_data(const std::string& path, const std::string& text_key) {
   head.resize(read_at(file.get(), path, head.data(), head.size(), 0));
   std::string name = lower(std::filesystem::path(path).filename().string());
   if (head.empty()) return {DataKind::empty};
-  if (is_token_name(name)) return inspect_tokens(path, head);
+  if (is_token_file(name)) return inspect_tokens(path, head);
   const Compression compression = find_compression(head);
   const std::optional<std::string> inner = without_compression(name);
   if (compression == Compression::none) {
@@ -306,7 +306,7 @@ DataFacts inspect_data(const std::string& path, const std::string& text_key) {
   head.resize(unpacker->read(std::as_writable_bytes(std::span(head))));
   if (inner) name = *inner;
   const char* const unpack = compression == Compression::gzip ? "gunzip -k {}" : "zstd -dk {}";
-  if (is_token_name(name)) {
+  if (is_token_file(name)) {
     return facts_of(DataKind::unreadable,
                     {"compressed tokens, which are read in any order", unpack, {}}, path);
   }

@@ -32,6 +32,8 @@ DataFacts inspect_data(const std::string& path, const std::string& text_key);
 
 /// Whether `path` ends with `ending`, given in lower case, in any case.
 bool has_ending(const std::string& path, std::string_view ending);
+/// Whether the name is that of a token file or of an index.
+bool is_token_file(const std::string& path);
 /// Path of the file whose name differs in its ending of 4 characters: `ending`, given in lower
 /// case, or else in upper case if that is the name of a file.
 std::string replace_ending(const std::string& path, std::string_view ending);

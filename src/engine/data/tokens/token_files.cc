@@ -222,10 +222,6 @@ std::string TokenFiles::identity() const {
   return fmt::format("{} files, {} tokens, hash {}", ranges_.size(), tokens(), fingerprint());
 }
 
-bool is_token_file(const std::string& path) {
-  return has_ending(path, ".bin") || has_ending(path, ".npy") || has_ending(path, ".idx");
-}
-
 bool is_token_prefix(const std::string& path) {
   return !path_exists(path) && path_exists(path + ".bin") && path_exists(path + ".idx");
 }

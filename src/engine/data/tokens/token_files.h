@@ -63,8 +63,8 @@ class TokenFiles : public TokenSource {
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
   void verify(Communicator* world = nullptr) const override;
-  /// Those of the files' indices or of separators, for which all tokens are read, 8 bytes each,
-  /// read by the first call. Empty if a file has none.
+  /// Begins by the files' indices, or by separators, for which the first call reads all tokens, 8
+  /// bytes each. Empty if a file has none.
   std::span<const int64_t> document_begins() const override;
   std::span<const int64_t> unpredicted_begins() const override;
   int32_t start_token() const override { return separator_; }
@@ -89,8 +89,6 @@ class TokenFiles : public TokenSource {
 /// The .bin and .npy files among `paths`, and those of the indices, sorted. Throws IoError for a
 /// file of another kind, and an index without its file.
 std::vector<std::string> find_token_files(std::span<const std::string> paths);
-/// Whether the name is that of a token file or of an index.
-bool is_token_file(const std::string& path);
 /// Whether `path` names nothing, but is a .bin file's with an index, without its ending.
 bool is_token_prefix(const std::string& path);
 
