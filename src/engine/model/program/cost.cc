@@ -98,6 +98,17 @@ BranchBytes branch_bytes(const BranchProgram& program, const Sizes& s) {
   return bytes;
 }
 
+double layer_bytes(const Sizes& s) {
+  const double residual = s.tokens / s.tp * double(s.model.hidden) * 4;
+  double sum = 0;
+  for (const auto& [count, layer] : layer_kinds(s.model, false)) {
+    for (const BranchProgram& branch : layer.branches) {
+      sum += double(count) * (residual + branch_bytes(branch, s).all());
+    }
+  }
+  return sum;
+}
+
 double layer_parameters(const ModelConfig& c) {
   double sum = 0;
   for_each_op(c, false, [&](double count, const BranchProgram& branch, const Op& op) {

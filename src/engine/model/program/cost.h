@@ -29,6 +29,8 @@ struct BranchBytes {
   }
 };
 BranchBytes branch_bytes(const BranchProgram& program, const Sizes& sizes);
+/// Activations of all layers, and the f32 residual stream before each of their branches.
+double layer_bytes(const Sizes& sizes);
 
 /// Weights of all layers, in floating point, which does not overflow.
 double layer_parameters(const ModelConfig& config);

@@ -7,6 +7,7 @@
 #include "core/system/machine.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
 #include "engine/model/gradient_memory.h"
+#include "engine/model/program/cost.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
@@ -19,21 +20,6 @@ namespace {
 
 /// Bytes a parameter of the validation model, in f32 with gradients; pipeline ranks have all of it.
 constexpr double kValidationBytes = 8;
-
-/// Activation bytes per token of an evaluated model: for every branch the residual stream before
-/// it, its norm, and its two GEMMs' outputs and inputs, for experts times top k; for the head the
-/// logits and their gradient.
-double token_bytes(const ModelConfig& model, double element) {
-  const double q = double(model.heads) * double(model.head_dim),
-               kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
-  const double branches = model.parallel_block ? 1 : 2;
-  const double of_layer =
-      branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
-  const double of_experts =
-      double(model.top_k) * double(model.hidden + 3 * model.ffn_per_expert()) * element;
-  return double(model.layers) * of_layer + double(model.moe_layers()) * of_experts +
-         double(model.vocab) * (4 + element);
-}
 
 int count_snapshots(const CheckpointConfig& checkpoint, const CheckpointSchedule& schedule) {
   return schedule.is_periodic() ? schedule.generations() + (checkpoint.peer_copy ? 2 : 0) : 0;
@@ -267,8 +253,10 @@ void check_memory(const ModelConfig& model, const EvaluateOptions& options) {
   const int64_t seq = options.seq == 0 ? model.max_seq : options.seq;
   const double element = options.dtype == DType::f32 ? 4 : 2;
   const double weights = 4.0 * double(model.parameters());
-  const double windows = double(options.batch) * double(seq) * token_bytes(model, element) +
-                         4.0 * double(seq) * double(model.head_dim);
+  const double token = program::layer_bytes({model, 1, 1, 1, element, false}) +
+                       double(model.vocab) * (4 + element);  // logits and their gradient
+  const double windows =
+      double(options.batch) * double(seq) * token + 4.0 * double(seq) * double(model.head_dim);
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || weights + windows <= machine) return;
   throw InvalidArgument(fmt::format(
