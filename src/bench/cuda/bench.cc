@@ -31,7 +31,7 @@ namespace {
 
 // Stream bases for random values, one stream per rank each.
 constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
-constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
+constexpr uint64_t kResidual = 500, kGain = 600;  // equal on all ranks
 constexpr int64_t kSamples = 8192;
 constexpr int kBurst = 10;
 
@@ -250,7 +250,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     const bool gathers = s.collective == Collective::all_gather;
     encoded.emplace(comm, at.lt, what.desc, gathers ? EncodedAgOp::make : EncodedRsOp::make);
     result.wire_bytes = encoded->wire_bytes();
-    for (const Candidate& candidate : encoded->candidates()) {
+    for (const Candidate& candidate : usable(comm, encoded->candidates())) {
       candidates.push_back(candidate);
       check_candidate(at, what, candidate, encoding_error(what.desc, comm.size()), operands,
                       result);

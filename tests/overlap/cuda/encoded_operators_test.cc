@@ -1,4 +1,6 @@
 // Dense operators over wire formats on GPU ranks, by every candidate, against CPU ranks.
+#include <gmock/gmock.h>
+
 #include <nlohmann/json.hpp>
 
 #include "bench/cuda/verify.h"
@@ -117,6 +119,7 @@ TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
       const OnGpu on(comm, p);
       const auto op = p.make(comm);
       EXPECT_EQ(op->candidates().size(), 1u);
+      EXPECT_THAT(op->receipt().why, testing::HasSubstr("fused as int8: expected int8, int4"));
       Stopwatch stopwatch(comm);
       const int64_t columns = p.gathers() ? p.k : p.n, sums = p.op == "gemm_ar" ? 2 : 1;
       const double minimum = double(sums * (ranks() - 1) * 256 * columns) / kSlow.bytes_per_s * 1e6;

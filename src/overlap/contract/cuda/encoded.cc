@@ -10,6 +10,13 @@
 namespace tandem::gpu {
 namespace {
 
+// Conditions of the fused kernels (encoded.h).
+constexpr const char* kNeeds =
+    "expected int8, int4 or int4:g32 of bf16, weight [N, K], no bias, K of 512 or more, M a "
+    "multiple of 256 x ranks, and GPUs of compute capability 9.0 that reach their peers without an "
+    "emulated link";
+constexpr const char* kNeedsToGather = "; K a multiple of 128, and no keep_gathered";
+
 bool gathers(const OpDesc& shape) {
   return shape.collective == Collective::all_gather;
 }
@@ -73,10 +80,15 @@ std::vector<Candidate> EncodedDense::candidates() {
                    .encoded = true});
   };
   add("serial", Strategy::serial, [this](const Operands& o) { run_serial(o); });
-  if (fused_) {
-    for (const Candidate& fused : fused_->candidates()) {
-      add(fused.name, fused.form, [this, fused](const Operands& o) { run_fused(fused, o); });
-    }
+  if (!fused_) {
+    all.push_back({.name = fmt::format("fused as {}", shape_.wire.describe()),
+                   .form = Strategy::overlapped,
+                   .encoded = true,
+                   .refusal = fmt::format("{}{}", kNeeds, gathers(shape_) ? kNeedsToGather : "")});
+    return all;
+  }
+  for (const Candidate& fused : fused_->candidates()) {
+    add(fused.name, fused.form, [this, fused](const Operands& o) { run_fused(fused, o); });
   }
   return all;
 }

@@ -46,7 +46,8 @@ class EncodedDense {
   /// serial candidates only.
   EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
                MakeFusedEncoded make_fused);
-  /// Candidates, serial first. They refer to this object, which must outlive them.
+  /// Candidates, serial first; a fused one that cannot run says why. They refer to this object,
+  /// which must outlive them.
   std::vector<Candidate> candidates();
   /// AG+GEMM: [m, k], as decoded, after a run.
   Tensor gathered() const { return memory_.view(shape_.dtype, {shape_.m, shape_.k}); }
