@@ -4,21 +4,12 @@
 #include "tandem/codec.h"
 #include "tandem/error.h"
 #include "tests/codec/values.h"
+#include "tests/error_of.h"
 
 namespace tandem::test {
 namespace {
 
 using testing::HasSubstr;
-
-template <typename Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Wire, TextRoundTrips) {
   for (const std::string& text : all_wires()) {
@@ -33,7 +24,9 @@ TEST(Wire, TextRoundTrips) {
 }
 
 TEST(Wire, WrongTextIsRefusedByName) {
-  const auto refusal = [](const char* text) { return error_of([&] { Wire::parse(text); }); };
+  const auto refusal = [](const char* text) {
+    return error_of<InvalidArgument>([&] { Wire::parse(text); });
+  };
   EXPECT_THAT(refusal("int9"), HasSubstr("codec 'int9': expected one of none, int8"));
   EXPECT_THAT(refusal(""), HasSubstr("codec '': expected one of"));
   EXPECT_THAT(refusal("int4:g48"), HasSubstr("group 48: expected 16, 32, 64 or 128"));
@@ -76,20 +69,22 @@ TEST(Wire, WrongTensorsAndShortMessagesAreRefused) {
   std::vector<std::byte> message(4096);
   const Wire wire = Wire::parse("int4");
   const Tensor x = Tensor::of(std::span(values), {100});
-  EXPECT_THAT(error_of([&] { encode(wire, Tensor::of(std::span(integers), {100}), message); }),
+  EXPECT_THAT(error_of<InvalidArgument>(
+                  [&] { encode(wire, Tensor::of(std::span(integers), {100}), message); }),
               HasSubstr("codec 'int4': dtype i32: expected f32, bf16 or f16"));
-  EXPECT_THAT(error_of([&] { encode(wire, x, std::span(message).first(10)); }),
+  EXPECT_THAT(error_of<InvalidArgument>([&] { encode(wire, x, std::span(message).first(10)); }),
               HasSubstr("into 10 bytes: expected at least 80"));
-  EXPECT_THAT(error_of([&] { decode(wire, std::span(message).first(10), x); }),
+  EXPECT_THAT(error_of<InvalidArgument>([&] { decode(wire, std::span(message).first(10), x); }),
               HasSubstr("10 bytes for 100 elements as int4: expected 80"));
-  EXPECT_THAT(error_of([&] { decode(wire, message, x.as_read_only()); }), HasSubstr("read-only"));
+  EXPECT_THAT(error_of<InvalidArgument>([&] { decode(wire, message, x.as_read_only()); }),
+              HasSubstr("read-only"));
   const Tensor half(values.data(), DType::f16, {100});
-  EXPECT_THAT(error_of([&] { encode(Wire::parse("lossless"), half, message); }),
+  EXPECT_THAT(error_of<InvalidArgument>([&] { encode(Wire::parse("lossless"), half, message); }),
               HasSubstr("dtype f16: expected bf16 or f32"));
   Wire odd;
   odd.codec = Codec::int4;
   odd.group = 48;
-  EXPECT_THAT(error_of([&] { encode(odd, x, message); }), HasSubstr("group 48"));
+  EXPECT_THAT(error_of<InvalidArgument>([&] { encode(odd, x, message); }), HasSubstr("group 48"));
 }
 
 }  // namespace

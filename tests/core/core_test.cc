@@ -16,6 +16,7 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tandem/tensor.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
@@ -135,16 +136,6 @@ TEST(Tensor, ViewsShareMemory) {
   EXPECT_THROW(Tensor(nullptr, DType::f32, {-1}), InvalidArgument);
 }
 
-template <typename Call>
-std::string refusal_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(Tensor, NarrowsAnyDimension) {
   std::vector<float> data(24);
   const Tensor t(data.data(), DType::f32, {4, 3, 2});
@@ -155,9 +146,9 @@ TEST(Tensor, NarrowsAnyDimension) {
   EXPECT_FALSE(narrowed.contiguous());
   EXPECT_EQ(t.narrow(-1, 1, 1).data(), data.data() + 1);
   EXPECT_EQ(t.narrow(0, 4, 0).elements(), 0);
-  EXPECT_EQ(refusal_of([&] { t.narrow(1, 2, 2); }),
+  EXPECT_EQ(error_of<InvalidArgument>([&] { t.narrow(1, 2, 2); }),
             "2 from 2 of dimension 1 of f32[4, 3, 2]: out of range");
-  EXPECT_EQ(refusal_of([&] { t.narrow(3, 0, 1); }),
+  EXPECT_EQ(error_of<InvalidArgument>([&] { t.narrow(3, 0, 1); }),
             "dimension 3 of f32[4, 3, 2]: expected one of its 3");
   EXPECT_THROW(t.narrow(0, 1, std::numeric_limits<int64_t>::max()), InvalidArgument);
   EXPECT_THROW(t.narrow(0, -1, 1), InvalidArgument);
@@ -171,16 +162,16 @@ TEST(Tensor, TakesStrides) {
   EXPECT_EQ(t.rows(1, 1).data(), data.data() + 12);
   EXPECT_FALSE(t.contiguous());
   EXPECT_TRUE(Tensor(data.data(), DType::f32, {1, 3}, {99, 1}).contiguous());
-  EXPECT_EQ(refusal_of([&] {
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
               Tensor(data.data(), DType::f32, {2, 3}, {3});
             }),
             "f32[2, 3] has 1 strides: expected 2");
-  EXPECT_EQ(refusal_of([&] {
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
               Tensor(data.data(), DType::f32, {2, 3}, {-3, 1});
             }),
             "f32[2, 3]: stride -3 of dimension 0: expected at least 0");
   const int64_t large = int64_t(1) << 61;
-  EXPECT_EQ(refusal_of([&] {
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
               Tensor(data.data(), DType::f32, {2, 2}, {large, 1});
             }),
             "f32[2, 2]: expected less than 2^63 bytes");
@@ -203,12 +194,13 @@ TEST(Tensor, IsMadeOfTypedMemory) {
   EXPECT_EQ(dtype_of<int32_t>(), DType::i32);
   EXPECT_EQ(dtype_of<uint8_t>(), DType::u8);
   EXPECT_EQ(dtype_of<Float8E4M3>(), DType::e4m3);
-  EXPECT_EQ(refusal_of([&] {
+  EXPECT_EQ(error_of<InvalidArgument>([&] {
               Tensor::of(std::span(floats), {2, 4});
             }),
             "f32[2, 4] over 6 values: expected 8");
   EXPECT_EQ(t.data_as<float>(), floats.data());
-  EXPECT_EQ(refusal_of([&] { t.data_as<BFloat16>(); }), "data of f32[2, 3] as bf16: expected f32");
+  EXPECT_EQ(error_of<InvalidArgument>([&] { t.data_as<BFloat16>(); }),
+            "data of f32[2, 3] as bf16: expected f32");
 }
 
 TEST(Tensor, OfConstMemoryIsReadOnly) {
@@ -220,7 +212,7 @@ TEST(Tensor, OfConstMemoryIsReadOnly) {
   const Device gpu{DeviceKind::cuda, 1};
   EXPECT_EQ(Tensor(data.data(), DType::f32, {12}, gpu).device(), gpu);
   EXPECT_EQ(t.data_as<const float>(), data.data());
-  EXPECT_EQ(refusal_of([&] { t.data_as<float>(); }),
+  EXPECT_EQ(error_of<InvalidArgument>([&] { t.data_as<float>(); }),
             "data of f32[4, 3], read-only: expected a const element type");
   std::vector<float> local(12);
   const Tensor writable(local.data(), DType::f32, {4, 3});

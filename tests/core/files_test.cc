@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "core/system/output.h"
 #include "tandem/error.h"
 #include "tests/engine/train/temp_dir.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
@@ -25,25 +25,17 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const IoError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(ReadFile, RefusesOtherThanRegularFilesAtOnce) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
-  EXPECT_THAT(error_of([&] { read_file(dir / "fifo"); }),
+  EXPECT_THAT(error_of<IoError>([&] { read_file(dir / "fifo"); }),
               HasSubstr("fifo: expected a regular file, found a pipe"));
-  EXPECT_THAT(error_of([&] { read_file(dir.path()); }), HasSubstr("found a directory"));
-  EXPECT_THAT(error_of([&] { read_file(dir.path(), Source::any); }),
+  EXPECT_THAT(error_of<IoError>([&] { read_file(dir.path()); }), HasSubstr("found a directory"));
+  EXPECT_THAT(error_of<IoError>([&] { read_file(dir.path(), Source::any); }),
               HasSubstr("found a directory"));
-  EXPECT_THAT(error_of([&] { read_file("/dev/null"); }), HasSubstr("found a device"));
-  EXPECT_THAT(error_of([&] { read_file(dir / "none"); }), HasSubstr("none: cannot open: No such"));
+  EXPECT_THAT(error_of<IoError>([&] { read_file("/dev/null"); }), HasSubstr("found a device"));
+  EXPECT_THAT(error_of<IoError>([&] { read_file(dir / "none"); }),
+              HasSubstr("none: cannot open: No such"));
 }
 
 TEST(ReadFile, ReadsPipesToTheirEndIfAllowed) {
@@ -54,7 +46,7 @@ TEST(ReadFile, ReadsPipesToTheirEndIfAllowed) {
   EXPECT_EQ(read_file(fifo, Source::any), text);
   writer.join();
   EXPECT_EQ(read_file("/dev/null", Source::any), "");
-  EXPECT_THAT(error_of([&] { read_file("/dev/zero", Source::any); }),
+  EXPECT_THAT(error_of<IoError>([&] { read_file("/dev/zero", Source::any); }),
               HasSubstr("/dev/zero: a device without an end within 256 MiB"));
 }
 
@@ -71,7 +63,7 @@ TEST(ReplaceFile, ReplacesFilesOfAnyKind) {
   replace_file(path, "two");
   EXPECT_EQ(read_file(path), "two");
   std::filesystem::create_directories(dir / "folder/inside");
-  EXPECT_THAT(error_of([&] { replace_file(dir / "folder", "x"); }),
+  EXPECT_THAT(error_of<IoError>([&] { replace_file(dir / "folder", "x"); }),
               HasSubstr("folder: cannot replace: "));
 }
 
@@ -108,16 +100,17 @@ TEST(Files, LinksAreRejectedInPlaceOfFolders) {
   std::filesystem::create_symlink(dir / "real", dir / "link");
   EXPECT_NO_THROW(reject_link(dir / "real"));
   EXPECT_NO_THROW(reject_link(dir / "none"));
-  EXPECT_THAT(error_of([&] { reject_link(dir / "link"); }), HasSubstr("link: a symbolic link"));
+  EXPECT_THAT(error_of<IoError>([&] { reject_link(dir / "link"); }),
+              HasSubstr("link: a symbolic link"));
 }
 
 TEST(Files, UnexpectedSymlinksAreNotFollowed) {
   const TempDir dir;
   write_bytes(dir / "mine", "text");
   std::filesystem::create_symlink(dir / "mine", dir / "link");
-  EXPECT_THAT(error_of([&] { write_file(dir / "link", "x"); }),
+  EXPECT_THAT(error_of<IoError>([&] { write_file(dir / "link", "x"); }),
               HasSubstr("link: a symbolic link: expected a file of its own"));
-  EXPECT_THAT(error_of([&] { read_file(dir / "link", Source::no_link); }),
+  EXPECT_THAT(error_of<IoError>([&] { read_file(dir / "link", Source::no_link); }),
               HasSubstr("link: a symbolic link"));
   EXPECT_EQ(read_file(dir / "link"), "text");
   std::filesystem::create_symlink(dir / "mine", dir / "link.tmp");
@@ -144,7 +137,7 @@ TEST(Files, HaveTheModeOfTheUmask) {
 }
 
 TEST(Files, AreWrittenIfTheFileSystemCannotSync) {
-  EXPECT_THAT(error_of([] { sync_file(-1, "x"); }), HasSubstr("x: cannot sync: Bad file"));
+  EXPECT_THAT(error_of<IoError>([] { sync_file(-1, "x"); }), HasSubstr("x: cannot sync: Bad file"));
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);  // EINVAL, as for a folder of FUSE or CIFS
   EXPECT_NO_THROW(sync_file(ends[1], "x"));
@@ -157,7 +150,7 @@ TEST(MakeDirectories, CreatesAllMissingDirectories) {
   make_directories(dir / "a/b/c");
   EXPECT_TRUE(std::filesystem::is_directory(dir / "a/b/c"));
   write_bytes(dir / "file", "");
-  EXPECT_THAT(error_of([&] { make_directories(dir / "file/x"); }),
+  EXPECT_THAT(error_of<IoError>([&] { make_directories(dir / "file/x"); }),
               HasSubstr("file/x: cannot create the directory"));
 }
 
@@ -167,7 +160,8 @@ TEST(NamesIn, ListsNamesOrNamesTheError) {
   write_bytes(dir / "a", "");
   EXPECT_THAT(names_in(dir.path()), ElementsAre("a", "b"));
   EXPECT_THAT(names_in(dir / "none"), ElementsAre());
-  EXPECT_THAT(error_of([&] { names_in(dir / "a"); }), HasSubstr("a: cannot list: Not a directory"));
+  EXPECT_THAT(error_of<IoError>([&] { names_in(dir / "a"); }),
+              HasSubstr("a: cannot list: Not a directory"));
 }
 
 TEST(ContentHash, HashOfARangeIsThatOfItsBytes) {
@@ -177,7 +171,7 @@ TEST(ContentHash, HashOfARangeIsThatOfItsBytes) {
   const FileDescriptor file = open_for_reading(path);
   EXPECT_EQ(content_hash(file.get(), path, 0, text.size()), content_hash(text));
   EXPECT_EQ(content_hash(file.get(), path, 7, 2'999'990), content_hash(text.substr(7, 2'999'990)));
-  EXPECT_THAT(error_of([&] { content_hash(file.get(), path, 10, text.size()); }),
+  EXPECT_THAT(error_of<IoError>([&] { content_hash(file.get(), path, 10, text.size()); }),
               HasSubstr("ends at byte 3000003: expected 3000013"));
 }
 

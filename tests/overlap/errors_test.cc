@@ -8,22 +8,13 @@
 #include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
+#include "tests/error_of.h"
 #include "tests/overlap/problem.h"
 
 namespace tandem::test {
 namespace {
 
 class OverlapErrors : public OnRanks {};
-
-template <typename E, typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
   run([](Communicator& comm) {
@@ -33,26 +24,26 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
     const Matrix half(DType::bf16, local.count, 4, 1), row(DType::f32, 1, 5, 4);
     AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     using I = InvalidArgument;
-    EXPECT_EQ(message_of<I>([&] { ag.run(x.tensor(), out.tensor(), out.tensor()); }),
+    EXPECT_EQ(error_of<I>([&] { ag.run(x.tensor(), out.tensor(), out.tensor()); }),
               "ag_gemm: weight is f32[8, 6]: expected f32[6, 4]");
-    EXPECT_EQ(message_of<I>([&] { ag.run(half.tensor(), w.tensor(), out.tensor()); }),
+    EXPECT_EQ(error_of<I>([&] { ag.run(half.tensor(), w.tensor(), out.tensor()); }),
               fmt::format("ag_gemm: x is bf16[{0}, 4]: expected f32[{0}, 4]", local.count));
     const Tensor bias = row.vector();
     AgGemm biased(comm, {.m = 8, .n = 6, .k = 4, .bias = true}, {Strategy::overlapped, 2});
-    EXPECT_EQ(message_of<I>([&] { biased.run(x.tensor(), w.tensor(), out.tensor(), &bias); }),
+    EXPECT_EQ(error_of<I>([&] { biased.run(x.tensor(), w.tensor(), out.tensor(), &bias); }),
               "ag_gemm: bias is f32[5]: expected f32[6], contiguous");
-    EXPECT_NE(message_of<I>([&] { ag.gathered(); }).find("keep_gathered"), std::string::npos);
+    EXPECT_NE(error_of<I>([&] { ag.gathered(); }).find("keep_gathered"), std::string::npos);
     GemmRs rs(comm, {8, 6, 4}, {Strategy::serial, 0});
-    EXPECT_EQ(message_of<I>([&] { rs.run(out.tensor(), w.tensor(), out.tensor()); }),
+    EXPECT_EQ(error_of<I>([&] { rs.run(out.tensor(), w.tensor(), out.tensor()); }),
               "gemm_rs: x is f32[8, 6]: expected f32[8, 4]");
     GemmAr ar(comm, {8, 6, 4}, {Strategy::serial, 0});
-    EXPECT_EQ(message_of<I>([&] { ar.run(out.tensor(), w.tensor(), out.tensor()); }),
+    EXPECT_EQ(error_of<I>([&] { ar.run(out.tensor(), w.tensor(), out.tensor()); }),
               "gemm_ar: x is f32[8, 6]: expected f32[8, 4]");
     AgWgrad wgrad(comm, {8, 6, 4}, {Strategy::serial, 0});
-    EXPECT_EQ(message_of<I>([&] { wgrad.run(x.tensor(), x.tensor(), w.tensor()); }),
+    EXPECT_EQ(error_of<I>([&] { wgrad.run(x.tensor(), x.tensor(), w.tensor()); }),
               fmt::format("ag_wgrad: dy is f32[{}, 4]: expected f32[8, 6]", local.count));
     const Scales scales{row.vector(), row.vector()};
-    EXPECT_EQ(message_of<I>([&] {
+    EXPECT_EQ(error_of<I>([&] {
                 ar.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(), out.tensor(), nullptr,
                        &scales);
               }),
@@ -82,7 +73,7 @@ TEST_P(OverlapErrors, OutputsSharedByRanksOfAProcessAreNamed) {
         return Tensor(shared.tensor().as<float>() + first, DType::f32, {8, 6}, {24, 1});
       };
       const std::vector<float> before = values();
-      EXPECT_THAT(message_of<InvalidArgument>(
+      EXPECT_THAT(error_of<InvalidArgument>(
                       [&] { op.run(x.tensor(), w.tensor(), columns(comm.rank() % 2)); }),
                   testing::StartsWith("ag_gemm: out of rank 0 at"));
       EXPECT_EQ(values(), before);
@@ -104,7 +95,7 @@ TEST_P(OverlapErrors, OperatorsInDifferentOrderAreNamed) {
     AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     GemmRs rs(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     comm.set_deadline(0.3);
-    said[size_t(comm.rank())] = message_of<Error>([&] {
+    said[size_t(comm.rank())] = error_of<Error>([&] {
       if (comm.rank() == 0) ag.run(x.tensor(), w.tensor(), out.tensor());
       if (comm.rank() == 1) rs.run(whole.tensor(), w.tensor(), shard.tensor());
     });
@@ -122,23 +113,22 @@ TEST_P(OverlapErrors, OperatorsInDifferentOrderAreNamed) {
 TEST_P(OverlapErrors, WrongShapesAndOptionsAreNamed) {
   run([](Communicator& comm) {
     using I = InvalidArgument;
-    EXPECT_EQ(message_of<I>([&] {
+    EXPECT_EQ(error_of<I>([&] {
                 GemmRs(comm, {int64_t(1) << 33, 1, int64_t(1) << 31});
               }),
               "gemm_rs: shape m 8589934592, n 1, k 2147483648: expected at most 281474976710656 "
               "elements");
-    EXPECT_EQ(message_of<I>([&] {
+    EXPECT_EQ(error_of<I>([&] {
                 AgGemm(comm, {-1, 6, 4});
               }),
               "ag_gemm: shape m -1, n 6, k 4: expected none below 0");
-    EXPECT_EQ(message_of<I>([&] {
+    EXPECT_EQ(error_of<I>([&] {
                 GemmRs(comm, {1, 6, 4, DType::f16});
               }),
               "gemm_rs: dtype f16: expected f32 or bf16");
-    EXPECT_EQ(
-        message_of<I>([&] { AgGemm(comm, {.m = 1, .n = 16, .k = 16, .dtype = DType::e4m3}); }),
-        "ag_gemm: dtype e4m3: expected f32 or bf16 on CPU ranks");
-    EXPECT_EQ(message_of<I>([&] {
+    EXPECT_EQ(error_of<I>([&] { AgGemm(comm, {.m = 1, .n = 16, .k = 16, .dtype = DType::e4m3}); }),
+              "ag_gemm: dtype e4m3: expected f32 or bf16 on CPU ranks");
+    EXPECT_EQ(error_of<I>([&] {
                 GemmAr(comm, {1, 6, 4}, {Strategy::overlapped, 17});
               }),
               "gemm_ar: chunks 17: expected 0 (chosen) to 16");
@@ -149,7 +139,7 @@ TEST_P(OverlapErrors, DifferentShapesOnRanksAreAMismatchOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
   run([](Communicator& comm) {
     const int64_t m = comm.rank() == 1 ? 9 : 8;
-    const auto message = message_of<Mismatch>([&] { AgGemm(comm, {m, 6, 4}); });
+    const auto message = error_of<Mismatch>([&] { AgGemm(comm, {m, 6, 4}); });
     EXPECT_NE(message.find("ag_gemm: rank 0 has m 8 k 4 f32"), std::string::npos) << message;
     EXPECT_NE(message.find("rank 1 has m 9"), std::string::npos) << message;
     EXPECT_THROW(GemmRs(comm, {8, m, 4}), Mismatch);

@@ -10,6 +10,7 @@
 #include "gemm/gemm.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
+#include "tests/error_of.h"
 #include "tests/overlap/problem.h"
 
 namespace tandem::test {
@@ -22,16 +23,6 @@ class OperandMemory : public OnRanks {};
 
 constexpr int64_t kM = 13, kN = 6, kK = 4;
 constexpr size_t kSlot = 4096;  // far more than an operand
-
-template <typename Call>
-std::string refusal_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 // An operator under test: its operands, of which `outputs` are written, each in a separate slot.
 struct Subject {
@@ -112,7 +103,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
             const auto error_at = [&](const std::byte* at) {
               Tensors all = apart;
               all[name] = Tensor(const_cast<std::byte*>(at), DType::f32, std::span(shape));
-              return refusal_of([&] { subject.run(all); });
+              return error_of<InvalidArgument>([&] { subject.run(all); });
             };
             const auto* begin = written.as<std::byte>();
             const auto* end = begin + written.bytes();
@@ -132,7 +123,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
               EXPECT_THAT(message, HasSubstr(range(at, bytes)));
             };
             if (output == "hidden" && name == "residual") {
-              EXPECT_EQ(error_at(begin), "nothing was thrown");
+              EXPECT_EQ(error_at(begin), "");
               expect_refused(begin + 4);
             } else if (written.bytes() && bytes) {
               expect_refused(begin);
@@ -143,8 +134,8 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
               expect_refused(begin - bytes + 4);
               expect_refused(begin - bytes + 1);
             }
-            EXPECT_EQ(error_at(end), "nothing was thrown");
-            EXPECT_EQ(error_at(begin - bytes), "nothing was thrown");
+            EXPECT_EQ(error_at(end), "");
+            EXPECT_EQ(error_at(begin - bytes), "");
           }
         }
       }
@@ -170,7 +161,7 @@ TEST_P(OperandMemory, InputsMayOverlapAndBeReadOnly) {
           }
           Tensors constant = apart;
           constant[name] = apart.at(name).as_read_only();
-          EXPECT_EQ(refusal_of([&] { subject.run(constant); }),
+          EXPECT_EQ(error_of<InvalidArgument>([&] { subject.run(constant); }),
                     fmt::format("{}: {} {} is read-only: expected memory to write to", subject.op,
                                 name, apart.at(name).describe()));
         }
@@ -247,19 +238,19 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
           return Tensor(memory.data(), dtype, {rows, columns}, {a, b});
         };
         const std::string name(name_of(dtype));
-        EXPECT_EQ(refusal_of([&] { ar.run(strided(kM, kK, 1, kM), w, out); }),
+        EXPECT_EQ(error_of<InvalidArgument>([&] { ar.run(strided(kM, kK, 1, kM), w, out); }),
                   fmt::format("gemm_ar: x is {}[13, 4] with strides 1, 13: expected dense rows "
                               "(stride 1 in the last dimension)",
                               name));
-        EXPECT_THAT(refusal_of([&] { ar.run(x, w, strided(kM, kN, 16, 2)); }),
+        EXPECT_THAT(error_of<InvalidArgument>([&] { ar.run(x, w, strided(kM, kN, 16, 2)); }),
                     HasSubstr("with strides 16, 2: expected dense rows"));
-        EXPECT_THAT(refusal_of([&] { ar.run(x, w, strided(kM, kN, 5, 1)); }),
+        EXPECT_THAT(error_of<InvalidArgument>([&] { ar.run(x, w, strided(kM, kN, 5, 1)); }),
                     HasSubstr("with strides 5, 1: expected dense rows"));
-        EXPECT_THAT(refusal_of([&] { ar.run(x, strided(kN, kK, 16, 2), out); }),
+        EXPECT_THAT(error_of<InvalidArgument>([&] { ar.run(x, strided(kN, kK, 16, 2), out); }),
                     HasSubstr("weight is " + name + "[6, 4] with strides 16, 2: expected dense"));
-        EXPECT_THAT(refusal_of([&] { ar.run(x, strided(kN, kK, 1, 0), out); }),
+        EXPECT_THAT(error_of<InvalidArgument>([&] { ar.run(x, strided(kN, kK, 1, 0), out); }),
                     HasSubstr("with strides 1, 0: expected dense rows or columns"));
-        EXPECT_THAT(refusal_of([&] { ar.run(x, strided(kN, kK, 0, 1), out); }),
+        EXPECT_THAT(error_of<InvalidArgument>([&] { ar.run(x, strided(kN, kK, 0, 1), out); }),
                     HasSubstr("with strides 0, 1: expected dense rows or columns"));
       }
     }

@@ -13,22 +13,13 @@
 #include "overlap/contract/receipt.h"
 #include "tandem/overlap.h"
 #include "tests/comm/ranks.h"
+#include "tests/error_of.h"
 #include "tests/overlap/problem.h"
 
 namespace tandem::test {
 namespace {
 
 class PublicOperators : public OnRanks {};
-
-template <typename Call>
-std::string refusal_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST_P(PublicOperators, ShapeDeclaresTheWeightLayout) {
   run([](Communicator& comm) {
@@ -57,13 +48,13 @@ TEST_P(PublicOperators, ShapeDeclaresTheWeightLayout) {
           const auto message = [&](const char* op, const char* operand) {
             return expected.empty() ? "" : fmt::format("{}: {}{}", op, operand, expected);
           };
-          EXPECT_EQ(refusal_of([&] { ag.run(x_rows, w, out.tensor()); }),
+          EXPECT_EQ(error_of<InvalidArgument>([&] { ag.run(x_rows, w, out.tensor()); }),
                     message("ag_gemm", "weight"));
-          EXPECT_EQ(refusal_of([&] { rs.run(x.tensor(), w, out_rows); }),
+          EXPECT_EQ(error_of<InvalidArgument>([&] { rs.run(x.tensor(), w, out_rows); }),
                     message("gemm_rs", "weight"));
-          EXPECT_EQ(refusal_of([&] { ar.run(x.tensor(), w, out.tensor()); }),
+          EXPECT_EQ(error_of<InvalidArgument>([&] { ar.run(x.tensor(), w, out.tensor()); }),
                     message("gemm_ar", "weight"));
-          EXPECT_EQ(refusal_of([&] { wgrad.run(x_rows, out.tensor(), w); }),
+          EXPECT_EQ(error_of<InvalidArgument>([&] { wgrad.run(x_rows, out.tensor(), w); }),
                     message("ag_wgrad", "dw"));
         }
       }
@@ -98,11 +89,14 @@ TEST_P(PublicOperators, ShapeDeclaresTheBias) {
                 "{}: bias {}", op,
                 given ? "given: the shape says none" : "missing: the shape says one");
           };
-          EXPECT_EQ(refusal_of([&] { ag.run(x_rows, w.tensor(), out.tensor(), given); }),
-                    message("ag_gemm"));
-          EXPECT_EQ(refusal_of([&] { rs.run(x.tensor(), w.tensor(), out_rows, given); }),
-                    message("gemm_rs"));
-          EXPECT_EQ(refusal_of([&] { ar.run(x.tensor(), w.tensor(), out.tensor(), given); }),
+          EXPECT_EQ(
+              error_of<InvalidArgument>([&] { ag.run(x_rows, w.tensor(), out.tensor(), given); }),
+              message("ag_gemm"));
+          EXPECT_EQ(
+              error_of<InvalidArgument>([&] { rs.run(x.tensor(), w.tensor(), out_rows, given); }),
+              message("gemm_rs"));
+          EXPECT_EQ(error_of<InvalidArgument>(
+                        [&] { ar.run(x.tensor(), w.tensor(), out.tensor(), given); }),
                     message("gemm_ar"));
         }
       }
@@ -122,12 +116,12 @@ void expect_movable(Communicator& comm, const typename Op::Shape& shape, const c
   Op first = std::move(made[0]);
   run(first);
   const std::string expected = fmt::format("{}: called on an operator that was moved from", name);
-  EXPECT_EQ(refusal_of([&] { run(made[0]); }), expected);
-  EXPECT_EQ(refusal_of([&] { (void)made[0].strategy(); }), expected);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { run(made[0]); }), expected);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { (void)made[0].strategy(); }), expected);
   made[0] = std::move(made[2]);
   run(made[0]);
   first = std::move(made[1]);
-  EXPECT_EQ(refusal_of([&] { run(made[1]); }), expected);
+  EXPECT_EQ(error_of<InvalidArgument>([&] { run(made[1]); }), expected);
   run(first);
 }
 
@@ -150,7 +144,7 @@ TEST_P(PublicOperators, OperatorsCanBeMoved) {
     AgGemm keeps(comm, {.m = 8, .n = 6, .k = 4, .keep_gathered = true});
     const AgGemm moved = std::move(keeps);
     EXPECT_EQ(moved.gathered().describe(), "f32[8, 4]");
-    EXPECT_NE(refusal_of([&] { (void)keeps.gathered(); }), "");
+    EXPECT_NE(error_of<InvalidArgument>([&] { (void)keeps.gathered(); }), "");
   });
 }
 
@@ -164,12 +158,13 @@ TEST_P(PublicOperators, RefusedCallOnOneRankKeepsRanksInStep) {
     op.run(x.tensor(), w.tensor(), expected.tensor());
     for (int call = 0; call < 6; ++call) {
       if (call % comm.size() == comm.rank()) {
-        EXPECT_NE(refusal_of([&] { op.run(x.tensor(), w.tensor(), x.tensor()); }), "");
-        EXPECT_NE(refusal_of([&] {
+        EXPECT_NE(error_of<InvalidArgument>([&] { op.run(x.tensor(), w.tensor(), x.tensor()); }),
+                  "");
+        EXPECT_NE(error_of<InvalidArgument>([&] {
                     op.run(x.tensor(), w.tensor().as_read_only(), out.tensor().as_read_only());
                   }),
                   "");
-        EXPECT_NE(refusal_of([&] {
+        EXPECT_NE(error_of<InvalidArgument>([&] {
                     op.run(x.tensor(), Tensor(w.tensor().data(), DType::f32, {6, 4}, {0, 1}),
                            out.tensor());
                   }),
@@ -183,11 +178,15 @@ TEST_P(PublicOperators, RefusedCallOnOneRankKeepsRanksInStep) {
 
 TEST(GpuExtents, ExtentsBeyondKernelLimitsAreRefused) {
   const int64_t maximum = int64_t(1) << 30;
-  EXPECT_EQ(refusal_of([&] { check_gpu_extents("gemm_ar", maximum, maximum, maximum); }), "");
-  EXPECT_EQ(refusal_of([] { check_gpu_extents("gemm_ar", 8, 8, int64_t(1) << 31); }),
+  EXPECT_EQ(
+      error_of<InvalidArgument>([&] { check_gpu_extents("gemm_ar", maximum, maximum, maximum); }),
+      "");
+  EXPECT_EQ(error_of<InvalidArgument>([] { check_gpu_extents("gemm_ar", 8, 8, int64_t(1) << 31); }),
             "gemm_ar: M 8 N 8 K 2147483648: expected at most 1073741824 each on GPUs");
-  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", maximum + 8, 8, 8); }), "");
-  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", 8, maximum + 8, 8); }), "");
+  EXPECT_NE(error_of<InvalidArgument>([&] { check_gpu_extents("gemm_ar", maximum + 8, 8, 8); }),
+            "");
+  EXPECT_NE(error_of<InvalidArgument>([&] { check_gpu_extents("gemm_ar", 8, maximum + 8, 8); }),
+            "");
 }
 
 TEST_P(PublicOperators, ReceiptsTellWhatWasAskedAndWhatRan) {

@@ -19,6 +19,7 @@
 #include "tandem/overlap.h"
 #include "tandem/world.h"
 #include "tests/comm/cuda/host_copies.h"
+#include "tests/error_of.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/overlap/cuda/operands.h"
 
@@ -69,15 +70,6 @@ class AdoptNccl : public testing::Test {
     return World::adopt_nccl(comm, stream, {.deadline_s = 20});
   }
 };
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST_F(AdoptNccl, KeepsRankOrderAndRunsOnTheCallersStream) {
   for (const int size : sizes()) {
@@ -159,7 +151,7 @@ TEST_F(AdoptNccl, CallersNcclCallsMayAlternateWithTheWorlds) {
 }
 
 TEST_F(AdoptNccl, NullCommunicatorIsRejected) {
-  EXPECT_EQ(refusal([] { World::adopt_nccl(nullptr, nullptr); }),
+  EXPECT_EQ(error_of<InvalidArgument>([] { World::adopt_nccl(nullptr, nullptr); }),
             "adopt_nccl: a null communicator: expected an ncclComm_t");
 }
 
@@ -167,7 +159,8 @@ TEST_F(AdoptNccl, UnsupportedOptionsAndStreamsAreRejected) {
   const Callers callers(1);
   callers.run([&](int rank, cudaStream_t stream) {
     const auto with = [&](const WorldOptions& options) {
-      return refusal([&] { World::adopt_nccl(callers.of(rank), stream, options); });
+      return error_of<InvalidArgument>(
+          [&] { World::adopt_nccl(callers.of(rank), stream, options); });
     };
     EXPECT_THAT(with({.ranks = 2}), HasSubstr("ranks 2: the communicator has 1"));
     EXPECT_THAT(with({.ranks_per_gpu = 2}), HasSubstr("2 ranks a GPU"));
@@ -188,7 +181,7 @@ TEST_F(AdoptNccl, WrongDeviceIsRejectedOnAllRanks) {
   const Callers callers(2);
   callers.run([&](int rank, cudaStream_t stream) {
     check(cudaSetDevice(0), "cudaSetDevice");
-    const std::string text = refusal([&] { adopt(callers.of(rank), stream); });
+    const std::string text = error_of<InvalidArgument>([&] { adopt(callers.of(rank), stream); });
     EXPECT_THAT(text, HasSubstr("the current device is cuda:0: expected the communicator's, "
                                 "cuda:1"));
     if (rank == 0) {

@@ -16,6 +16,7 @@
 #include "tandem/error.h"
 #include "tandem/world.h"
 #include "tests/engine/data/open_configured.h"
+#include "tests/error_of.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -163,15 +164,6 @@ std::vector<int32_t> read_all(const TokenSource& source) {
   std::vector<int32_t> tokens(static_cast<size_t>(source.tokens()));
   source.read(0, tokens);
   return tokens;
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "accepted";
 }
 
 std::string refusal_of(const Paths& paths, const std::string& format = "auto") {

@@ -8,20 +8,12 @@
 #include "packed_fixtures.h"
 #include "tandem/error.h"
 #include "tests/engine/data/open_configured.h"
+#include "tests/error_of.h"
 
 namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST(Unpacked, DamageIsNamedWithTheFileAndTheByte) {
   const std::string text = make_text(4, 40'000);

@@ -4,6 +4,7 @@
 
 #include "tandem/error.h"
 #include "tests/engine/model/harness.h"
+#include "tests/error_of.h"
 #include "tests/flat.h"
 
 namespace tandem {
@@ -192,35 +193,31 @@ TEST(Transformer, ForwardAwaitsEveryRangeOnceBeforeItsUse) {
   }
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Transformer, RefusesBadInputByName) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = small_model();
   run_threads({}, [&](Communicator& comm) {
     Transformer model(comm, config, {.batch = 1, .seq = 4});
     const std::vector<int32_t> good{0, 36, 2, 3}, high{0, 1, 37, 3}, short_one{1}, low{-2, 0, 0, 0};
-    EXPECT_EQ(error_of([&] { model.forward(high, good); }),
+    EXPECT_EQ(error_of<InvalidArgument>([&] { model.forward(high, good); }),
               "tokens: 37 at position 2: expected -1 to 36 (vocab 37)");
-    EXPECT_EQ(error_of([&] { model.forward(low, good); }),
+    EXPECT_EQ(error_of<InvalidArgument>([&] { model.forward(low, good); }),
               "tokens: -2 at position 0: expected -1 to 36 (vocab 37)");
-    EXPECT_EQ(error_of([&] { model.forward(good, high); }),
+    EXPECT_EQ(error_of<InvalidArgument>([&] { model.forward(good, high); }),
               "targets: 37 at position 2: expected -1 to 36 (vocab 37)");
-    EXPECT_EQ(error_of([&] { model.forward(short_one, good); }),
+    EXPECT_EQ(error_of<InvalidArgument>([&] { model.forward(short_one, good); }),
               "tokens: 1 values: expected batch x seq = 4");
-    EXPECT_EQ(error_of([&] { model.backward(1); }), "backward: expected a forward pass before");
-    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.batch = 1, .seq = 17}); }),
-              "seq 17: expected between 1 and max_seq = 16");
-    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.dtype = DType::f16}); }).substr(0, 3),
+    EXPECT_EQ(error_of<InvalidArgument>([&] { model.backward(1); }),
+              "backward: expected a forward pass before");
+    EXPECT_EQ(
+        error_of<InvalidArgument>([&] { Transformer(comm, config, {.batch = 1, .seq = 17}); }),
+        "seq 17: expected between 1 and max_seq = 16");
+    EXPECT_EQ(error_of<InvalidArgument>([&] {
+                Transformer(comm, config, {.dtype = DType::f16});
+              }).substr(0, 3),
               "seq");
-    EXPECT_EQ(error_of([&] { Transformer(comm, config, {.seq = 4, .dtype = DType::f16}); }),
+    EXPECT_EQ(error_of<InvalidArgument>(
+                  [&] { Transformer(comm, config, {.seq = 4, .dtype = DType::f16}); }),
               "model dtype f16: expected f32 or bf16");
   });
 }

@@ -10,6 +10,7 @@
 #include "kernels/moe.h"
 #include "tandem/error.h"
 #include "tests/comm/ranks.h"
+#include "tests/error_of.h"
 #include "tests/overlap/moe/layer_case.h"
 
 namespace tandem {
@@ -18,16 +19,6 @@ namespace {
 using namespace tandem::test;
 
 const LayerCase kCase{.ep = 3, .experts = 6, .top_k = 2, .rows = 12, .hidden = 16, .ffn = 8};
-
-template <typename Expected, typename Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 /// Runs `body` on three ranks, each of which must fail with `message`.
 template <typename Expected = InvalidArgument, typename Body>

@@ -9,6 +9,7 @@
 
 #include "bench/error_bound.h"
 #include "tandem/error.h"
+#include "tests/error_of.h"
 #include "tests/overlap/moe/cuda/values.h"
 
 namespace tandem::test {
@@ -256,20 +257,9 @@ TEST_F(GpuMoeFp8, LongSumsArePromotedInTime) {
   }
 }
 
-/// Message of InvalidArgument; empty if nothing is thrown.
-template <class Body>
-std::string refusal_of(const Body& body) {
-  try {
-    body();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST_F(GpuMoeFp8, UnsupportedArgumentsAreRejectedByName) {
   const auto refused = [](const GroupedShape& shape) {
-    return refusal_of([&] { make_grouped_gemm(shape); });
+    return error_of<InvalidArgument>([&] { make_grouped_gemm(shape); });
   };
   const auto expect_named = [](const std::string& message, const char* name) {
     EXPECT_NE(message.find(name), std::string::npos) << message;
@@ -281,9 +271,9 @@ TEST_F(GpuMoeFp8, UnsupportedArgumentsAreRejectedByName) {
                "transposed");
   const auto gemm =
       make_grouped_gemm({.dtype = e4m3, .rows = 1, .columns = 16, .k = 16, .gathered = true});
-  expect_named(refusal_of([&] { gemm->launch({}, stream()); }), "scales");
+  expect_named(error_of<InvalidArgument>([&] { gemm->launch({}, stream()); }), "scales");
   const float scale = 1;
-  expect_named(refusal_of([&] {
+  expect_named(error_of<InvalidArgument>([&] {
                  gemm->launch({.local = &scale, .scales = {&scale, &scale}}, stream());
                }),
                "e4m3 rows");
