@@ -21,6 +21,7 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/engine/train/layouts.h"
+#include "tests/engine/train/run_results.h"
 #include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
@@ -84,10 +85,6 @@ TrainRequest request(const RestoreCase& c, const std::string& out,
   TrainRequest request = request_for(c.layout, out, all, c.config);
   request.resume = true;
   return request;
-}
-
-std::string final_weights(const std::string& out) {
-  return read_file(out + "/final/model.safetensors");
 }
 
 /// Calls `run` with a log, which it returns.

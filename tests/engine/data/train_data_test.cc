@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "tandem/error.h"
 #include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
+#include "tests/engine/train/run_results.h"
 #include "tests/engine/train/sample_text.h"
 #include "token_fixtures.h"
 
@@ -24,10 +24,6 @@ using Overrides = std::vector<std::string>;
 
 const Overrides kShort{"train.steps=4", "train.microbatch=2"};
 
-std::string weights(const std::string& out) {
-  return read_file(out + "/final/model.safetensors");
-}
-
 TrainRequest request_with(Overrides overrides, const std::string& out, Layout layout = {1, 1}) {
   overrides.insert(overrides.begin(), kShort.begin(), kShort.end());
   return request_for(layout, out, overrides);
@@ -35,7 +31,7 @@ TrainRequest request_with(Overrides overrides, const std::string& out, Layout la
 
 std::string train_with(const Overrides& overrides, const std::string& out, Layout layout = {1, 1}) {
   run_on_threads(request_with(overrides, out, layout));
-  return weights(out);
+  return final_weights(out);
 }
 
 /// Writes the documents of the sample folder, as byte tokens, as files of the other formats.
@@ -83,7 +79,7 @@ TEST(TrainData, ResumedBlendHasTheBitsOfAnUninterruptedOne) {
   request.before_step = {};
   request.resume = true;
   run_on_threads(request);
-  EXPECT_EQ(weights(dir / "halves"), expected);
+  EXPECT_EQ(final_weights(dir / "halves"), expected);
   request.config.data.paths[0].replace(0, 3, "0.5");
   try {
     run_on_threads(request);
@@ -104,11 +100,9 @@ TEST(TrainData, BlendDoesNotDependOnTheRanks) {
 }
 
 std::vector<double> validation_losses(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
   std::vector<double> found;
-  for (std::string line; std::getline(lines, line);) {
-    const auto entry = nlohmann::json::parse(line);
-    if (entry.contains("validation_loss")) found.push_back(entry["validation_loss"].get<double>());
+  for (const nlohmann::json& step : steps_of(out)) {
+    if (step.contains("validation_loss")) found.push_back(step["validation_loss"].get<double>());
   }
   return found;
 }
@@ -126,7 +120,7 @@ TEST(TrainData, ValidatesOnTheLastDocumentsOrOnASeparateSet) {
   ASSERT_EQ(split.size(), 2u);
   EXPECT_NEAR(split[0], std::log(257), 0.5);
   EXPECT_LT(split[1], split[0]);
-  // The same documents as a set of their own.
+  // Equal documents as a set of their own.
   const auto source = open_configured(
       request_with({"data.paths=" + dir / "megatron", "data.val_fraction=0.2"}, dir / "x").config);
   std::vector<int32_t> training(static_cast<size_t>(source->tokens()));

@@ -19,6 +19,7 @@
 #include "tandem/error.h"
 #include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
+#include "tests/engine/train/run_results.h"
 #include "token_fixtures.h"
 
 namespace tandem {
@@ -34,10 +35,6 @@ const Overrides kSmall{"train.seq=16",           "train.batch=12",     "train.mi
                        "model.head_dim=4",       "train.dtype=f32",    "checkpoint.every=3",
                        "train.steps=12",         "optimizer.warmup=2", "data.order=stream",
                        "data.shuffle_windows=20"};
-
-std::string weights(const std::string& out) {
-  return read_file(out + "/final/model.safetensors");
-}
 
 TrainRequest stream_request(const std::string& data, const std::string& out, int dp, int tp = 1) {
   Overrides overrides = kSmall;
@@ -159,7 +156,7 @@ TEST(TrainStream, KilledRunOfChangingRanksHasTheBitsAndTheSamplesOfAnUndisturbed
   train_until_killed(stream_request(dir / "data", out, 3), 8);
   train_until_killed(stream_request(dir / "data", out, 1), 10);
   run_on_threads(stream_request(dir / "data", out, 4));
-  EXPECT_EQ(weights(out), weights(dir / "whole"));
+  EXPECT_EQ(final_weights(out), final_weights(dir / "whole"));
   for (const bool all_steps : {false, true}) {
     const LedgerCheck check = check_run(out, all_steps);
     EXPECT_THAT(check.problems, ElementsAre());
@@ -190,7 +187,7 @@ TEST(TrainStream, ResumeDoesNotReadShardsBeforeItsCursor) {
       dir / fmt::format("data/{}.jsonl", shard_at(uint64_t(config.train.seed), 0, 5, 0));
   write_bytes(first, std::string(fs::file_size(first), 'x'));  // not JSON
   run_on_threads(stream_request(dir / "data", out, 2));
-  EXPECT_EQ(weights(out), weights(dir / "whole"));
+  EXPECT_EQ(final_weights(out), final_weights(dir / "whole"));
 }
 
 TEST(TrainStream, ResumeWithoutALedgerReadsTheShardsFromTheirBegin) {
@@ -200,7 +197,7 @@ TEST(TrainStream, ResumeWithoutALedgerReadsTheShardsFromTheirBegin) {
   train_until_killed(stream_request(dir / "data", dir / "out", 2), 10);
   fs::remove(dir / "out/ledger.jsonl");
   run_on_threads(stream_request(dir / "data", dir / "out", 2));
-  EXPECT_EQ(weights(dir / "out"), weights(dir / "whole"));
+  EXPECT_EQ(final_weights(dir / "out"), final_weights(dir / "whole"));
 }
 
 TEST(TrainStream, BlendOfStreamsResumesAndIsProven) {

@@ -5,15 +5,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "core/system/files.h"
 #include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "sample_text.h"
 #include "temp_dir.h"
 #include "tests/engine/data/open_configured.h"
+#include "tests/engine/train/run_results.h"
 #include "tests/init_tests.h"
 
 namespace tandem {
@@ -77,10 +75,8 @@ bool is_root() {
 }
 
 std::vector<double> losses(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
   std::vector<double> values;
-  for (std::string line; std::getline(lines, line);) {
-    const auto entry = nlohmann::json::parse(line);
+  for (const nlohmann::json& entry : steps_of(out)) {
     EXPECT_EQ(entry["step"].get<int64_t>(), int64_t(values.size()) + 1);
     values.push_back(entry["loss"].get<double>());
   }

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "layouts.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 
 namespace tandem {
 namespace {
@@ -76,10 +76,6 @@ TrainRequest request(const Case& c, const std::string& out,
   return request_for(c.layout, out, all, c.config);
 }
 
-std::string final_weights(const std::string& out) {
-  return read_file(out + "/final/model.safetensors");
-}
-
 class TrainBackground : public testing::TestWithParam<Case> {};
 
 // From every checkpoint that was written during training, the run ends with the bits of a run that
@@ -132,13 +128,6 @@ TEST(TrainBackgroundRanks, MayBeProcesses) {
   }
 }
 
-std::vector<nlohmann::json> metrics(const std::string& out) {
-  std::vector<nlohmann::json> lines;
-  std::istringstream text(read_file(out + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
-}
-
 std::vector<int64_t> saved_steps(const std::string& out) {
   std::vector<int64_t> steps;
   for (const std::string& path : list_checkpoints(out)) steps.push_back(*checkpoint_step(path));
@@ -162,7 +151,7 @@ TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
   EXPECT_THAT(steps_of_run("first", {"checkpoint.first_step=true", "checkpoint.keep=9"}),
               testing::ElementsAre(6, 1));
   EXPECT_THAT(steps_of_run("rarely", {"checkpoint.every_s=1000"}), testing::ElementsAre(6));
-  for (const auto& line : metrics(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
+  for (const auto& line : steps_of(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
   // A checkpoint that is due while one is written waits, and a later one may replace it. On a busy
   // machine it may take several runs until each write has ended two steps later.
   constexpr int kMaxRuns = 50;
@@ -174,7 +163,7 @@ TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
     if (steps.size() == 3) every = name;
   }
   ASSERT_FALSE(every.empty()) << "step 4 is never saved";
-  for (const auto& line : metrics(dir / every)) {
+  for (const auto& line : steps_of(dir / every)) {
     EXPECT_GE(line.at("checkpoint_ms").get<double>(), 0);
     const int64_t step = line["step"];
     EXPECT_GE(line.value("saved_step", 0), step == 6 ? 2 : 0);
@@ -276,7 +265,7 @@ TEST(TrainInit, StartsFromTheWeightsOfAModel) {
       }
       EXPECT_EQ(all_zero(begin + "/optimizer.safetensors"),
                 c.name != "masters");  // masters are there
-      // The same as a run that is resumed before its first step.
+      // Equals a run that is resumed before its first step.
       const std::string weights = final_weights(out);
       for (const std::string& path : list_checkpoints(out)) {
         if (path != begin) fs::remove_all(path);

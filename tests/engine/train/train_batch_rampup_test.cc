@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "layouts.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 
 namespace tandem {
 namespace {
@@ -49,20 +49,6 @@ TrainRequest rampup_request(const RampupCase& c, const std::string& out,
   return request_for(c.layout, out, overrides, c.config);
 }
 
-std::vector<nlohmann::json> steps_of(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<nlohmann::json> steps;
-  for (std::string line; std::getline(lines, line);) steps.push_back(nlohmann::json::parse(line));
-  return steps;
-}
-
-template <typename T>
-std::vector<T> values(const std::string& out, const char* key) {
-  std::vector<T> values;
-  for (const nlohmann::json& step : steps_of(out)) values.push_back(step.at(key).get<T>());
-  return values;
-}
-
 struct RunBits {
   std::string model, optimizer;
   std::vector<double> losses, norms, rates;
@@ -82,11 +68,11 @@ RunBits read_bits(const std::string& out) {
   const std::string checkpoint = newest_checkpoint(out);
   return {read_file(checkpoint + "/model.safetensors"),
           read_file(checkpoint + "/optimizer.safetensors"),
-          values<double>(out, "loss"),
-          values<double>(out, "grad_norm"),
-          values<double>(out, "lr"),
-          values<int64_t>(out, "batch"),
-          values<int64_t>(out, "tokens")};
+          values_of<double>(out, "loss"),
+          values_of<double>(out, "grad_norm"),
+          values_of<double>(out, "lr"),
+          values_of<int64_t>(out, "batch"),
+          values_of<int64_t>(out, "tokens")};
 }
 
 /// Runs to `end`, resuming if there are steps already.
@@ -198,7 +184,7 @@ TEST(BatchRampup, EachSampleIsConsumedOnce) {
     for (int64_t i = 0; i < batch; ++i) tokens += sampler.targets(sample++);
     expected.push_back(tokens);
   }
-  EXPECT_EQ(values<int64_t>(dir / "run", "tokens"), expected);
+  EXPECT_EQ(values_of<int64_t>(dir / "run", "tokens"), expected);
   for (const nlohmann::json& step : steps_of(dir / "run")) {
     EXPECT_NEAR(step.at("tokens_per_s").get<double>(),
                 step.at("tokens").get<double>() / step.at("step_ms").get<double>() * 1e3,

@@ -10,7 +10,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 
 #include "core/formats/safetensors.h"
 #include "core/system/files.h"
@@ -20,6 +19,7 @@
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 #include "tests/flat.h"
 
 namespace tandem {
@@ -37,10 +37,6 @@ std::vector<Layout> parallel_layouts() {
 
 std::string name_of(Layout layout) {
   return "tp" + std::to_string(layout.tp) + "dp" + std::to_string(layout.dp);
-}
-
-std::string final_weights(const std::string& out) {
-  return read_file(out + "/final/model.safetensors");
 }
 
 TEST(TrainCodec, LosslessMatchesTheUncompressedRun) {
@@ -248,12 +244,9 @@ TEST(TrainCodec, BytesOfAStepAreReported) {
   const TempDir dir;
   const auto bytes_of = [&](const std::string& codec) {
     run_on_threads(request_for({1, 4}, dir / codec, {"train.steps=2", "parallel.codec=" + codec}));
-    std::istringstream lines(read_file(dir / codec + "/metrics.jsonl"));
-    std::string line;
-    std::getline(lines, line);
-    EXPECT_EQ(nlohmann::json::parse(line).at("weight_bytes"), 0) << "before the ranks' times";
-    std::getline(lines, line);
-    const auto step = nlohmann::json::parse(line);
+    const auto steps = steps_of(dir / codec);
+    EXPECT_EQ(steps.at(0).at("weight_bytes"), 0) << "before the ranks' times";
+    const auto& step = steps.at(1);
     return std::pair(step.at("gradient_bytes").get<double>(),
                      step.at("weight_bytes").get<double>());
   };

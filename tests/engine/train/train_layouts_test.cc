@@ -1,4 +1,4 @@
-// The same training run on every layout: on threads, or under mpirun on its processes.
+// One training run on every layout: on threads, or under mpirun on its processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/formats/safetensors.h"
 #include "core/system/files.h"
@@ -26,6 +25,7 @@
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 #include "tests/flat.h"
 
 namespace tandem {
@@ -67,10 +67,8 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     run_layout(request_for(layout, out, with));
     if (!is_root()) continue;
     EXPECT_EQ(weights(out), weights(dir / ("uncompressed" + name)));
-    std::istringstream lines(read_file(out + "/metrics.jsonl"));
     std::map<int, double> losses;
-    for (std::string line; std::getline(lines, line);) {
-      const auto entry = nlohmann::json::parse(line);
+    for (const nlohmann::json& entry : steps_of(out)) {
       const auto& mfu = entry.at("mfu");  // null on a machine that was busy when it was measured
       EXPECT_TRUE(mfu.is_null() || (mfu > 0 && mfu <= 1)) << mfu;
       if (entry.contains("validation_loss")) {
@@ -90,13 +88,6 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     });
     EXPECT_LT(losses.at(6), losses.at(3));
   }
-}
-
-std::vector<nlohmann::json> steps_of(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<nlohmann::json> steps;
-  for (std::string line; std::getline(lines, line);) steps.push_back(nlohmann::json::parse(line));
-  return steps;
 }
 
 TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
@@ -244,10 +235,8 @@ TEST(TrainLayouts, TimesOfAStepAreThoseOfOneRank) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({2, 1}, dir / "run", {"train.steps=6"}));
-  std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
   int64_t memory = 12 * request_for({2, 1}, dir / "run").config.model.parameters();
-  for (std::string line; std::getline(lines, line);) {
-    const auto step = nlohmann::json::parse(line);
+  for (const nlohmann::json& step : steps_of(dir / "run")) {
     EXPECT_LE(step["gemm_ms"], step["compute_ms"]);
     EXPECT_FALSE(step.contains("recompute_ms"));
     EXPECT_GE(step["memory_bytes"], memory);  // weights, gradients and moments; then a peak
@@ -391,9 +380,7 @@ TEST(TrainLayouts, TraceShowsComputationAndCommunicationOfEveryRank) {
     EXPECT_EQ((spans[{rank, "recompute"}]), 2 * 2) << "rank " << rank;
   }
   EXPECT_EQ(names.size(), 4u);
-  std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) {
-    const auto step = nlohmann::json::parse(line);
+  for (const nlohmann::json& step : steps_of(dir / "run")) {
     EXPECT_GT(step.at("recompute_ms"), 0);
     EXPECT_LT(step.at("recompute_ms"), step.at("step_ms"));
   }

@@ -9,13 +9,13 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <sstream>
 
 #include "core/system/files.h"
 #include "engine/data/corpus.h"
 #include "engine/train/trainer.h"
 #include "sample_text.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 
 namespace tandem {
 namespace {
@@ -43,13 +43,6 @@ void run(const TrainRequest& request) {
   WorldOptions options;
   options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
   run_threads(options, [&](Communicator& comm) { train(comm, request, corpus); });
-}
-
-std::vector<nlohmann::json> steps_of(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<nlohmann::json> steps;
-  for (std::string line; std::getline(lines, line);) steps.push_back(nlohmann::json::parse(line));
-  return steps;
 }
 
 /// Choices of a run's routers, token by token: in the order of the whole batch, as replicas and,
@@ -163,7 +156,7 @@ int expect_same_choices(const std::string& name, const std::vector<nlohmann::jso
   return num_near;
 }
 
-/// The same for runs with known counts only: half of the sum of their differences is the min number
+/// Compares runs with known counts only: half of the sum of their differences is the min number
 /// of choices that differ.
 void expect_same_run(const std::string& got, const std::string& want) {
   const auto a = steps_of(got), b = steps_of(want);

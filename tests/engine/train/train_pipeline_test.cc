@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "schedule/pipeline.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
 
 namespace tandem {
 namespace {
@@ -31,16 +31,6 @@ struct PipelineCase {
   int64_t pp;
   Overrides overrides;
 };
-
-/// Values of a key in OUT/metrics.jsonl.
-std::vector<double> metrics(const std::string& out, const std::string& key) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<double> values;
-  for (std::string line; std::getline(lines, line);) {
-    values.push_back(nlohmann::json::parse(line).at(key).get<double>());
-  }
-  return values;
-}
 
 TrainRequest pipeline_request(const PipelineCase& c, int64_t pp, const std::string& out) {
   Overrides overrides{"train.steps=3", "train.batch=8",   "train.microbatch=1",
@@ -64,8 +54,8 @@ struct RunBits {
 
 RunBits read_bits(const std::string& out, const TrainEnd& end) {
   return {read_file(end.checkpoint + "/model.safetensors"),
-          read_file(end.checkpoint + "/optimizer.safetensors"), metrics(out, "loss"),
-          metrics(out, "grad_norm")};
+          read_file(end.checkpoint + "/optimizer.safetensors"), values_of(out, "loss"),
+          values_of(out, "grad_norm")};
 }
 
 void expect_same_bits(const PipelineCase& c) {
@@ -203,7 +193,7 @@ TEST(TrainPipeline, BubbleIsMeasured) {
   // A rank whose processor another program takes computes for longer, and so waits for a smaller
   // share of that step: the largest of the steps is compared.
   double largest = 0;
-  for (const double bubble : metrics(dir / "run", "bubble")) {
+  for (const double bubble : values_of(dir / "run", "bubble")) {
     EXPECT_GE(bubble, 0);
     EXPECT_LT(bubble, 1);
     largest = std::max(largest, bubble);
@@ -292,7 +282,7 @@ TEST(TrainPipeline, WireFormatsOfStagesKeepTheLoss) {
                           {std::string("parallel.codec=") + codec,
                            std::string("parallel.schedule=") + schedule, "train.steps=6"}},
                          2, dir / "run"));
-    return std::pair(metrics(dir / "run", "loss"), metrics(dir / "run", "stage_bytes"));
+    return std::pair(values_of(dir / "run", "loss"), values_of(dir / "run", "stage_bytes"));
   };
   for (const char* schedule : {"1f1b", "zb-h1"}) {
     const auto [exact, exact_bytes] = run("none", schedule);

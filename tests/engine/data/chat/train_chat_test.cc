@@ -2,14 +2,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "chat_cases.h"
 #include "engine/data/sampler.h"
 #include "engine/model/config.h"
 #include "tests/engine/data/open_configured.h"
 #include "tests/engine/infer/families.h"
 #include "tests/engine/train/layouts.h"
+#include "tests/engine/train/run_results.h"
 
 namespace tandem {
 namespace {
@@ -40,13 +39,6 @@ TrainRequest request_of(const TempDir& dir, const Json& expected, const std::str
   config.train.batch =
       Sampler(*open_configured(config), config.train.seq, 1, {{}, true, true}).windows();
   return request;
-}
-
-std::vector<double> values_of(const std::string& out, const char* key) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<double> values;
-  for (std::string line; std::getline(lines, line);) values.push_back(Json::parse(line)[key]);
-  return values;
 }
 
 void write_model(const TempDir& dir, const std::string& name, const Json& expected) {
