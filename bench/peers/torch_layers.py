@@ -11,8 +11,9 @@ import time
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from llama_layer import Layer
 
 PEAK = 989.4e12  # H100 SXM and H200, bf16
 GAP = 1.5  # of a step, as in `tandem bench train`
@@ -25,30 +26,7 @@ a = parser.parse_args()
 torch.manual_seed(1)
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm_in, self.norm_out = nn.RMSNorm(a.hidden), nn.RMSNorm(a.hidden)
-        self.qkv = nn.Linear(a.hidden, (a.heads + 2 * a.kv_heads) * a.head_dim, bias=False)
-        self.out = nn.Linear(a.heads * a.head_dim, a.hidden, bias=False)
-        self.gate_up = nn.Linear(a.hidden, 2 * a.ffn, bias=False)
-        self.down = nn.Linear(a.ffn, a.hidden, bias=False)
-
-    def forward(self, x, cos, sin):
-        b, s, _ = x.shape
-        heads = self.qkv(self.norm_in(x)).view(b, s, -1, a.head_dim).transpose(1, 2)
-        q, k, v = heads.split((a.heads, a.kv_heads, a.kv_heads), 1)
-
-        def rotate(t):
-            low, high = t.float().chunk(2, -1)
-            return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(v.dtype)
-        y = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True, enable_gqa=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
-        gate, up = self.gate_up(self.norm_out(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
-
-
-layers = nn.ModuleList(Layer() for _ in range(a.layers)).to("cuda", torch.bfloat16)
+layers = nn.ModuleList(Layer(a) for _ in range(a.layers)).to("cuda", torch.bfloat16)
 
 
 def forward(x, cos, sin):

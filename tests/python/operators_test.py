@@ -14,6 +14,14 @@ def rounded(a, make, back):
     return back(make(np.ascontiguousarray(a)))
 
 
+def summed(comm, make, back, m, n, k):
+    """x and weight of this rank, and of all ranks side by side."""
+    operands = [(rounded(values((m, k), r), make, back), rounded(values((n, k), 50 + r), make, back))
+                for r in range(comm.size)]
+    a, b = (np.concatenate(each, axis=1) for each in zip(*operands))
+    return *map(make, operands[comm.rank]), a, b
+
+
 class Products(unittest.TestCase):
     def check(self, got, a, b, dtype, bias=0):
         want = a @ b.T + bias
@@ -49,12 +57,8 @@ class Products(unittest.TestCase):
     def test_gemm_rs(self):
         def body(comm, framework, m, n, k, strategy):
             name, make, back, dtype = framework
-            operands = [(rounded(values((m, k), r), make, back),
-                      rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
-            x, w = (make(operand) for operand in operands[comm.rank])
+            x, w, a, b = summed(comm, make, back, m, n, k)
             op = tandem.GemmRs(comm, m, n, k, dtype, strategy=strategy)
-            a = np.concatenate([operand[0] for operand in operands], axis=1)
-            b = np.concatenate([operand[1] for operand in operands], axis=1)
             got = back(op(x, w))
             self.check(got, rows_of(a, comm), b, dtype)
 
@@ -63,12 +67,8 @@ class Products(unittest.TestCase):
     def test_gemm_ar(self):
         def body(comm, framework, m, n, k, strategy):
             name, make, back, dtype = framework
-            operands = [(rounded(values((m, k), r), make, back),
-                      rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
-            x, w = (make(operand) for operand in operands[comm.rank])
+            x, w, a, b = summed(comm, make, back, m, n, k)
             op = tandem.GemmAr(comm, m, n, k, dtype, strategy=strategy)
-            a = np.concatenate([operand[0] for operand in operands], axis=1)
-            b = np.concatenate([operand[1] for operand in operands], axis=1)
             self.check(back(op(x, w)), a, b, dtype)
 
         self.each(body)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import CONFIG, JOB, LIMIT_S, SNAPSHOTS, Run, checkpoints
+from launch_recovery_test import CONFIG, JOB, LIMIT_S, SNAPSHOTS, Run, checkpoints, children
 
 SHELL = """#!/bin/sh
 # Stands for ssh: HOST COMMAND.
@@ -46,13 +46,6 @@ class Hosts:
         printed = [line for line in result.stderr.splitlines() if "[warning] refused a connection" not in line]
         if result.returncode != code or text not in result.stderr or len(printed) != 1:
             sys.exit(f"hosts {lines} {arguments}: expected {code} {text!r}: {result.returncode}: {result.stderr}")
-
-
-def children(pid):
-    try:
-        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 class HostsRun(Run):

@@ -4,27 +4,7 @@
 set -u
 tandem=$1 source=$2
 data=$source/tests/engine/tokenizer/data
-failures=0
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache
-cd "$dir" || exit 1
-
-# expect CODE 'PATTERN' ARG...
-expect() {
-  local code=$1 pattern=$2 text status
-  shift 2
-  text=$("$tandem" "$@" 2>&1)
-  status=$?
-  if [ "$status" != "$code" ] || ! [[ $text =~ $pattern ]]; then
-    printf '%s\n' "tandem $*" "  exit $status, expected $code" "  said: $text" "  expected: $pattern" >&2
-    failures=$((failures + 1))
-  fi
-}
-fail() {
-  echo "$1" >&2
-  failures=$((failures + 1))
-}
+. "$source/tests/cli/expect.sh"
 losses() { sed -E 's/.*"loss":([^,]*),.*/\1/' "$1/metrics.jsonl"; }
 
 python3 - <<'PYTHON'
@@ -58,10 +38,10 @@ expect 0 'Done at step 7' "${jsonl[@]}" data.tokenizer=whole-small_bytes.json/to
   data.val_fraction=0.1 train.validate_every=4 --out whole-small_bytes.json --resume
 
 # Text, on two replicas as on one.
-text=(train "$source/configs/tiny.toml" --set model.layers=1 train.seq=32 train.steps=3 model.vocab=832
+page=(train "$source/configs/tiny.toml" --set model.layers=1 train.seq=32 train.steps=3 model.vocab=832
   "data.paths=[\"$source/docs/reference/glossary.md\"]" "data.tokenizer=$data/small_fallback.json" checkpoint.every=2)
-expect 0 'of text, [0-9]+ tokens' "${text[@]}" --out one
-expect 0 'Done at step 3' "${text[@]}" --out two --dp 2
+expect 0 'of text, [0-9]+ tokens' "${page[@]}" --out one
+expect 0 'Done at step 3' "${page[@]}" --out two --dp 2
 [ "$(head -1 one/metrics.jsonl | sed -E 's/.*"loss":([0-9.]{6}).*/\1/')" = \
   "$(head -1 two/metrics.jsonl | sed -E 's/.*"loss":([0-9.]{6}).*/\1/')" ] || fail "two replicas have another loss"
 
