@@ -43,7 +43,8 @@ OLD_CODE = re.compile(
     r"^\s*(?://+\s*(?:#\s*include\b|(?:if|for|while|return|const|auto|int|void|std::)\b.*[;{]\s*$"
     r"|[\w.\->:\[\]]+\s*(?:=|\+=|\()[^.]*\);\s*$|[{}]+\s*$))")
 # A comment begins with a noun or a verb.
-OPENER = re.compile(r"\s*(?:Of|What|Who|Whose|Whom|Where|Which|How)\b")
+OPENER = re.compile(r"\s*(?:(?:Of|What|Who|Whose|Whom|Where|Which|How|The same|[Tt]hat of|[Tt]hose (?:in|of|that|to))\b"
+                    r"|[Tt]he same[,;.]|[Aa]s [\w:/.]+'s?(?!\w)|As \w+::)")
 # Words that the code once used for what this field has names for: no part of an identifier, nor a JSON
 # name. The value is what to write.
 WORDS = {

@@ -42,7 +42,7 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   auto use(std::string_view what, const Call& call) {
     return within(what, {}, call);
   }
-  /// The same for calls on tensors of `like`'s framework: on a GPU ordered with its current stream
+  /// Runs a call on tensors of `like`'s framework: on a GPU ordered with its current stream
   /// (gpu.h); for JAX, which has none, blocks until the work ends. On a GPU throws InvalidArgument
   /// for frameworks other than PyTorch, CuPy and JAX.
   template <typename Call>

@@ -168,8 +168,8 @@ void check_gpu_memory(const BenchRequest& request, int ranks, double memory);
 /// Checks the request, then measures; the same result on every rank. Collective.
 BenchResult run_bench(Communicator& comm, const BenchRequest& request);
 
-/// The same on GPU ranks, where every candidate of an operator is checked against the exact product
-/// and timed. Throws Unsupported for operators without a GPU form.
+/// run_bench on GPU ranks: every candidate of an operator is checked against the exact product and
+/// timed. Throws Unsupported for operators without a GPU form.
 BenchResult run_gpu_bench(Communicator& comm, const BenchRequest& request);
 
 }  // namespace tandem

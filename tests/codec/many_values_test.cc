@@ -73,7 +73,7 @@ void fill(Random& random, const Wire& wire, float* values) {
       case 3:  // at and next to midpoints between 8-bit codes, with the largest code present
         values[i] = near(scale_to(i == 0 ? 127.0f : float(bits % 127) + 0.5f));
         break;
-      case 4:  // the same for 4 bits and fewer
+      case 4:  // midpoints between codes of 4 bits and fewer
         values[i] = near(scale_to(i == 0 ? 7.0f : float(bits % 14) / 2));
         break;
       case 5:  // one large value among small ones

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-/// As Intel's manual defines TDPBF16PS; it flushes subnormals, of which these tests have none.
+/// TDPBF16PS as Intel's manual defines it; it flushes subnormals, of which these tests have none.
 struct EmulatedTiles {
   static inline thread_local char registers[8][16][64];
   static inline thread_local bool configured = false;

@@ -45,7 +45,7 @@ struct OnDevice {
       : comm(rank),
         memory(size_t(rows * columns) * size_of(dtype), device_of(rank)),
         tensor(memory.view(dtype, {rows, columns})) {}
-  /// The same, of `values`, which its dtype represents exactly.
+  /// Makes a tensor of `values`, which its dtype represents exactly.
   OnDevice(Communicator& rank, DType dtype, int64_t rows, int64_t columns,
            const std::vector<float>& values)
       : OnDevice(rank, dtype, rows, columns) {

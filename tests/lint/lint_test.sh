@@ -155,6 +155,10 @@ TEST(Ranks, GoTheirOwnWay) {}
 struct KernelJob;
 int own_rows(bool in_place);
 void reduce(bool in_place);
+/// The same without rows.
+int rows = 0;  ///< those of the shard
+// As Stage's.
+int from = 0;  // as in a run, the same rows
 END
 file src/engine/data/words.cc <<'END'
 Parts own_rows(bool in_place);
@@ -230,9 +234,12 @@ expect 'src/core/words.cc:8: or_plain: write allow_uncompressed'
 expect "src/core/words.cc:8: kMostRows: write max for 'most'"
 expect "src/core/words.cc:10: KernelJob: write params, args for 'job'"
 expect "src/core/words.cc:11: own_rows: write local for 'own'"
+for line in 13:The 14:those 15:As; do
+  expect "src/core/words.cc:${line%:*}: comment begins with '${line#*:}'"
+done
 expect "src/engine/data/words.cc:1: Parts: write shards, partials, slices for 'parts'"
 expect "src/engine/data/words.cc:1: own_rows: write local for 'own'"
-if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc:2' <<<"$found"; then
+if grep -q 'core/words.cc:\([34579]\|12\|16\):\|data/words.cc:2' <<<"$found"; then
   echo "words that are fine are found" >&2
   failures=$((failures + 1))
 fi

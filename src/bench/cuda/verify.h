@@ -47,13 +47,13 @@ struct Verdict {
 /// Blocks.
 Verdict verify_product(const Tensor& out, const ProductReference& reference, int64_t samples,
                        cudaStream_t on);
-/// The same for an element-wise sum over r < terms of the `fill_uniform` values of x_stream + r.
+/// Verifies an element-wise sum over r < terms of the `fill_uniform` values of x_stream + r.
 Verdict verify_sum(const Tensor& out, uint64_t seed, uint64_t x_stream, int terms, cudaStream_t on);
-/// The same for `out` = rows of `hidden` x rsqrt(mean(hidden^2) + eps) x gain, all outputs.
+/// Verifies `out` = rows of `hidden` x rsqrt(mean(hidden^2) + eps) x gain, all outputs.
 Verdict verify_norm(const Tensor& out, const Tensor& hidden, const Tensor& gain, float eps,
                     cudaStream_t on);
 uint64_t digest(const Tensor& tensor, cudaStream_t on);
-/// The same without blocking: writes the digest to *sum, in device memory.
+/// Writes the digest to *sum, in device memory, without blocking.
 void enqueue_digest(const Tensor& tensor, uint64_t* sum, cudaStream_t on);
 
 }  // namespace tandem::gpu

@@ -44,7 +44,7 @@ struct PipelineBenchResult {
   /// Share of the step with link that it takes longer than the one without; with link only.
   double exposed() const;
   double simulated_exposed() const;
-  /// The same in steady state: of the time that further microbatches take.
+  /// Exposed shares in steady state: of the time that further microbatches take.
   double steady_exposed() const;
   double simulated_steady_exposed() const;
 };

@@ -21,8 +21,8 @@ struct TrainBench {
   int64_t batch = 1;   ///< sequences of a tensor-parallel group
   int tp = 1, ep = 1;  ///< world: tp x ep ranks
   std::string dtype = "bf16";
-  std::string recompute = "none";  ///< as TrainConfig's
-  bool deterministic = true;       ///< as TransformerOptions'
+  std::string recompute = "none";  ///< train.recompute
+  bool deterministic = true;       ///< train.deterministic
   int repeats = 10;
 };
 
@@ -59,7 +59,7 @@ struct TrainBenchResult {
 /// is too small.
 TrainConfig train_bench_config(const TrainBench& request, bool on_gpus, bool ranks_share_gpu);
 
-/// The same result on every rank. Collective over tp x ep ranks.
+/// Returns equal results on all ranks. Collective over tp x ep ranks.
 TrainBenchResult run_train_bench(Communicator& world, const TrainBench& request);
 
 }  // namespace tandem

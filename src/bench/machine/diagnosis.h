@@ -32,7 +32,7 @@ struct DiagnosedRank {
 
 struct DiagnosedLink {
   LinkHealth health;
-  std::string problem;  ///< the same; also "unreachable"
+  std::string problem;  ///< as in DiagnosedRank, or "unreachable"
 };
 
 struct DiagnosedHost {

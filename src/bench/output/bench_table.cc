@@ -115,7 +115,7 @@ std::string codec_line(const BenchResult& r) {
          "\n";
 }
 
-/// The same on GPUs, where its components are not timed separately.
+/// codec_line on GPUs, where components are not timed separately.
 std::string gpu_codec_line(const BenchResult& r) {
   const double us = r.overlapped.median_us;
   std::vector<std::string> fields{

@@ -35,8 +35,8 @@ class AllReduce {
   /// may be out. Enqueued on the communicator's stream. Throws InvalidArgument if there are too
   /// many elements or, except for pipelined and nccl, not a multiple of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm);
-  /// The same for matrices, followed by AddNorm of the sum: in the same kernel, or for nccl in a
-  /// second one. in may be out; rows are multiples of 16 bytes.
+  /// Sums matrices, then applies AddNorm to the sum: in the same kernel, or for nccl in a second
+  /// one. in may be out; rows are multiples of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
            const AddNorm& add_norm);
   /// True if `algorithm` supports tensors of this many elements (with an AddNorm: in rows of

@@ -79,7 +79,7 @@ class ProcessCommunicator final : public BaseCommunicator {
   const std::vector<int> world_ranks_;
   mutable bool learnt_ = false;
   mutable bool by_message_ = false;       ///< some rank is reached by messages
-  mutable std::vector<int> local_ranks_;  ///< those that share memory, this one included
+  mutable std::vector<int> local_ranks_;  ///< ranks that share memory, this one included
   std::shared_ptr<PendingPuts> pending_ = std::make_shared<PendingPuts>();
   bool stuck_ = false;  ///< dropped puts are still in flight: further waiting is futile
   uint64_t buffers_made_ = 0, meetings_ = 0;

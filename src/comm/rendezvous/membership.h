@@ -37,7 +37,7 @@ struct MemberSlot {
   std::atomic<uint32_t> done;          ///< 1 once its rank's work has ended well
   std::atomic<uint32_t> corrupt;       ///< 1 once a check has found its data corrupt
   std::atomic<int64_t> step;           ///< finished steps when it began the last one; -1: none yet
-  std::atomic<int64_t> first_step;     ///< the same when it began to train in that generation,
+  std::atomic<int64_t> first_step;     ///< `step` when it began to train in that generation,
   std::atomic<int64_t> first_step_ns;  ///< and the steady clock then
   ProgressWords words;
 };

@@ -133,7 +133,7 @@ std::string describe_property(const TensorDifference& d, double bound) {
   return d.remainder <= bound && factor != "1" ? fmt::format(" ({} x)", factor) : "";
 }
 
-/// Those of one kind that differ. `noun`: for a single one; `plural`: of all.
+/// Lines on the differences of one kind. `noun`: for a single one; `plural`: of all.
 std::vector<std::string> describe_kind(const LayoutCheck& check, Compared kind,
                                        std::string_view noun, std::string_view plural) {
   std::map<std::string, size_t> sizes;  // of patterns

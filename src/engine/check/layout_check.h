@@ -32,7 +32,7 @@ struct TensorDifference {
 std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
                                               const GatheredTensors& expected,
                                               Compared kind = Compared::gradient);
-/// The same of the first step: weights, "loss", "aux_loss" if there is one, "grad_norm" and
+/// Compares all of the first step: weights, "loss", "aux_loss" if there is one, "grad_norm" and
 /// gradients.
 std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
                                             const StepsOutcome& expected);

@@ -69,7 +69,7 @@ std::vector<KeyDifference> differing_keys(const TrainConfig& before, const Train
 /// a former name.
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
                         std::vector<std::string>* notes = nullptr);
-/// The same for text; `file` names it in messages. `base`: values of keys that are not given.
+/// Reads a job's text; `file` names it in messages. `base`: values of keys that are not given.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {},
                          std::vector<std::string>* notes = nullptr, TrainConfig base = {});

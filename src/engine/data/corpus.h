@@ -65,7 +65,7 @@ class Corpus : public TokenSource {
   /// Content of each file that is compressed; nullptr for others.
   std::vector<std::shared_ptr<DataFile>> contents() const;
   void read(int64_t begin, std::span<int32_t> out) const override;
-  /// Those of the files.
+  /// Begins of the files.
   std::span<const int64_t> document_begins() const override { return starts_; }
   int32_t start_token() const override { return kBos; }
   /// Reads all files.

@@ -66,7 +66,7 @@ class Sampler {
   /// Number of targets of the sample that are not -1. Reads the sample of a stream if documents
   /// leave out some: may throw IoError.
   int64_t targets(int64_t sample) const;
-  /// Those of a blend, in order; a source that is none is the only one.
+  /// Sources of a blend, in order, or the only source.
   std::vector<SampledSource> sources() const;
   /// Share of positions that packing leaves empty, of all sources; nullopt without packing.
   std::optional<double> padding() const;

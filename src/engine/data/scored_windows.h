@@ -13,7 +13,7 @@ namespace tandem {
 
 struct ScoredWindow {
   std::vector<int32_t> tokens, targets;  ///< as many of both; target -1: context, not scored
-  /// As Stage::set_documents takes them; empty: one document.
+  /// Argument of Stage::set_documents; empty: one document.
   std::vector<int32_t> document_starts = {};
 };
 

@@ -22,7 +22,7 @@ class ChunkedPrefill {
   /// rows_keep_bits in gemm/gemm.h), and equal to PrefillBlock's unless the wire format is lossy.
   /// Collective.
   ChunkedPrefill(const DecoderContext& context, int64_t rows, int chunks);
-  /// As Prefill::run (prefill.h).
+  /// Runs the layers on a prompt (Prefill::run in prefill.h).
   void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
 
  private:

@@ -73,7 +73,7 @@ class DecoderExperts {
   /// experts' weights.
   void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
            const Tensor& w_out, const Tensor& x);
-  /// The same for rows that every rank has.
+  /// Runs the experts on rows that every rank has.
   void run_shared(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
                   const Tensor& w_out, const Tensor& x);
 
@@ -118,7 +118,7 @@ class PrefillBlock {
  public:
   /// Collective.
   PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
-  /// As Prefill::run (prefill.h).
+  /// Runs the layers on a prompt (Prefill::run in prefill.h).
   void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
 
  private:

@@ -29,7 +29,7 @@
 namespace tandem {
 namespace {
 
-using ProbeClock = std::chrono::steady_clock;  // the same in all processes
+using ProbeClock = std::chrono::steady_clock;  // one clock for all processes
 
 constexpr int kRanksOfProcess = 128, kBarriers = 5;
 constexpr double kProbeDeadline = 60;

@@ -73,7 +73,7 @@ struct ModelConfig {
   /// Throws ConfigError naming the invalid key (also against tp: heads, kv_heads; and against ep:
   /// experts). With more TP ranks than key and value heads, tp must be a multiple of kv_heads.
   void check(int tp, int ep = 1) const;
-  /// The same, and throws for what has no backward pass, or none on `tp` ranks.
+  /// Also throws for what has no backward pass, or none on `tp` ranks.
   void check_training(int tp, int ep = 1) const;
   static std::span<const Key<ModelConfig>> keys();
   bool operator==(const ModelConfig&) const = default;

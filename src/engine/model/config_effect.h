@@ -16,7 +16,7 @@ bool has_no_effect(std::string_view key, const nlohmann::ordered_json& value, bo
 /// Whether every program writes this key, so that it need not be named.
 bool is_bookkeeping(std::string_view key);
 
-/// The same as without `unused`, which receives the names of keys without effect.
+/// Reads a config.json; `unused` receives the names of keys without effect.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file,
                                    std::vector<std::string>& unused);
 

@@ -114,7 +114,7 @@ struct MicrobatchState {
 /// some are padding.
 void set_tokens(const ModelContext& context, std::span<const int32_t> tokens, bool embeds,
                 MicrobatchState& microbatch);
-/// As Stage::set_documents.
+/// Implements Stage::set_documents.
 void set_documents(const ModelContext& context, std::span<const int32_t> starts,
                    MicrobatchState& microbatch);
 

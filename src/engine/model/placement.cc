@@ -67,7 +67,7 @@ PlacedTensor make(const char* op, std::string name, const Rule& rule) {
   return result;
 }
 
-/// The same with `at` on some axes; on the others the result is as x.
+/// x with `at` applied on some axes.
 template <typename Rule>
 PlacedTensor along(const char* op, const PlacedTensor& x, Axes axes, std::string name,
                    const Rule& at) {

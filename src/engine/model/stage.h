@@ -143,7 +143,7 @@ class Stage {
   /// Several microbatches may be in flight: forward and backward passes of different ones may
   /// interleave in any order that is the same on all ranks. Collective if the stage has experts.
   Microbatch make_microbatch() const;
-  /// The same without memory for its input, which `set_input` sets before every forward pass.
+  /// Microbatch without memory for its input, which `set_input` sets before every forward pass.
   Microbatch make_microbatch_without_input() const;
   /// Bytes of memory that all microbatches share, which grows in the first passes: recomputed
   /// activations, operands of split backward passes, the logits' gradient.
@@ -178,7 +178,7 @@ class Stage {
     enqueue_forward(tokens, targets, microbatch);
     return take_loss();
   }
-  /// The same without waiting for the loss: `take_loss` returns the sum of all since the last call.
+  /// Forward pass without waiting for the loss: `take_loss` returns the sum since the last call.
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        Microbatch& microbatch);
   double take_loss();
@@ -188,7 +188,7 @@ class Stage {
   /// experts (from experts_begin()) separately from all others. Throws InvalidArgument without a
   /// preceding forward pass; on a GPU one serves a single backward pass.
   void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
-  /// The same in two passes, bit for bit: `backward_input` leaves the input's gradient, and
+  /// Backward in two passes, with equal bits: `backward_input` leaves the input's gradient, and
   /// `backward_weight`, any number of other passes later, completes gradients(). The weight
   /// gradients of GEMMs in attention and MLP are computed in the second, all others in the first.
   /// In between other passes of the microbatch throw InvalidArgument.

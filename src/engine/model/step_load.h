@@ -15,7 +15,7 @@ class StepLoad {
   /// The stage's model has experts. `axes`: communicators along which counts are summed in turn.
   StepLoad(ModelContext& context, std::vector<Communicator*> axes);
 
-  /// As Stage's.
+  /// Losses and loads of a step, as in stage.h.
   void begin_step(int64_t aux_losses);
   void share();
   double aux_loss() const;

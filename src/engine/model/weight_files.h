@@ -37,7 +37,7 @@ class WeightFiles {
   StoredTensor find(std::string_view name) const;
   /// Throws IoError unless there is a tensor of this name and shape.
   StoredTensor require(std::string_view name, std::span<const int64_t> shape) const;
-  /// As SafetensorsFile's, of all files.
+  /// Checks and hashes of all files (core/formats/safetensors.h).
   void verify() const;
   std::string header_hash() const;
   std::string identity() const;

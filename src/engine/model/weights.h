@@ -52,7 +52,7 @@ class Weights {
   Tensor vector(int64_t offset, int64_t count) const { return views_.in_f32({offset, count}); }
   /// Sets the weights of `range` to `values`, f32 [range.count], which may be their f32 memory.
   void set(FlatRange range, const Tensor& values);
-  /// The same after values() was written to.
+  /// Updates the working dtype after values() was written to.
   void refresh() { set({0, views_.elements()}, views_.f32); }
   /// From all weights in f32: keeps the matrices of the first `elements`, in `dtype`, and what is
   /// read in f32 in any case.

@@ -40,7 +40,7 @@ constexpr uint64_t kLongWorkBytes = uint64_t{1} << 30;
 std::vector<std::string> on_every_rank(Communicator& world, std::string_view what, uint64_t bytes,
                                        const std::function<std::string()>& work);
 
-/// The same for work on rank 0 only. Returns its text on every rank.
+/// Runs work on rank 0 only. Returns its text, or throws its error, on every rank.
 std::string on_rank_zero(Communicator& world, std::string_view what,
                          const std::function<std::string()>& work, uint64_t bytes = 0);
 

@@ -101,14 +101,14 @@ class ParallelGroups {
   SplitGroups state_groups(Axes axes) const { return view(axes, state_groups_); }
   /// Gradients are summed within a group first.
   SplitGroups host_groups(Axes axes) const { return view(axes, host_groups_); }
-  /// That of the ranks that differ on kTp, kDp, kExpertDp, …; nullptr if there is none.
+  /// Communicator along `axes` (kTp, kDp, kExpertDp, …), or nullptr.
   Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
   Communicator* pp() const { return pp_.get(); }
   /// Communicators whose ranks together are the pipeline stage: a sum along each in turn is over
   /// it.
   std::vector<Communicator*> stage_axes() const { return {tp_.get(), dp_.get()}; }
-  /// The same for the world.
+  /// Communicators that together reach all ranks of the world.
   std::vector<Communicator*> world_axes() const;
 
  private:

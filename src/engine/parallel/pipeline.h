@@ -54,14 +54,14 @@ class Pipeline {
         {};                    ///< empty, or as Stage::set_documents takes them
     bool has_padding = false;  ///< some tokens may be -1, which all stages with experts need
   };
-  /// As Stage::backward's, for each chunk and microbatch. `is_last`: the gradients have been
+  /// FlatRangeCallback of each chunk and microbatch. `is_last`: the gradients have been
   /// reported for all other microbatches.
   using ReadyCallback = std::function<void(int chunk, FlatRange range, bool is_last)>;
   /// Forward and backward passes of a step.
   void run(const Batch& batch, float scale, const ReadyCallback& ready);
   /// Only the forward passes.
   void run_forward(const Batch& batch);
-  /// As Stage's, of the last stage; 0 on the other ranks.
+  /// Loss of the last stage (Stage::take_loss); 0 on the other ranks.
   double take_loss();
   /// Bytes of this rank's activations. Grows in the first `run`.
   size_t activation_bytes() const;

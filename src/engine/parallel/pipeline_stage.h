@@ -26,8 +26,8 @@ class PipelineStage {
   virtual Tensor message() const = 0;
   /// Appends a slot.
   virtual void add_slot() = 0;
-  /// As Stage's. `set_input` is called before the forward passes of all stages but the first,
-  /// `set_residual_gradient` before the backward passes of all but the last.
+  /// Transfers of a Stage. `set_input` is called before the forward passes of all stages but the
+  /// first, `set_residual_gradient` before the backward passes of all but the last.
   virtual void set_input(int slot, const Tensor& input) = 0;
   virtual Tensor output(int slot) const = 0;
   virtual void set_residual_gradient(const Tensor& gradient) = 0;
@@ -45,7 +45,7 @@ class PipelineStage {
 
   /// The stage whose tied embedding is to be shared with another one; nullptr: it has none.
   virtual Stage* tied_stage() { return nullptr; }
-  /// As Stage's. Only with a tied embedding.
+  /// Stage::backward_embedding, only with a tied embedding.
   virtual void backward_embedding(int slot, const Tensor& dx, const FlatRangeCallback& ready);
 };
 

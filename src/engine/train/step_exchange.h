@@ -17,7 +17,7 @@ namespace tandem {
 /// the same.
 struct TextRead {
   uint64_t hash = 0;      ///< sum of sample_hash, one rank a replica
-  uint64_t hash_all = 0;  ///< the same, of all ranks that read
+  uint64_t hash_all = 0;  ///< sum of sample_hash of all ranks that read
   int64_t ranks = 0;      ///< number of these
   TextRead& operator+=(const TextRead& other) {
     hash += other.hash, hash_all += other.hash_all, ranks += other.ranks;

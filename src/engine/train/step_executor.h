@@ -42,8 +42,8 @@ class StepExecutor {
   struct Result {
     double loss = 0;  ///< this rank's share, in nats: TP rank 0 of a replica's last stage has the
                       ///< replica's, or the first one has all replicas' if ranks run several
-    double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, on
-                         ///< those of the other stages; likewise
+    double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, of the
+                         ///< other stages' shards; likewise
     TextRead text;
   };
   /// Begins to read the text of the step whose first sample is `first` in the background. `compute`
@@ -70,7 +70,7 @@ class StepExecutor {
   /// Blocks until all weights are updated. Called before they are read other than by a forward
   /// pass of training. Collective.
   void await_weights();
-  /// As ShardedOptimizer::await_slices, for all chunks.
+  /// ShardedOptimizer::await_slices of all chunks.
   void await_slices();
 
   /// Sampler::cursors of the last step, on a rank that reads its first sample.

@@ -21,7 +21,7 @@ namespace tandem::gpu {
 struct GemmShape {
   int64_t m, n, k;
   DType in = DType::bf16;     ///< dtype of x and weight: bf16, f16, f32 or e4m3
-  DType out = DType::bf16;    ///< the same, or f32; for e4m3: bf16, f16 or f32
+  DType out = DType::bf16;    ///< `in`, or f32; for e4m3: bf16, f16 or f32
   bool weight_is_kn = false;  ///< weight stored [K, N] instead of [N, K]; not e4m3
   bool bias = false;          ///< [N], dtype of out
   std::optional<Scaling> scaling = std::nullopt;  ///< e4m3 only; none: scales of 1

@@ -13,7 +13,7 @@ namespace tandem::gpu {
 enum class GemmAlgorithm {
   library,  ///< cuBLASLt applies the scales and adds the bias
   after,    ///< our kernel does, on cuBLASLt's f32 result
-  widened,  ///< the same, with the codes multiplied as bf16, which holds them exactly
+  widened,  ///< as `after`, with the codes multiplied as bf16, which holds them exactly
 };
 constexpr std::string_view name_of(GemmAlgorithm algorithm) {
   switch (algorithm) {

@@ -46,7 +46,7 @@ struct AttentionRows {
   int64_t qkv_stride;         ///< elements between rows of q, k, v, dq, dk and dv
   int64_t out_stride;         ///< elements between rows of out and dout
   bool deterministic = true;  ///< backward gives the same bits every time; false may be faster
-  std::vector<int64_t> windows{0};  ///< those of all runs
+  std::vector<int64_t> windows{0};  ///< windows of all runs
 };
 
 /// Owns its scratch memory, on a CPU that of each thread; runs allocate nothing.

@@ -13,7 +13,7 @@ namespace tandem::test {
 enum class From {
   allocation,    ///< cudaMalloc
   pool,          ///< cudaMallocAsync
-  trimmed_pool,  ///< the same; freed memory returns to the system
+  trimmed_pool,  ///< cudaMallocAsync; freed memory returns to the system
   mapping        ///< memory mapped at an address that stays reserved
 };
 inline constexpr std::array kEveryAllocation{From::allocation, From::pool, From::trimmed_pool,

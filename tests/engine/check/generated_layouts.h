@@ -21,7 +21,7 @@ std::string describe_layout(const TrainConfig& config);
 /// the seed, as does each one's train.recompute.
 std::vector<TrainConfig> generate_layouts(uint64_t seed);
 
-/// Those that can have them with wire formats (parallel.codec), in turn.
+/// Layouts that allow wire formats (parallel.codec), with one each, in turn.
 std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
                                     const std::vector<std::string>& codecs);
 

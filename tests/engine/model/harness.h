@@ -125,8 +125,8 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   return step;
 }
 
-/// The same step on all ranks that `run` gives its argument, with gradients assembled; every rank
-/// must report the same loss.
+/// Runs one step on all ranks that `run` gives its argument, and assembles the gradients; every
+/// rank must report the same loss.
 using RunRanks = std::function<void(const std::function<void(Communicator&)>&)>;
 inline Step run_on(const RunRanks& run, const ModelConfig& config,
                    const TransformerOptions& options, const std::vector<int32_t>& starts = {},

@@ -87,7 +87,7 @@ TEST(GeneratedRecords, PeersWaitForTheSlowRank) {
 
 struct Score {
   int slow = 0, named = 0;  ///< trials with a slow rank; first named, with its phase
-  int slow_by_five = 0, named_by_five = 0;  ///< those of 5 %
+  int slow_by_five = 0, named_by_five = 0;  ///< trials slower by 5 %
   int even = 0, alarms = 0;                 ///< trials without one; those that named any
   int blamed = 0;                           ///< trials that named another rank or phase, too
   std::string failed;                       ///< seeds

@@ -89,7 +89,7 @@ TEST_P(TokenizerFile, ByteByByteDecodingEqualsDecodingAtOnce) {
   }
 }
 
-/// Those that do not replace characters.
+/// Files that do not replace characters.
 class TokenizerFileOfBytes : public TokenizerFile {};
 
 TEST_P(TokenizerFileOfBytes, AnyBytesReturnFromTheirTokens) {

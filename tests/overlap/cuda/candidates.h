@@ -10,7 +10,7 @@
 
 namespace tandem::test {
 
-/// Those that can run here.
+/// Candidates that can run here.
 template <typename Op>
 std::vector<Candidate> candidates_of(const Op& op) {
   std::vector<Candidate> all = op.candidates();

@@ -46,7 +46,7 @@ struct ScaledOperands {
   bool scaled;
 };
 
-/// The same scales at another address, 16 bytes into an allocation.
+/// Equal scales at another address, 16 bytes into an allocation.
 struct MovedScales {
   MovedScales(gpu::GpuCommunicator& comm, const Scales& from)
       : x_memory(DType::f32, {from.x.elements() + 4}),

@@ -19,7 +19,7 @@ struct DiskNeeds {
 /// has no room for one checkpoint more than there are. Returns a warning with the numbers if there
 /// is no room for all that the run has at a time: `keep`, one while it is written, and the model.
 std::string check_disk_room(const std::string& out, int64_t step, const DiskNeeds& needs);
-/// The same for a file system with `free` bytes, where `num_present` checkpoints are.
+/// Checks a file system with `free` bytes, where `num_present` checkpoints are.
 std::string check_disk_room(const std::string& folder, uint64_t free, int64_t num_present,
                             const DiskNeeds& needs);
 

@@ -86,7 +86,7 @@ std::optional<FileDescriptor> SnapshotMemory::open_file(int rank) {
   }
 }
 
-/// Those in this rank's memory that are of this run.
+/// Generations of this run in this rank's memory.
 std::vector<FoundGeneration> SnapshotMemory::list() {
   std::vector<FoundGeneration> all;
   const int rank = owner_.rank;
@@ -148,7 +148,7 @@ std::optional<SnapshotMemory::Found> SnapshotMemory::find(Communicator& world) {
       const std::string name = fmt::format("state of training at {}", describe(*position));
       return Found{*position,
                    train_state_from_text(text_of_bytes(texts[size_t(source.holder)]), name)};
-    } catch (const IoError& error) {  // the same on every rank
+    } catch (const IoError& error) {  // thrown on every rank
       warnings_.emplace_back(error.what());
       if (is_here) area.header(source.index).invalidate();
     }

@@ -30,7 +30,7 @@ class Blend : public TokenSource {
   std::span<const int64_t> document_begins() const override;
   std::span<const int64_t> unpredicted_begins() const override;
   std::span<const int64_t> scored_spans() const override;
-  /// That of all sources, or -1.
+  /// Start token that all sources share, or -1.
   int32_t start_token() const override;
 
  private:

@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-/// Those of the positions that are in [begin, end). Begins of empty documents are repeated.
+/// Positions that are in [begin, end). Begins of empty documents are repeated.
 std::span<const int64_t> positions_in(std::span<const int64_t> positions, int64_t begin,
                                       int64_t end) {
   const auto first = std::ranges::lower_bound(positions, begin);

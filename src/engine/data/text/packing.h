@@ -33,7 +33,7 @@ class Packing {
   int64_t predictions() const { return predictions_; }
   /// Predictions of a sequence that loss is taken on.
   int64_t targets(int64_t sequence) const;
-  /// As Sampler::read. Padding, of tokens -1, is a document of its own.
+  /// Reads a sequence (Sampler::read). Padding, of tokens -1, is a document of its own.
   void read(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets,
             std::span<int32_t> document_starts) const;
 

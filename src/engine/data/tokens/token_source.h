@@ -57,7 +57,7 @@ class TokenSource {
   virtual std::span<const int64_t> document_begins() const { return {}; }
   /// Token that documents begin with, so that it also ends the one before; -1: none.
   virtual int32_t start_token() const { return -1; }
-  /// Those of document_begins() whose token is not start_token(), so that nothing predicts it.
+  /// Begins of documents whose token is not start_token(), so that nothing predicts it.
   virtual std::span<const int64_t> unpredicted_begins() const {
     return start_token() < 0 ? document_begins() : std::span<const int64_t>();
   }

@@ -21,7 +21,7 @@ struct LogitsProcessors {
   /// it (CTRL, arXiv 1909.05858).
   double repetition_penalty = 1;
   double presence_penalty = 0;         ///< subtracted from the logit of each token of the text
-  double frequency_penalty = 0;        ///< the same, times the number of times that it is there
+  double frequency_penalty = 0;        ///< subtracted once for each time that the token is there
   std::vector<TokenBias> biases = {};  ///< added to the logits
   /// Excludes tokens less likely, at the temperature, than this share of the likeliest one's
   /// probability (arXiv 2407.01082), before top-k and top-p.

@@ -18,7 +18,7 @@ namespace tandem::program {
 enum class Division : uint8_t {
   whole,    ///< every rank has all
   divided,  ///< units are divided among the ranks
-  shared,   ///< the same; adjacent ranks have the same unit if there are fewer units than ranks
+  shared,   ///< divided; adjacent ranks have one unit if there are fewer units than ranks
 };
 
 /// Features of a value or a weight: `units` of `width` elements each, such as heads.

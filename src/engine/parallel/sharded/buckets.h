@@ -105,7 +105,7 @@ struct ParameterRun {
   int64_t begin = 0, count = 0;
   bool decay = true;
   bool sharded = true;        ///< over TP; else replicated on every TP rank
-  bool begins_layer = false;  ///< as Parameter's
+  bool begins_layer = false;  ///< see Parameter
   int tensor = -1;            ///< index in the list, if runs are split by tensor
   float lr_scale = 1;
   bool operator==(const ParameterRun&) const = default;

@@ -138,7 +138,7 @@ class ShardedOptimizer {
   /// Must be called after state was written other than by `update`.
   void state_changed();
 
-  /// As ShardedState's.
+  /// Slices of the ShardedState.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;
   /// Reduced gradients of the same elements, between `reduce` and the next backward pass.
   std::vector<StateSlice> reduced_gradients() const;
@@ -162,7 +162,7 @@ class ShardedOptimizer {
 
   /// Bytes of this rank's weights, gradients and optimizer state.
   size_t state_bytes() const;
-  /// The same with messages and residuals.
+  /// Bytes of the state, messages and residuals.
   size_t bytes() const;
   /// Elements of this rank's weights.
   int64_t elements() const;

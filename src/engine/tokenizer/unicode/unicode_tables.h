@@ -52,7 +52,7 @@ struct CompatibilityRun {
 };
 extern const CompatibilityRun kCompatibilityRuns[];
 extern const size_t kNumCompatibilityRuns;
-/// Those to several: code point << 5 | length, then the characters. Sorted by code point.
+/// Longer ones: code point << 5 | length, then the characters. Sorted by code point.
 extern const uint32_t kCompatibilityTexts[];
 extern const size_t kNumCompatibilityTexts;
 

@@ -32,7 +32,7 @@ namespace tandem {
 enum class FaultKind : uint8_t {
   kill,             ///< SIGKILL of the rank's process
   hang,             ///< SIGSTOP of it
-  pause,            ///< the same for `seconds`
+  pause,            ///< SIGSTOP for `seconds`
   slow,             ///< computation takes longer from then on
   flip_weights,     ///< a bit of the weights that passes read
   flip_masters,     ///< of the owner's f32 weights
@@ -41,7 +41,7 @@ enum class FaultKind : uint8_t {
   flip_message,     ///< of the next large message to another process
   flip_checkpoint,  ///< of the first checkpoint's files from this step on
   no_space,         ///< the next write to a file by its process fails with ENOSPC
-  io_error,         ///< the same with EIO
+  io_error,         ///< it fails with EIO
   clock,            ///< the rank's clock in traces is set `seconds` ahead and gains `ppm`
   slow_link,        ///< messages to `peer` take longer on an emulated link from then on
 };
@@ -73,7 +73,7 @@ class FaultPlan {
   bool empty() const { return faults_.empty() && rate_ == 0; }
   /// Faults of all ranks before a step; the same on every rank.
   std::vector<Fault> at(int64_t step) const;
-  /// Those that the plan lists, and kinds of random ones.
+  /// Faults that the plan lists, and kinds of random ones.
   const std::vector<Fault>& listed() const { return faults_; }
   const std::vector<FaultKind>& random_kinds() const { return kinds_; }
   uint64_t seed() const { return seed_; }

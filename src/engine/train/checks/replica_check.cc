@@ -136,7 +136,7 @@ std::vector<CheckFinding> ReplicaCheck::find(int64_t step) const {
   return merge(parse_findings(all));
 }
 
-/// The same on every rank of the group.
+/// Returns equal findings on every rank of the group.
 std::vector<CheckFinding> ReplicaCheck::compare(Communicator* group, Axes axes,
                                                 int64_t step) const {
   std::vector<CheckFinding> findings;

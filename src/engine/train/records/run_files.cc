@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kMaxRunId = 64;
 
-/// That of the run in `out`, or of a new one.
+/// Id of the run in `out`, or a new one.
 std::string read_run_id(const std::string& out) {
   if (path_exists(out + kRunId)) return read_small_file(out + kRunId, kMaxRunId);
   std::random_device random;

@@ -11,7 +11,7 @@ namespace tandem::gpu {
 void adamw(CUstream_st* stream, const AdamConstants& step, float shrink, const AdamState& state,
            const Tensor& gradient, const Tensor& working);
 
-/// As kernels/optimizer.h's; `weight_decay` is 0 for tensors without decay.
+/// Kernels of kernels/optimizer.h; `weight_decay` is 0 for tensors without decay.
 void lamb_direction(CUstream_st* stream, const AdamConstants& step, float weight_decay,
                     const AdamState& state, const Tensor& gradient);
 void lamb_update(CUstream_st* stream, float rate, const Tensor& w, const Tensor& direction,
