@@ -140,6 +140,15 @@ PlacedTensor gather_rows(const char* op, const PlacedTensor& x) {
   return result;
 }
 
+/// x as `to` on some axes, on which it must be as `from`.
+PlacedTensor replace(const char* op, const PlacedTensor& x, Axes axes, Placement from, Placement to,
+                     std::string name) {
+  return along(op, x, axes, std::move(name), [&](Axis axis) {
+    expect(op, x, axis, from);
+    return to;
+  });
+}
+
 }  // namespace
 
 void expect(const char* op, const PlacedTensor& tensor, Axis axis, Placement expected) {
@@ -147,24 +156,15 @@ void expect(const char* op, const PlacedTensor& tensor, Axis axis, Placement exp
 }
 
 PlacedTensor all_gather(const PlacedTensor& x, Axes axes, Placement shards, std::string name) {
-  return along("all_gather", x, axes, std::move(name), [&](Axis axis) {
-    expect("all_gather", x, axis, shards);
-    return kReplicated;
-  });
+  return replace("all_gather", x, axes, shards, kReplicated, std::move(name));
 }
 
 PlacedTensor reduce_scatter(const PlacedTensor& x, Axes axes, Placement shards, std::string name) {
-  return along("reduce_scatter", x, axes, std::move(name), [&](Axis axis) {
-    expect("reduce_scatter", x, axis, kPartial);
-    return shards;
-  });
+  return replace("reduce_scatter", x, axes, kPartial, shards, std::move(name));
 }
 
 PlacedTensor all_reduce(const PlacedTensor& x, Axes axes, std::string name) {
-  return along("all_reduce", x, axes, std::move(name), [&](Axis axis) {
-    expect("all_reduce", x, axis, kPartial);
-    return kReplicated;
-  });
+  return replace("all_reduce", x, axes, kPartial, kReplicated, std::move(name));
 }
 
 PlacedTensor send(const PlacedTensor& x, Axis axis, int rank, std::string name) {
@@ -184,10 +184,7 @@ PlacedTensor count_once(const PlacedTensor& x, Axes axes, std::string name) {
 }
 
 PlacedTensor owned_shard(const PlacedTensor& x, Axes axes, std::string name) {
-  return along("owned_shard", x, axes, std::move(name), [&](Axis axis) {
-    expect("owned_shard", x, axis, kReplicated);
-    return kFlat;
-  });
+  return replace("owned_shard", x, axes, kReplicated, kFlat, std::move(name));
 }
 
 PlacedTensor transposed(const PlacedTensor& matrix) {
