@@ -89,7 +89,7 @@ def layer_of(parts):
             return "overlap/registry"
         layer = "/".join(parts[:2])
         return layer if layer in BELOW else "overlap/operators"
-    if parts[0] == "engine" and (parts[1] != "model" and parts[2].startswith("config.") or parts[1:] == ["model", "config_keys.cc"]):
+    if parts[0] == "engine" and (parts[1] != "model" and parts[-1].startswith("config.") or parts[1:] == ["model", "config_keys.cc"]):
         return "engine/config"  # the room's section of a job
     return "/".join(parts[:2]) if parts[0] == "engine" else parts[0]
 

@@ -44,10 +44,10 @@ TrainConfig load_layout(const PlacementsOptions& options) {
   return config;
 }
 
-std::array<std::string, kNumAxes> describe_axes(const PlacedTensor& tensor,
-                                                const ParallelDims& dims) {
-  std::array<std::string, kNumAxes> texts;
-  for (int axis = 0; axis < kNumAxes; ++axis) {
+std::array<std::string, kNumLearnerAxes> describe_axes(const PlacedTensor& tensor,
+                                                       const ParallelDims& dims) {
+  std::array<std::string, kNumLearnerAxes> texts;
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     texts[size_t(axis)] = dims.size({Axis(axis)}) == 1 ? "–" : tensor.over(Axis(axis)).describe();
   }
   return texts;
@@ -56,7 +56,7 @@ std::array<std::string, kNumAxes> describe_axes(const PlacedTensor& tensor,
 /// Line of the table: a tensor, or those of several layers or experts.
 struct PlacementsLine {
   std::string name, made_by;
-  std::array<std::string, kNumAxes> axes;
+  std::array<std::string, kNumLearnerAxes> axes;
 
   /// Adds a tensor that differs in no more than the rank that holds it.
   bool add(const PlacementsLine& other) {
@@ -89,7 +89,7 @@ std::vector<PlacementsLine> make_lines(const PlacementTable& table, const Parall
 
 std::string placements_text(const PlacementTable& table, const ParallelDims& dims, bool all) {
   std::string text = "| tensor |";
-  for (int axis = 0; axis < kNumAxes; ++axis) {
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     text += fmt::format(" {} {} |", name_of(Axis(axis)), dims.size({Axis(axis)}));
   }
   text += " made by |\n| --- | --- | --- | --- | --- | --- |\n";
@@ -104,13 +104,13 @@ std::string placements_text(const PlacementTable& table, const ParallelDims& dim
 std::string placements_json(const PlacementTable& table, const ParallelDims& dims) {
   nlohmann::ordered_json json{{"axes", nlohmann::ordered_json::object()},
                               {"tensors", nlohmann::ordered_json::array()}};
-  for (int axis = 0; axis < kNumAxes; ++axis) {
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     json["axes"][name_of(Axis(axis))] = dims.size({Axis(axis)});
   }
   for (const PlacedTensor& tensor : table.tensors()) {
     nlohmann::ordered_json& entry = json["tensors"].emplace_back();
     entry["tensor"] = tensor.name;
-    for (int axis = 0; axis < kNumAxes; ++axis) {
+    for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
       entry[name_of(Axis(axis))] = tensor.over(Axis(axis)).describe();
     }
     entry["made_by"] = tensor.made_by;

@@ -323,10 +323,15 @@ std::string TrainConfig::to_toml() const {
   TrainConfig copy = *this;
   toml::table root;
   for (const ConfigKey& key : config_keys()) {
-    const size_t dot = key.name.find('.');
-    const std::string table = key.name.substr(0, dot), name = key.name.substr(dot + 1);
-    if (!root.contains(table)) root.insert(table, toml::table{});
-    toml::table& section = *root.get_as<toml::table>(table);
+    std::string name = key.name;
+    toml::table* table = &root;
+    for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.')) {
+      const std::string outer = name.substr(0, dot);
+      if (!table->contains(outer)) table->insert(outer, toml::table{});
+      table = table->get_as<toml::table>(outer);
+      name.erase(0, dot + 1);
+    }
+    toml::table& section = *table;
     std::visit(
         [&](auto* value) {
           if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*> ||

@@ -25,7 +25,7 @@ void check_patterns(const OptimizerConfig& optimizer, const ModelConfig& model) 
 void check_codec(const ParallelConfig& parallel, const ModelConfig& model) {
   try {
     CodecPolicy::parse(parallel.codec)
-        .require_used(model, int(parallel.tp), int(parallel.dp), int(parallel.ep),
+        .require_used(model, int(parallel.tp), int(parallel.learner_dp()), int(parallel.ep),
                       int(parallel.pp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
@@ -192,8 +192,9 @@ void check_config(const TrainConfig& config) {
   data.check();
   config.optimizer.check();
   checkpoint.check();
-  if (checkpoint.peer_copy && parallel.dp == 1) {
-    throw ConfigError("checkpoint.peer_copy is true: expected parallel.dp of at least 2 with it");
+  if (checkpoint.peer_copy && parallel.learner_dp() == 1) {
+    throw ConfigError(fmt::format("checkpoint.peer_copy is true: expected {} of at least 2 with it",
+                                  parallel.learner_dp_key()));
   }
   model.check_training(int(parallel.tp), int(parallel.ep));
   check_stages(parallel, model);

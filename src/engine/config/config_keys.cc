@@ -1,16 +1,21 @@
 // Keys of a job: those of its sections, and names that they had once.
 #include <fmt/format.h>
 
+#include <functional>
+#include <type_traits>
+
 #include "engine/config/config.h"
 
 namespace tandem {
 namespace {
 
-template <class S>
-void add(const char* table, S TrainConfig::*section, std::vector<ConfigKey>& all) {
+/// `section`: a member of TrainConfig, or a function that finds the section in one.
+template <class Section>
+void add(const char* table, Section section, std::vector<ConfigKey>& all) {
+  using S = std::remove_reference_t<std::invoke_result_t<Section, TrainConfig&>>;
   for (const Key<S>& key : S::keys()) {
     all.push_back({fmt::format("{}.{}", table, key.name),
-                   [&key, section](TrainConfig& config) { return key.value(config.*section); },
+                   [&key, section](TrainConfig& c) { return key.value(std::invoke(section, c)); },
                    key.range, key.help});
   }
 }
@@ -24,6 +29,8 @@ std::span<const ConfigKey> config_keys() {
     add("model", &TrainConfig::model, all);
     add("optimizer", &TrainConfig::optimizer, all);
     add("parallel", &TrainConfig::parallel, all);
+    add(
+        "sync", [](TrainConfig& c) -> SyncConfig& { return c.parallel.sync; }, all);
     add("data", &TrainConfig::data, all);
     add("trace", &TrainConfig::trace, all);
     add("checkpoint", &TrainConfig::checkpoint, all);

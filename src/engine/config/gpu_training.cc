@@ -32,6 +32,9 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
         "to be 1 where ranks share a GPU",
         parallel.tp, parallel.dp, parallel.pp));
   }
+  if (const int64_t learners = parallel.sync.num_learners(); learners > 1) {
+    throw ConfigError(fmt::format("sync.learners = {}: expected CPU ranks", learners));
+  }
   // A step with another number of microbatches allocates memory while other ranks may wait.
   if (ranks_share_gpu && config.train.batch_start > 0 && parallel.pp > 1) {
     throw ConfigError(

@@ -6,9 +6,9 @@
 
 namespace tandem {
 
-/// From the one that varies fastest.
-enum class Axis : uint8_t { tp, ep, expert_dp, pp };
-constexpr int kNumAxes = 4;
+/// From the one that varies fastest. Tensors are placed along those of a learner, all but `sync`.
+enum class Axis : uint8_t { tp, ep, expert_dp, pp, sync };
+constexpr int kNumAxes = 5, kNumLearnerAxes = 4;
 
 /// Set of axes: the ranks of a group differ on these.
 class Axes {
@@ -23,6 +23,6 @@ class Axes {
   unsigned bits_ = 0;
 };
 constexpr Axes kTp{Axis::tp}, kDp{Axis::ep, Axis::expert_dp}, kExperts{Axis::tp, Axis::ep},
-    kExpertDp{Axis::expert_dp}, kPp{Axis::pp};
+    kExpertDp{Axis::expert_dp}, kPp{Axis::pp}, kSync{Axis::sync};
 
 }  // namespace tandem

@@ -31,6 +31,8 @@ const char* name_of(Axis axis) {
       return "expert_dp";
     case Axis::pp:
       return "pp";
+    case Axis::sync:
+      return "sync";
   }
   __builtin_unreachable();
 }
@@ -63,7 +65,7 @@ using Kind = Placement::Kind;
 template <typename Rule>
 PlacedTensor make(const char* op, std::string name, const Rule& rule) {
   PlacedTensor result{std::move(name), op};
-  for (int axis = 0; axis < kNumAxes; ++axis) result.over(Axis(axis)) = rule(Axis(axis));
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) result.over(Axis(axis)) = rule(Axis(axis));
   return result;
 }
 
@@ -371,7 +373,7 @@ PlacedTensor experts_gradient(const Operands& rows, const PlacedTensor& weight, 
 PlacedTensor gradient_sync(const PlacedTensor& gradient, const PlacedTensor& parameter, Axes axes,
                            std::string name) {
   const char* const op = "gradient_sync";
-  for (int axis = 0; axis < kNumAxes; ++axis) {
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     if (!axes.has(axis)) expect(op, gradient, Axis(axis), parameter.over(Axis(axis)));
   }
   return along(op, gradient, axes, std::move(name), [&](Axis axis) {
@@ -382,7 +384,8 @@ PlacedTensor gradient_sync(const PlacedTensor& gradient, const PlacedTensor& par
 
 PlacedTensor update(const PlacedTensor& gradient, const PlacedTensor& parameter,
                     const PlacedTensor& norm, Axes axes, std::string name) {
-  for (int axis = 0; axis < kNumAxes; ++axis) expect("update", norm, Axis(axis), kReplicated);
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis)
+    expect("update", norm, Axis(axis), kReplicated);
   const PlacedTensor shard = owned_shard(parameter, axes, parameter.name + ", owned elements");
   const PlacedTensor updated = elementwise("update", {shard, gradient}, shard.name + ", updated");
   return relabel(all_gather(updated, axes, kFlat, std::move(name)), "update");

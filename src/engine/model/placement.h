@@ -60,7 +60,7 @@ const char* name_of(Axis axis);
 struct PlacedTensor {
   std::string name;
   std::string made_by;
-  std::array<Placement, kNumAxes> placements = {};
+  std::array<Placement, kNumLearnerAxes> placements = {};
 
   Placement& over(Axis axis) { return placements[size_t(axis)]; }
   const Placement& over(Axis axis) const { return placements[size_t(axis)]; }

@@ -54,10 +54,10 @@ std::string find_unsupported(const ParallelConfig& parallel, const CodecPolicy& 
     return fmt::format("parallel.codec without lossy gradients or weights, not \"{}\"",
                        parallel.codec);
   }
-  if (const int64_t shards = parallel.dp_shard; shards > 0 && shards < parallel.dp) {
+  if (const int64_t shards = parallel.dp_shard; shards > 0 && shards < parallel.learner_dp()) {
     return "parallel.dp_shard = 0, which has the same bits";
   }
-  if (const int64_t host = parallel.dp_host; host > 0 && host < parallel.dp) {
+  if (const int64_t host = parallel.dp_host; host > 0 && host < parallel.learner_dp()) {
     return "parallel.dp_host = 0";
   }
   if (parallel.zero == 0) return "parallel.zero = 1, which has the same bits";
@@ -66,8 +66,8 @@ std::string find_unsupported(const ParallelConfig& parallel, const CodecPolicy& 
 
 /// Text of what is expected of the size of shard groups; empty if nothing contradicts it.
 std::string find_shard_conflict(const ParallelConfig& parallel) {
-  if (parallel.dp % parallel.dp_shard != 0) {
-    return fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  if (parallel.learner_dp() % parallel.dp_shard != 0) {
+    return fmt::format("a divisor of {} = {}", parallel.learner_dp_key(), parallel.learner_dp());
   }
   if (parallel.dp_shard % parallel.ep != 0) {
     return fmt::format("a multiple of parallel.ep = {}", parallel.ep);
@@ -77,14 +77,14 @@ std::string find_shard_conflict(const ParallelConfig& parallel) {
 
 /// Text of what is expected of the number of a host's replicas; empty if nothing contradicts it.
 std::string find_host_conflict(const ParallelConfig& parallel, const CodecPolicy& codec) {
-  if (parallel.dp % parallel.dp_host != 0) {
-    return fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  if (parallel.learner_dp() % parallel.dp_host != 0) {
+    return fmt::format("a divisor of {} = {}", parallel.learner_dp_key(), parallel.learner_dp());
   }
   if (parallel.dp_host % parallel.ep != 0) {
     return fmt::format("a multiple of parallel.ep = {}", parallel.ep);
   }
   if (parallel.zero != 1) return fmt::format("0 with parallel.zero = {}", parallel.zero);
-  if (parallel.dp_shard > 0 && parallel.dp_shard < parallel.dp &&
+  if (parallel.dp_shard > 0 && parallel.dp_shard < parallel.learner_dp() &&
       parallel.dp_shard != parallel.dp_host) {
     return fmt::format("0 or parallel.dp_shard = {}", parallel.dp_shard);
   }
@@ -127,6 +127,27 @@ void check_replicas(const ParallelConfig& parallel, const CodecPolicy& codec) {
   }
 }
 
+/// Learners whose ranks each have the state of their own shard, and weights in f32.
+void check_learners(const ParallelConfig& parallel, const CodecPolicy& codec) {
+  const int64_t learners = parallel.sync.num_learners();
+  if (learners == 1) return;
+  const auto reject = [learners](std::string_view key, const std::string& value,
+                                 const std::string& expected) {
+    throw ConfigError(fmt::format("parallel.{} is {} with sync.learners = {}: expected {}", key,
+                                  value, learners, expected));
+  };
+  if (parallel.zero == 0 && parallel.learner_dp() > 1) reject("zero", "0", "zero = 1");
+  if (parallel.has_shard_groups()) {
+    reject("dp_shard", fmt::format("{}", parallel.dp_shard), "dp_shard = 0");
+  }
+  if (!codec.weights.is_exact()) {
+    reject("codec", fmt::format("\"{}\"", parallel.codec), "no lossy wire format of weights");
+  }
+  if (parallel.logical_replicas() % learners != 0) {
+    reject("replicas", fmt::format("{}", parallel.replicas), "a multiple of them");
+  }
+}
+
 CodecPolicy parse_codec(const std::string& text) {
   try {
     return CodecPolicy::parse(text);
@@ -142,10 +163,12 @@ std::span<const Key<ParallelConfig>> ParallelConfig::keys() {
 }
 
 void ParallelConfig::check() const {
+  sync.check(dp);
+  check_learners(*this, parse_codec(codec));
   check_replicas(*this, parse_codec(codec));
-  if (dp % ep != 0) {
-    throw ConfigError(
-        fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}", ep, dp));
+  if (learner_dp() % ep != 0) {
+    throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of {} = {}", ep,
+                                  learner_dp_key(), learner_dp()));
   }
   try {
     schedule::parse_pipeline_kind(schedule);

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/parallel/sync/config.h"
+
 namespace tandem {
 
 template <class S>
@@ -13,7 +15,7 @@ struct Key;  // engine/config/section.h
 
 struct ParallelConfig {
   int64_t tp = 1;
-  int64_t dp = 1;
+  int64_t dp = 1;        ///< of all learners
   int64_t replicas = 0;  ///< 0: dp
   int64_t dp_shard = 0;  ///< 0: dp
   int64_t dp_host = 0;   ///< 0: dp
@@ -29,21 +31,29 @@ struct ParallelConfig {
   std::string link;
   std::string codec = "none";  ///< a CodecPolicy
   bool error_feedback = true;
+  SyncConfig sync;  ///< a table of its own
 
+  /// Data-parallel ranks of a learner.
+  int64_t learner_dp() const { return dp / sync.num_learners(); }
+  const char* learner_dp_key() const {
+    return sync.num_learners() > 1 ? "parallel.dp / sync.learners" : "parallel.dp";
+  }
   /// Logical replicas: each has its share of a batch and one sum of gradients, whatever the number
   /// of data-parallel ranks. A rank may run several of them in turn.
   int64_t logical_replicas() const { return replicas > 0 ? replicas : dp; }
   /// Key that their number is from.
   const char* replicas_key() const { return replicas > dp ? "parallel.replicas" : "parallel.dp"; }
-  /// Data-parallel ranks that divide the optimizer state: dp_shard, all if it is 0, and one with
-  /// zero = 0.
-  int64_t state_shards() const { return zero == 0 ? 1 : dp_shard > 0 ? dp_shard : dp; }
+  /// Data-parallel ranks that divide the optimizer state: dp_shard, all of a learner if it is 0,
+  /// and one with zero = 0.
+  int64_t state_shards() const { return zero == 0 ? 1 : dp_shard > 0 ? dp_shard : learner_dp(); }
   /// Whether groups of consecutive replicas divide the state, or sum their gradients first: one
   /// group of all data-parallel ranks sums as no groups do, but not if more replicas had several.
-  bool has_shard_groups() const { return dp_shard != 0 && dp_shard != dp; }
-  bool has_host_groups() const { return dp_host != 0 && (dp_host != dp || replicas > dp); }
+  bool has_shard_groups() const { return dp_shard != 0 && dp_shard != learner_dp(); }
+  bool has_host_groups() const {
+    return dp_host != 0 && (dp_host != learner_dp() || replicas > dp);
+  }
   /// Whether every data-parallel rank has all optimizer state, and reduced gradients are gathered.
-  bool replicates_state() const { return zero == 0 || (dp_shard == 1 && dp > 1); }
+  bool replicates_state() const { return zero == 0 || (dp_shard == 1 && learner_dp() > 1); }
 
   static std::span<const Key<ParallelConfig>> keys();
   /// Throws ConfigError if keys contradict each other: sizes that do not divide, fewer replicas

@@ -12,8 +12,8 @@
 
 namespace tandem {
 
-ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
-    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp},
+ParallelDims::ParallelDims(int tp, int dp, int ep, int pp, int learners)
+    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp, learners},
       replicas_(dp),
       state_shards_(dp),
       host_replicas_(dp) {
@@ -24,8 +24,9 @@ ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
 }
 
 ParallelDims::ParallelDims(const ParallelConfig& parallel)
-    : ParallelDims(int(parallel.tp), int(parallel.dp), int(parallel.ep), int(parallel.pp)) {
-  replicas_ = int(parallel.logical_replicas());
+    : ParallelDims(int(parallel.tp), int(parallel.learner_dp()), int(parallel.ep), int(parallel.pp),
+                   int(parallel.sync.num_learners())) {
+  replicas_ = int(parallel.logical_replicas()) / learners();
   state_shards_ = int(parallel.state_shards());
   if (parallel.dp_host > 1) host_replicas_ = int(parallel.dp_host);
 }
@@ -108,20 +109,22 @@ std::vector<int> ParallelDims::members(Axes axes, int rank) const {
 }
 
 int64_t ParallelDims::microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const {
-  const int64_t replica = sample / local_batch(batch), local = sample % local_batch(batch);
-  return (local / microbatch * replicas_ + replica) * microbatch + local % microbatch;
+  const int64_t share = batch / learners(), first = sample / share * share;
+  const int64_t replica = sample % share / local_batch(batch), local = sample % local_batch(batch);
+  return first + (local / microbatch * replicas_ + replica) * microbatch + local % microbatch;
 }
 
 int64_t ParallelDims::sample_at(int64_t batch, int64_t microbatch, int64_t position) const {
-  const int64_t block = position / microbatch;
-  return block % replicas_ * local_batch(batch) + block / replicas_ * microbatch +
-         position % microbatch;
+  const int64_t share = batch / learners(), block = position % share / microbatch;
+  return position / share * share + block % replicas_ * local_batch(batch) +
+         block / replicas_ * microbatch + position % microbatch;
 }
 
 std::string ParallelDims::describe() const {
-  return fmt::format("tp {} dp {} ep {}{}{}", tp(), dp(), ep(),
+  return fmt::format("tp {} dp {} ep {}{}{}{}", tp(), dp(), ep(),
                      pp() > 1 ? fmt::format(" pp {}", pp()) : "",
-                     replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "");
+                     replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "",
+                     learners() > 1 ? fmt::format(" in {} learners", learners()) : "");
 }
 
 int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train) {
@@ -133,11 +136,12 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
   if (world.size() != dims.ranks()) {
     throw InvalidArgument(
         fmt::format("world of {} ranks: expected tp x dp x pp = {} x {} x {} = {}", world.size(),
-                    dims.tp(), dims.dp(), dims.pp(), dims.ranks()));
+                    dims.tp(), dims.dp() * dims.learners(), dims.pp(), dims.ranks()));
   }
   tp_ = make("tp", kTp);
   dp_ = make("dp", kDp);
   if (dims.pp() > 1) pp_ = make("pp", kPp);
+  if (dims.learners() > 1) sync_ = make("sync", kSync);
   if (with_experts) {
     experts_ = make("experts", kExperts);
     expert_dp_ = make("expert dp", kExpertDp);
@@ -168,6 +172,7 @@ Communicator* ParallelGroups::along(Axes axes) const {
   for (const auto& [key, communicator] : {std::pair{kTp, tp_.get()},
                                           {kDp, dp_.get()},
                                           {kPp, pp_.get()},
+                                          {kSync, sync_.get()},
                                           {kExperts, experts_.get()},
                                           {kExpertDp, expert_dp_.get()}}) {
     if (key == axes) return communicator;
@@ -175,9 +180,15 @@ Communicator* ParallelGroups::along(Axes axes) const {
   return nullptr;
 }
 
-std::vector<Communicator*> ParallelGroups::world_axes() const {
+std::vector<Communicator*> ParallelGroups::learner_axes() const {
   std::vector<Communicator*> axes = stage_axes();
   if (pp_) axes.push_back(pp_.get());
+  return axes;
+}
+
+std::vector<Communicator*> ParallelGroups::world_axes() const {
+  std::vector<Communicator*> axes = learner_axes();
+  if (sync_) axes.push_back(sync_.get());
   return axes;
 }
 

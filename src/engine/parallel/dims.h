@@ -4,7 +4,8 @@
 // The first axis varies fastest, so a tensor-parallel group is contiguous. Experts are sharded
 // inside data parallelism, as in Megatron-Core: data parallelism is the axes ep and expert_dp
 // together, and the ranks that share the experts, tp and ep, are contiguous, too. Pipeline stages
-// are outermost: each is the tp x dp ranks of a contiguous range.
+// come next: each is the tp x dp ranks of a contiguous range of a learner. Learners, which train
+// apart (engine/parallel/sync/config.h), are outermost; all else here is of one of them.
 #pragma once
 
 #include <array>
@@ -23,14 +24,16 @@ namespace tandem {
 class ParallelDims {
  public:
   /// Throws InvalidArgument for a size below 1, or if `ep` does not divide `dp`.
-  ParallelDims(int tp, int dp, int ep = 1, int pp = 1);
+  ParallelDims(int tp, int dp, int ep = 1, int pp = 1, int learners = 1);
   explicit ParallelDims(const ParallelConfig& parallel);
 
   int tp() const { return size(kTp); }
   int dp() const { return size(kDp); }
   int ep() const { return size({Axis::ep}); }
   int pp() const { return size(kPp); }
-  int ranks() const;
+  int learners() const { return size(kSync); }
+  int learner(int rank) const { return index(kSync, rank); }
+  int ranks() const;  ///< of all learners
   /// Logical replicas, at least dp().
   int replicas() const { return replicas_; }
   /// Data-parallel ranks that divide the optimizer state; groups of as many consecutive ones have
@@ -58,12 +61,13 @@ class ParallelDims {
   /// Ranks of the rank's group, by index.
   std::vector<int> members(Axes axes, int rank) const;
   /// Samples of a logical replica, of `batch` in a step.
-  int64_t local_batch(int64_t batch) const { return batch / replicas_; }
+  int64_t local_batch(int64_t batch) const { return batch / (replicas_ * learners()); }
   /// Position of a step's sample in the order of microbatches, each with its samples of all
-  /// replicas in turn, and the sample at a position. `microbatch`: samples of a replica in one.
+  /// replicas of a learner in turn, and the sample at a position. `microbatch`: samples of a
+  /// replica in one.
   int64_t microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const;
   int64_t sample_at(int64_t batch, int64_t microbatch, int64_t position) const;
-  /// "tp 2 dp 4 ep 2", and " pp 2" if there are several stages
+  /// "tp 2 dp 4 ep 2", and " pp 2" and " in 4 learners" if there are several
   std::string describe() const;
 
  private:
@@ -105,9 +109,13 @@ class ParallelGroups {
   Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
   Communicator* pp() const { return pp_.get(); }
+  /// Ranks with the same place in each learner; nullptr if there is one.
+  Communicator* sync() const { return sync_.get(); }
   /// Communicators whose ranks together are the pipeline stage: a sum along each in turn is over
   /// it.
   std::vector<Communicator*> stage_axes() const { return {tp_.get(), dp_.get()}; }
+  /// Communicators that together reach all ranks of the learner.
+  std::vector<Communicator*> learner_axes() const;
   /// Communicators that together reach all ranks of the world.
   std::vector<Communicator*> world_axes() const;
 
@@ -116,7 +124,7 @@ class ParallelGroups {
 
   Communicator& world_;
   ParallelDims dims_;
-  std::unique_ptr<Communicator> tp_, dp_, pp_, experts_, expert_dp_;
+  std::unique_ptr<Communicator> tp_, dp_, pp_, sync_, experts_, expert_dp_;
   struct Split {
     std::unique_ptr<Communicator> group, across;
   };

@@ -81,7 +81,7 @@ void check_received(const PlacedTensor& sent, const std::optional<PlacedTensor>&
   if (!received) return;
   const PlacedTensor arrived =
       placement::send(sent, Axis::pp, received->over(Axis::pp).rank(), sent.name + ", received");
-  for (int axis = 0; axis < kNumAxes; ++axis) {
+  for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     placement::expect("receive", arrived, Axis(axis), received->over(Axis(axis)));
   }
 }

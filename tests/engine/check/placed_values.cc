@@ -74,9 +74,9 @@ std::optional<Values> combine(const std::vector<Values>& shards, const Placement
   return all;
 }
 
-int rank_at(const ParallelDims& dims, const std::array<int, kNumAxes>& coordinates) {
+int rank_at(const ParallelDims& dims, const std::array<int, kNumLearnerAxes>& coordinates) {
   int rank = 0;
-  for (int axis = kNumAxes; axis-- > 0;) {
+  for (int axis = kNumLearnerAxes; axis-- > 0;) {
     rank = rank * dims.size({Axis(axis)}) + coordinates[size_t(axis)];
   }
   return rank;
@@ -84,7 +84,7 @@ int rank_at(const ParallelDims& dims, const std::array<int, kNumAxes>& coordinat
 
 std::optional<Values> assemble_axis(const std::vector<Values>& of_ranks, const PlacedTensor& placed,
                                     const ParallelDims& dims, float bound, int axis,
-                                    std::array<int, kNumAxes>& coordinates) {
+                                    std::array<int, kNumLearnerAxes>& coordinates) {
   if (axis < 0) return of_ranks[size_t(rank_at(dims, coordinates))];
   std::vector<Values> shards;
   for (int i = 0; i < dims.size({Axis(axis)}); ++i) {
@@ -109,7 +109,7 @@ Values random_values(int64_t rows, int64_t columns, uint64_t seed) {
 Values local_values(const Values& whole, const PlacedTensor& placed, const ParallelDims& dims,
                     int rank) {
   Values v = whole;
-  for (int axis = kNumAxes; axis-- > 0;) {
+  for (int axis = kNumLearnerAxes; axis-- > 0;) {
     const int size = dims.size({Axis(axis)}), index = dims.index({Axis(axis)}, rank);
     const Placement& placement = placed.over(Axis(axis));
     if (placement == Placement::sharded(0)) {
@@ -127,8 +127,8 @@ Values local_values(const Values& whole, const PlacedTensor& placed, const Paral
 
 std::optional<Values> assemble(const std::vector<Values>& of_ranks, const PlacedTensor& placed,
                                const ParallelDims& dims, float bound) {
-  std::array<int, kNumAxes> coordinates{};
-  return assemble_axis(of_ranks, placed, dims, bound, kNumAxes - 1, coordinates);
+  std::array<int, kNumLearnerAxes> coordinates{};
+  return assemble_axis(of_ranks, placed, dims, bound, kNumLearnerAxes - 1, coordinates);
 }
 
 double max_difference(const Values& a, const Values& b) {

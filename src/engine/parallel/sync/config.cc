@@ -1,0 +1,111 @@
+#include "engine/parallel/sync/config.h"
+
+#include <fmt/format.h>
+
+#include "engine/config/section.h"
+#include "tandem/codec.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr Key<SyncConfig> kSyncKeys[] = {
+    {"method", &SyncConfig::method, one_of("none", "local"),
+     "replicas exchange: none, the gradients of every step; local, what learners have changed in "
+     "sync.every steps (docs/guide/skip.md)"},
+    {"learners", &SyncConfig::learners, Range(0, 4096),
+     "groups of consecutive ranks that train apart; divides parallel.dp"},
+    {"every", &SyncConfig::every, Range(0, kBig),
+     "steps from one exchange of a weight to the next"},
+    {"fragments", &SyncConfig::fragments, Range(0, 4096),
+     "parts of the model that are exchanged in turn (0: 1)"},
+    {"delay", &SyncConfig::delay, Range(0, kBig),
+     "steps that go on while a fragment is exchanged; less than sync.every / sync.fragments"},
+    {"codec", &SyncConfig::codec, kAny,
+     "wire format of what is exchanged, as --codec: \"int4:g32\""},
+    {"outer.lr", &SyncConfig::outer_lr, Range(-1, 1e3),
+     "step of the exchanged weights along the learners' mean change (-1: 0.7)"},
+    {"outer.momentum", &SyncConfig::outer_momentum, Range(-1, 0.999999),
+     "of that change (-1: 0.9)"},
+    {"outer.nesterov", &SyncConfig::outer_nesterov, kAny, "Nesterov's momentum"},
+    {"mix", &SyncConfig::mix, Range(-1, 1),
+     "share of its own weights that a learner keeps with sync.delay (-1: 0.5)"},
+    {"quorum", &SyncConfig::quorum, Range(0, 4096),
+     "learners that an exchange waits for (0: sync.learners)"},
+    {"topk", &SyncConfig::topk, Range(-1, 4096),
+     "share of the changes that is sent, the largest (-1: all)"},
+    {"bits", &SyncConfig::bits, Range(0, 16), "of each change that is sent with sync.topk"},
+    {"beta", &SyncConfig::beta, Range(-1, 1),
+     "decay of the changes that were not sent (-1: the method's)"},
+    {"tile", &SyncConfig::tile, Range(0, 4096), "side of the tiles that are transformed"},
+};
+
+[[noreturn]] void reject(std::string_view key, const std::string& value,
+                         const std::string& expected) {
+  throw ConfigError(fmt::format("sync.{} is {}: expected {}", key, value, expected));
+}
+
+/// Keys that are given and that the method does not use.
+void check_unused(const SyncConfig& sync) {
+  const SyncConfig fresh;
+  const bool is_on = sync.is_on();
+  for (const Key<SyncConfig>& key : SyncConfig::keys()) {
+    SyncConfig given = sync, absent = fresh;
+    const ConfigSlot value = key.value(given), unset = key.value(absent);
+    const bool is_set = std::visit(
+        [&unset](auto* slot) { return *slot != *std::get<decltype(slot)>(unset); }, value);
+    const bool is_used = is_on && key.name != "topk" && key.name != "bits" && key.name != "beta" &&
+                         key.name != "tile";
+    if (!is_set || is_used || key.name == "method") continue;
+    const std::string text = std::visit(
+        [](auto* slot) {
+          if constexpr (std::is_arithmetic_v<std::remove_pointer_t<decltype(slot)>>) {
+            return fmt::format("{}", *slot);
+          } else if constexpr (std::is_same_v<decltype(slot), std::string*>) {
+            return fmt::format("\"{}\"", *slot);
+          } else {
+            return std::string();
+          }
+        },
+        value);
+    reject(key.name, text,
+           is_on ? fmt::format("no such key with sync.method = \"{}\"", sync.method)
+                 : "sync.method = \"local\" with it");
+  }
+}
+
+}  // namespace
+
+std::span<const Key<SyncConfig>> SyncConfig::keys() {
+  return kSyncKeys;
+}
+
+void SyncConfig::check(int64_t dp) const {
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  if (topk == 0) reject("topk", "0", "a share above 0");
+  check_unused(*this);
+  if (!is_on()) return;
+  if (learners < 1 || dp % learners != 0) {
+    reject("learners", text(learners), fmt::format("a divisor of parallel.dp = {}", dp));
+  }
+  if (every < 1) reject("every", text(every), "at least 1 step");
+  if (num_fragments() > every) {
+    reject("fragments", text(fragments), fmt::format("at most sync.every = {}", every));
+  }
+  if (delay > 0 && delay >= every / num_fragments()) {
+    reject("delay", text(delay),
+           fmt::format("less than sync.every / sync.fragments = {}", every / num_fragments()));
+  }
+  if (mix >= 0 && delay == 0) reject("mix", text(mix), "sync.delay with it");
+  if (quorum > 0 && quorum != learners) {
+    reject("quorum", text(quorum),
+           fmt::format("sync.learners = {}: an exchange waits for all", learners));
+  }
+  try {
+    Wire::parse(codec);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("sync.codec: {}", error.what()));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,45 @@
+// Table `sync`: learners, replicas that train apart and exchange what they have learned every few
+// steps (DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace tandem {
+
+template <class S>
+struct Key;  // engine/config/section.h
+
+struct SyncConfig {
+  std::string method = "none";
+  int64_t learners = 0;  ///< this and the next two, 0: not given
+  int64_t every = 0;
+  int64_t fragments = 0;
+  int64_t delay = 0;
+  std::string codec = "none";  ///< a Wire
+  double outer_lr = -1;        ///< this and the next, -1: the method's
+  double outer_momentum = -1;
+  bool outer_nesterov = true;
+  double mix = -1;     ///< -1: 0.5 with a delay
+  int64_t quorum = 0;  ///< 0: learners
+  double topk = -1;    ///< -1: dense messages
+  int64_t bits = 0;    ///< this and the next two, as -1: not given
+  double beta = -1;
+  int64_t tile = 0;
+
+  bool is_on() const { return method != "none"; }
+  int64_t num_learners() const { return is_on() && learners > 0 ? learners : 1; }
+  int64_t num_fragments() const { return fragments > 0 ? fragments : 1; }
+  double lr() const { return outer_lr >= 0 ? outer_lr : 0.7; }
+  double momentum() const { return outer_momentum >= 0 ? outer_momentum : 0.9; }
+  /// Share of a learner's weights that an exchange leaves.
+  double local_share() const { return delay == 0 ? 0 : mix >= 0 ? mix : 0.5; }
+
+  static std::span<const Key<SyncConfig>> keys();
+  /// `dp`: parallel.dp. Throws ConfigError for a key without effect, learners that do not divide
+  /// the ranks, and exchanges that would overlap.
+  void check(int64_t dp) const;
+};
+
+}  // namespace tandem
