@@ -87,7 +87,7 @@ void load_stage(const TrainedRanks& ranks, size_t index, const SnapshotGeneratio
   for (const ShardedOptimizer::StateGroup& group : optimizer.state_groups()) {
     const auto comm = split_on_host(group.replicas);
     const DiskDeadline longer(*comm);  // other groups may have more to send
-    for (const Moment moment : {Moment::weights, Moment::first, Moment::second, Moment::master}) {
+    for (const Moment moment : kAllMoments) {
       std::vector<OwnedSlice> slices;
       owned.for_each(index, moment, [&](int64_t begin, const Tensor& values) {
         if (begin < group.range.begin || begin >= group.range.end()) return;

@@ -59,7 +59,8 @@ DType choose_dtype(Communicator& tp, const ModelConfig& config) {
   return config.experts > 0 ? device_traits(make_exec(tp)).validated_experts : DType::f32;
 }
 
-constexpr Axes kScorers{Axis::ep, Axis::expert_dp, Axis::pp};
+/// A learner scores its share with weights of its own.
+constexpr Axes kScorers{Axis::ep, Axis::expert_dp, Axis::pp, Axis::sync};
 
 /// Sums of one rank after a batch.
 struct BatchSums {

@@ -61,7 +61,8 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
           .gradient_memory = &stage.gradient_memory(),
           .optimizer = find_optimizer(optimizer.name),
           .norm_axes = groups.stage_axes(),
-          .check = check};
+          .check = check,
+          .outer = outer_moments(parallel.sync)};
 }
 
 }  // namespace
@@ -154,6 +155,12 @@ void ModelRanks::copy_weights(Stage& whole) const {
   add_along(groups_.along(kDp), 0, whole.experts_begin());
   add_along(groups_.along(kExpertDp), whole.experts_begin(), whole.experts_end());
   add_along(groups_.pp(), 0, values.elements());
+}
+
+std::vector<OuterSync::Stage> ModelRanks::outer_stages() {
+  std::vector<OuterSync::Stage> all;
+  for (ModelChunk& chunk : chunks) all.push_back({chunk.optimizer, chunk.stage.parameter_list()});
+  return all;
 }
 
 ShardedOptimizer::Sent ModelRanks::take_sent() {

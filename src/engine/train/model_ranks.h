@@ -10,6 +10,7 @@
 #include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
+#include "engine/parallel/sync/outer_sync.h"
 #include "engine/train/records/step_record.h"
 
 namespace tandem {
@@ -37,6 +38,7 @@ struct ModelRanks {
                                       const Tensor& chosen)>& routed);
 
   std::vector<Stage*> stages();
+  std::vector<OuterSync::Stage> outer_stages();
   /// Copies the owners' weights of all stages to `whole`, this rank's shard of the same model
   /// without stages. Collective over the replicas and the pipeline's ranks.
   void copy_weights(Stage& whole) const;

@@ -37,7 +37,7 @@ Record combine_along(const WorldAxes& axes, const Record& local, const char* nam
 
 }  // namespace
 
-StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
+StepSums exchange_sums(const ParallelGroups& groups, const StepSums& local) {
   const auto combine = [](StepSums& total, const StepSums& other) {
     total.loss += other.loss;
     total.squares += other.squares;
@@ -48,7 +48,13 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
     total.failed = total.failed || other.failed;
     total.checks += other.checks;
   };
-  return combine_along(axes, local, "gradient_norm", "step sums", combine);
+  StepSums sums =
+      combine_along(groups.learner_axes(), local, "gradient_norm", "step sums", combine);
+  sums.learner_squares = sums.squares;
+  if (!groups.sync()) return sums;
+  StepSums all = combine_along({groups.sync()}, sums, "gradient_norm", "step sums", combine);
+  all.learner_squares = sums.learner_squares;
+  return all;
 }
 
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
@@ -62,7 +68,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     double busy_s, passes_s;  // the ranks' sum, the longest
     double checkpoint_ms;
     int64_t memory_bytes;
-    uint64_t stage_bytes, tp_bytes, expert_bytes;
+    uint64_t stage_bytes, tp_bytes, expert_bytes, sync_bytes;
     AxisMeans waits;  // the ranks' sums
     double state_bytes;
   };
@@ -79,8 +85,10 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     passes ? passes->sent_bytes : 0,
                     record.tp_bytes,
                     record.expert_bytes,
+                    record.sync_bytes,
                     {phases[size_t(Phase::tp_wait)], phases[size_t(Phase::ep_wait)],
-                     phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)]},
+                     phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)],
+                     phases[size_t(Phase::dp_wait)]},
                     record.state_bytes_per_parameter};
   const auto combine = [](Times& total, const Times& other) {
     if (total.slowest.compute < other.slowest.compute) total.slowest = other.slowest;
@@ -93,8 +101,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     total.stage_bytes += other.stage_bytes;
     total.tp_bytes += other.tp_bytes;
     total.expert_bytes += other.expert_bytes;
-    total.waits = {total.waits.tp + other.waits.tp, total.waits.ep + other.waits.ep,
-                   total.waits.dp + other.waits.dp, total.waits.pp + other.waits.pp};
+    total.sync_bytes += other.sync_bytes;
+    total.waits = total.waits + other.waits;
     total.state_bytes = std::max(total.state_bytes, other.state_bytes);
   };
   const Times all = combine_along(axes, local, "step_times", "step times", combine);
@@ -110,16 +118,15 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.weight_bytes = all.sent.weights;
   record.tp_bytes = all.tp_bytes;
   record.expert_bytes = all.expert_bytes;
+  record.sync_bytes = all.sync_bytes;
   record.state_bytes_per_parameter = all.state_bytes;
   int ranks = 1;
   for (const Communicator* axis : axes) ranks *= axis->size();
-  const auto mean = [ranks](const AxisMeans& sums) {
-    return AxisMeans{sums.tp / ranks, sums.ep / ranks, sums.dp / ranks, sums.pp / ranks};
-  };
-  record.exposed_ms = mean(all.waits);
-  record.sent_bytes =
-      mean({double(all.tp_bytes), double(all.expert_bytes),
-            double(all.sent.gradients + all.sent.weights), double(all.stage_bytes)});
+  record.exposed_ms = all.waits / ranks;
+  record.sent_bytes = AxisMeans{double(all.tp_bytes), double(all.expert_bytes),
+                                double(all.sent.gradients + all.sent.weights),
+                                double(all.stage_bytes), double(all.sync_bytes)} /
+                      ranks;
   record.counts_layer_bytes = device_traits(make_exec(*axes.front())).is_host;
   if (!passes) return;
   record.stage_bytes = all.stage_bytes;

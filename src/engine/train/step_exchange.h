@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/checkpoint/run/run_checkpoints.h"
+#include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "engine/train/checks/finding.h"
@@ -23,13 +24,15 @@ struct TextRead {
     hash += other.hash, hash_all += other.hash_all, ranks += other.ranks;
     return *this;
   }
-  /// After the sum over the world: whether all ranks of each of `dp` replicas have read the same.
+  /// After the sum over the world: whether all ranks of each of `dp` replicas, of all learners,
+  /// have read the same.
   bool agrees(int dp) const { return hash_all == hash * uint64_t(ranks / dp); }
 };
 
 struct StepSums {
-  double loss = 0;     ///< summed over the ranks, in their order along each axis
-  double squares = 0;  ///< sum of squared gradients, likewise
+  double loss = 0;             ///< summed over the ranks, in their order along each axis
+  double squares = 0;          ///< sum of squared gradients, likewise
+  double learner_squares = 0;  ///< after the sum: that of this rank's learner
   TextRead text;
   double elapsed_s = 0;             ///< rank 0's
   bool stop = false;                ///< a rank was asked to end the run
@@ -41,14 +44,14 @@ struct StepSums {
 /// Communicators whose ranks together are the world: sums are made along each in turn.
 using WorldAxes = std::vector<Communicator*>;
 
-/// Collective; bitwise equal on every rank.
-StepSums exchange_sums(const WorldAxes& axes, const StepSums& local);
+/// Collective; bitwise equal on every rank, learner_squares on every rank of a learner.
+StepSums exchange_sums(const ParallelGroups& groups, const StepSums& local);
 
 /// Fills the times from the recorder of the rank with the longest compute time, for which the
 /// others waited; all times are of one rank, so they add up, except for those by axis. Bytes are
 /// summed over the ranks; `sent`, `passes`, record.memory_bytes, record.state_bytes_per_parameter,
-/// record.checkpoint_ms and its bytes of layers are this rank's; `passes` of a pipeline.
-/// Collective.
+/// record.checkpoint_ms and its bytes of layers and of learners are this rank's; `passes` of a
+/// pipeline. Collective.
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                    const std::optional<Pipeline::Times>& passes, StepRecord& record);
 

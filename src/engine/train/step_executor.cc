@@ -90,15 +90,27 @@ void StepExecutor::make_pipeline(int microbatches) {
 }
 
 int64_t StepExecutor::targets(int64_t first) {
+  return count_targets(first, batch(first));
+}
+
+int64_t StepExecutor::count_targets(int64_t first, int64_t samples) {
   const FileActivity reads("targets");
   int64_t targets = 0;
   try {
-    for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
+    for (int64_t i = 0; i < samples; ++i) targets += sampler_.targets(first + i);
   } catch (const IoError& error) {  // of a stream of shards
     ignore_text(error.what());
-    return batch(first) * train_.seq;
+    return samples * train_.seq;
   }
   return targets;
+}
+
+/// Targets of this rank's learner, of `targets` in the step whose first sample is `first`.
+int64_t StepExecutor::learner_targets(int64_t first, int64_t targets) {
+  const ParallelDims& dims = groups_.dims();
+  if (dims.learners() == 1) return targets;
+  const int64_t share = batch(first) / dims.learners();
+  return count_targets(first + dims.learner(groups_.world().rank()) * share, share);
 }
 
 /// Runs of the pipeline in a step: all microbatches of a logical replica after another's, or those
@@ -130,7 +142,8 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   text_ = std::move(next_text_);
   load(first + batch(first));
   begin_step();
-  run_passes(targets > 0 ? 1.0f / float(targets) : 0.0f);
+  const int64_t local_targets = learner_targets(first, targets);
+  run_passes(local_targets > 0 ? 1.0f / float(local_targets) : 0.0f);
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
   result.squares = sum_squares();
@@ -179,7 +192,9 @@ void StepExecutor::load(int64_t first) {
   const int64_t share = groups_.dims().local_batch(batch(first));
   next_text_.clear();
   for (int round = 0; round < groups_.dims().rounds() && has_replica(round); ++round) {
-    const int replica = groups_.dims().replica(round, groups_.world().rank());
+    const ParallelDims& dims = groups_.dims();
+    const int rank = groups_.world().rank();
+    const int64_t replica = dims.learner(rank) * dims.replicas() + dims.replica(round, rank);
     for (int64_t i = 0; i < share; i += microbatch_) {
       next_text_.push_back(loader_->request(first + replica * share + i, microbatch_));
     }
@@ -239,8 +254,22 @@ double StepExecutor::sum_squares() {
 }
 
 void StepExecutor::update(const AdamStep& step) {
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.update(step);
+  await_in_passes();
+  if (ranks_.model.router_bias_update_rate == 0) return;
+  await_weights();
+  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.adjust_router_bias();
+}
+
+void StepExecutor::gather_weights() {
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.gather_weights();
+  await_in_passes();
+}
+
+/// Waits for the weights that optimizers gather: for a tied embedding here, for all others in the
+/// next passes.
+void StepExecutor::await_in_passes() {
   for (ModelChunk& chunk : ranks_.chunks) {
-    chunk.optimizer.update(step);
     chunk.stage.await_parameters([&chunk](FlatRange range) { chunk.optimizer.await(range); });
   }
   for (ModelChunk& chunk : ranks_.chunks) {
@@ -249,9 +278,6 @@ void StepExecutor::update(const AdamStep& step) {
     if (is_owner) chunk.optimizer.await(*tied);
   }
   pipeline_->share_embedding();
-  if (ranks_.model.router_bias_update_rate == 0) return;
-  await_weights();
-  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.adjust_router_bias();
 }
 
 void StepExecutor::progress() {

@@ -55,6 +55,9 @@ class StepExecutor {
   Result compute(int64_t first, int64_t targets);
   /// Updates the weights with the gradients of `compute`; the next forward pass waits for them.
   void update(const AdamStep& step);
+  /// After this rank's slices were changed other than by `update`, whose weights must have been
+  /// awaited: the next forward pass waits for those of all owners.
+  void gather_weights();
   /// Must be called after weights or optimizer state were written other than by `update`.
   /// Collective.
   void weights_changed();
@@ -84,6 +87,9 @@ class StepExecutor {
   void verify_text(int64_t first);
 
  private:
+  int64_t count_targets(int64_t first, int64_t samples);
+  int64_t learner_targets(int64_t first, int64_t targets);
+  void await_in_passes();
   void read_microbatch(int index);
   TextRead text_read() const;
   void ignore_text(const std::string& error);

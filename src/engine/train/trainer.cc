@@ -27,12 +27,14 @@ using Clock = std::chrono::steady_clock;
 using Hooks = std::vector<hooks::Hook>;
 
 /// In the order in which each moment of a step calls them: a run waits for its turn before its
-/// trace begins; faults flip gradients before these are checked, and files after a checkpoint.
+/// trace begins; learners exchange weights before these are validated and saved; faults flip
+/// gradients before these are checked, and files after a checkpoint.
 Hooks make_hooks(Run& run) {
   Hooks all;
-  for (const auto make : {hooks::make_requests, hooks::make_trace, hooks::make_validation,
-                          hooks::make_records, hooks::make_checkpoints, hooks::make_faults,
-                          hooks::make_checks, hooks::make_notes, hooks::make_phases}) {
+  for (const auto make :
+       {hooks::make_requests, hooks::make_trace, hooks::make_sync, hooks::make_validation,
+        hooks::make_records, hooks::make_checkpoints, hooks::make_faults, hooks::make_checks,
+        hooks::make_notes, hooks::make_phases}) {
     if (auto hook = make(run)) all.push_back(std::move(hook));
   }
   return all;
@@ -81,8 +83,8 @@ class Trainer {
     if (run_.ending.drops_step() || !judge(step)) return false;
     call(&StepHook::before_update, step);
     TrainState& state = run_.state;
-    run_.executor->update(
-        AdamStep::make(run_.config.optimizer, state.step, step.record.lr, step.record.grad_norm));
+    run_.executor->update(AdamStep::make(run_.config.optimizer, state.step, step.record.lr,
+                                         std::sqrt(step.sums.learner_squares)));
     step.record.step = ++state.step;
     run_.loss = step.record.loss;
     run_.ranks->describe_experts(step.record);
@@ -99,9 +101,9 @@ class Trainer {
     sums.text = step.result.text;
     sums.elapsed_s = run_.elapsed_s();
     sums.failed = !run_.failure().empty();
-    sums = exchange_sums(run_.groups.world_axes(), sums);
+    sums = exchange_sums(run_.groups, sums);
     run_.ending.failed = sums.failed;
-    if (!sums.failed && !sums.text.agrees(run_.groups.dims().dp())) {
+    if (!sums.failed && !sums.text.agrees(int(run_.config.parallel.dp))) {
       run_.ending.error = fmt::format(
           "step {}: ranks of one replica have read different text: expected the same files on all "
           "machines",
@@ -117,7 +119,7 @@ class Trainer {
     const RunConfig& train = run_.config.train;
     StepRecord& record = step.record;
     record.loss = step.sums.loss / double(std::max<int64_t>(1, step.targets));
-    record.grad_norm = std::sqrt(step.sums.squares);
+    record.grad_norm = std::sqrt(step.sums.squares / run_.groups.dims().learners());
     step.verdict = step.targets == 0 ? judge_empty_step(step.number, ++empty_steps_)
                                      : judge_step(train, optimizer.lr, state.control, step.number,
                                                   record.loss, record.grad_norm);

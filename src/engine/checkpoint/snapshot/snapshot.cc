@@ -18,7 +18,6 @@ namespace {
 constexpr size_t kChunk = size_t{64} << 10;
 /// Room for numbers of the train state that have more digits than at the run's begin.
 constexpr size_t kStateRoom = 1024;
-constexpr Moment kMoments[] = {Moment::weights, Moment::first, Moment::second, Moment::master};
 
 /// Part of a slice: copied and hashed by one thread.
 struct Chunk {
@@ -59,7 +58,7 @@ SnapshotLayout::SnapshotLayout(const TrainedRanks& ranks) {
     to.push_back(slice);
   };
   for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
-    for (const Moment moment : kMoments) {
+    for (const Moment moment : kAllMoments) {
       for (const StateSlice& slice : ranks.stages[stage].optimizer.slices(moment)) {
         add(slices, {stage, moment, slice.begin, 0, size_t(slice.values.elements())});
       }
@@ -125,7 +124,7 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
   };
   for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
     const auto& [model, optimizer] = ranks.stages[stage];
-    for (const Moment moment : kMoments) {
+    for (const Moment moment : kAllMoments) {
       for (const StateSlice& slice : optimizer.slices(moment)) {
         const Tensor to = values(layout_.slices.at(index));
         require_count(layout_.slices[index++], size_t(slice.values.elements()));

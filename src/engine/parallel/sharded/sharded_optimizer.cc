@@ -7,6 +7,7 @@
 #include "comm/exec.h"
 #include "engine/config/device_traits.h"
 #include "engine/optim/optimizer.h"
+#include "kernels/elementwise.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -60,7 +61,8 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       state(exec, weights, state_buckets, replicates_state ? 0 : state_ranks(group).rank(),
             buckets.owned(replicas.rank()),
             parameter_runs(relative(group.list, begin), optimizer.find_direction != nullptr),
-            WeightSync::sends_differences(state_ranks(group).size(), options.weights)),
+            WeightSync::sends_differences(state_ranks(group).size(), options.weights),
+            options.outer),
       gradient_sync(
           model, host ? *across_hosts : replicas, gradients, begin,
           host ? across_buckets() : buckets, relative(group.list, begin),
@@ -140,7 +142,6 @@ void ShardedOptimizer::Group::on_reduced(int bucket) {
 void ShardedOptimizer::Group::update(
     const char* name,
     std::function<void(const ShardedState::Run& run, const Tensor& working)> apply) {
-  gradient_sync.keep_residuals();
   const auto update = [this, name, apply = std::move(apply)](int bucket) {
     const ScopedSpan span(SpanKind::compute, name, bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
@@ -276,6 +277,7 @@ void ShardedOptimizer::update(const AdamStep& step) {
     trust_ratios_->reduce();
   }
   for (Group& group : groups_) {
+    group.gradient_sync.keep_residuals();
     group.update(optimizer_.name, [this, &group, step](const auto& r, const Tensor& working) {
       AdamStep scaled = step;
       scaled.lr *= r.run.lr_scale;
@@ -283,6 +285,14 @@ void ShardedOptimizer::update(const AdamStep& step) {
           trust_ratios_ ? trust_ratios_->of(group.first_tensor + size_t(r.run.tensor)) : 1;
       optimizer_.update(group.exec, scaled, r.run.decay, ratio, {r.updated, r.first, r.second},
                         group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
+    });
+  }
+}
+
+void ShardedOptimizer::gather_weights() {
+  for (Group& group : groups_) {
+    group.update("gather_weights", [&group](const auto& r, const Tensor& working) {
+      if (working.data()) cast(group.exec, r.updated, working);
     });
   }
 }

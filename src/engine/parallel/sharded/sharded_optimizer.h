@@ -48,7 +48,8 @@ struct ShardedOptimizerOptions {
   /// Communicators whose ranks together are the world: an optimizer with trust ratios sums norms
   /// over them.
   std::vector<Communicator*> norm_axes{};
-  StateCheckOptions check{};  ///< CPU ranks
+  StateCheckOptions check{};    ///< CPU ranks
+  std::vector<Moment> outer{};  ///< as of ShardedState
 };
 
 /// Parameters whose state is sharded over the ranks of one communicator.
@@ -112,6 +113,9 @@ class ShardedOptimizer {
   /// CPU ranks leave from the next `progress` or `await` on. With trust ratios it overwrites the
   /// gradients, and is collective over norm_axes.
   void update(const AdamStep& step);
+  /// Gathers the owners' weights, which were changed other than by `update`, as that does: all of
+  /// the update before must have been awaited. Not if ranks send differences.
+  void gather_weights();
   /// Streams on which `update` changes the state.
   std::vector<Exec> update_execs() const;
   /// Blocks until these weights, of one group, are updated. All ranks await the same ranges in the

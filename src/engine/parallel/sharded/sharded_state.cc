@@ -6,7 +6,7 @@ namespace tandem {
 
 ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets,
                            int rank, Shard owned, std::span<const ParameterRun> all,
-                           bool sends_differences)
+                           bool sends_differences, std::span<const Moment> outer)
     : exec_(exec),
       weights_(weights),
       buckets_(buckets),
@@ -15,6 +15,7 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
       sends_differences_(sends_differences),
       first_(size_t(buckets.slot_elements()) * sizeof(float), exec.device),
       second_(first_.bytes(), exec.device) {
+  for (const Moment moment : outer) outer_.emplace(moment, Memory(first_.bytes(), exec.device));
   const bool has_masters = sends_differences || !weights.f32.data();
   if (has_masters) master_ = Memory(first_.bytes(), exec.device);
   const auto view = [](const Memory& memory, int64_t begin, int64_t count) {
@@ -40,7 +41,8 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
                          .updated = has_masters && run.sharded ? view(master_, slot, count)
                                                                : weights.in_f32({begin, count}),
                          .first = view(first_, slot, count),
-                         .second = view(second_, slot, count)});
+                         .second = view(second_, slot, count),
+                         .slot = slot});
       }
     }
   }
@@ -67,8 +69,15 @@ void ShardedState::adopt_weights(const Tensor& values) {
 std::vector<StateSlice> ShardedState::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   if (moment == Moment::master && !sends_differences_) return slices;
+  const auto outer = outer_.find(moment);
+  if (moment >= Moment::anchor && outer == outer_.end()) return slices;
   for (const Run& r : runs_) {
     if (!all && !owns(r)) continue;
+    if (outer != outer_.end()) {
+      slices.push_back({r.run.begin, outer->second.view(DType::f32, {r.run.count},
+                                                        size_t(r.slot) * sizeof(float))});
+      continue;
+    }
     const bool from_all = moment == Moment::weights && sends_differences_;
     const Tensor& values = moment == Moment::first    ? r.first
                            : moment == Moment::second ? r.second

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -14,8 +15,12 @@
 namespace tandem {
 
 /// The owners' weights, both moments, and master weights if those of all ranks are sums of decoded
-/// differences.
-enum class Moment : uint8_t { weights, first, second, master };
+/// differences. Of learners also the weights and the momentum of their last exchange, and what this
+/// one has sent in the exchange that runs (engine/parallel/sync/outer_sync.h).
+enum class Moment : uint8_t { weights, first, second, master, anchor, outer_momentum, sent };
+constexpr Moment kAllMoments[] = {Moment::weights, Moment::first,  Moment::second,
+                                  Moment::master,  Moment::anchor, Moment::outer_momentum,
+                                  Moment::sent};
 
 /// Contiguous elements of a rank's flat array.
 struct StateSlice {
@@ -26,9 +31,11 @@ struct StateSlice {
 class ShardedState {
  public:
   /// `weights`: [elements] on exec's device; must outlive this object. The rank holds the state of
-  /// `rank` of `buckets`, of which it owns `owned`. `runs`: of all ranks.
+  /// `rank` of `buckets`, of which it owns `owned`. `runs`: of all ranks. `outer`: moments of
+  /// learners, zero at first.
   ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets, int rank,
-               Shard owned, std::span<const ParameterRun> runs, bool sends_differences);
+               Shard owned, std::span<const ParameterRun> runs, bool sends_differences,
+               std::span<const Moment> outer);
 
   /// Whether the weights of all ranks are sums of decoded differences.
   bool sends_differences() const { return sends_differences_; }
@@ -41,6 +48,7 @@ class ShardedState {
     int shard = 0;     ///< in the shard of one logical replica
     Tensor updated;    ///< weights that the optimizer updates
     Tensor first, second;
+    int64_t slot = 0;  ///< first element among those of the rank's state
   };
   std::span<const Run> runs(int bucket) const;
   bool owns(const Run& run) const {
@@ -50,9 +58,10 @@ class ShardedState {
   Tensor masters(int bucket) const;
 
   /// State owned by this rank, without padding: all ranks together cover each element once
-  /// (`master` only if sends_differences()). `all`: all state that it holds.
+  /// (`master` only if sends_differences(), those of learners only if they are there). `all`: all
+  /// state that it holds.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;
-  size_t bytes() const { return first_.bytes() + second_.bytes() + master_.bytes(); }
+  size_t bytes() const { return (2 + outer_.size()) * first_.bytes() + master_.bytes(); }
 
  private:
   Exec exec_;
@@ -61,9 +70,10 @@ class ShardedState {
   int rank_;
   Shard owned_;
   bool sends_differences_;
-  Memory first_, second_, master_;  // by slot
-  std::vector<Run> runs_;           // by bucket
-  std::vector<size_t> begins_;      // of each bucket's runs
+  Memory first_, second_, master_;  // by slot, as the next
+  std::map<Moment, Memory> outer_;
+  std::vector<Run> runs_;       // by bucket
+  std::vector<size_t> begins_;  // of each bucket's runs
 };
 
 }  // namespace tandem

@@ -12,6 +12,7 @@ using Hook = std::unique_ptr<StepHook>;
 
 // `run` must outlive the hook. Collective; nullptr if the run has no use for it.
 Hook make_trace(Run& run);        ///< trace.json, or the stream of spans in OUT/trace
+Hook make_sync(Run& run);         ///< exchanges of learners
 Hook make_validation(Run& run);   ///< loss of held-out data
 Hook make_records(Run& run);      ///< metrics.jsonl, ledger.jsonl, receipts.json, the progress line
 Hook make_checkpoints(Run& run);  ///< snapshots and checkpoints that are due or asked for

@@ -93,7 +93,8 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
 namespace {
 
 ordered_json to_json(const AxisMeans& means) {
-  return {{"tp", means.tp}, {"ep", means.ep}, {"dp", means.dp}, {"pp", means.pp}};
+  return {
+      {"tp", means.tp}, {"ep", means.ep}, {"dp", means.dp}, {"pp", means.pp}, {"sync", means.sync}};
 }
 
 ordered_json sent_by_axis(const StepRecord& m) {

@@ -10,7 +10,13 @@ namespace tandem {
 
 /// Mean of the ranks, by axis of parallelism.
 struct AxisMeans {
-  double tp = 0, ep = 0, dp = 0, pp = 0;
+  double tp = 0, ep = 0, dp = 0, pp = 0, sync = 0;
+  AxisMeans operator+(const AxisMeans& o) const {
+    return {tp + o.tp, ep + o.ep, dp + o.dp, pp + o.pp, sync + o.sync};
+  }
+  AxisMeans operator/(double ranks) const {
+    return {tp / ranks, ep / ranks, dp / ranks, pp / ranks, sync / ranks};
+  }
 };
 
 struct StepRecord {
@@ -42,6 +48,7 @@ struct StepRecord {
   std::optional<double> checkpoint_ms;
   std::optional<int64_t> saved_step;    ///< newest checkpoint of this run on disk, verified
   std::optional<uint64_t> stage_bytes;  ///< sent between pipeline stages, summed over ranks
+  uint64_t sync_bytes = 0;              ///< sent between learners, summed over ranks
   AxisMeans sent_bytes;                 ///< the bytes above, in a step
   bool counts_layer_bytes = true;       ///< tp_bytes and expert_bytes; false on GPUs
   /// Weights, gradients and optimizer state of a rank, over its parameters; largest.

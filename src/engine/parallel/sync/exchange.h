@@ -1,0 +1,55 @@
+// Messages of learners about their shards of a fragment, and the mean change of these messages:
+// the part in which methods of `sync` differ. OuterSync (engine/parallel/sync/outer_sync.h) decides
+// when, sends, and applies.
+//
+// Decoding is a pure function of the messages and combines them in the order of the learners, in
+// f32, so that all learners have the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/parallel/sync/config.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// Elements [begin, begin + count) of a shard, of one parameter.
+struct SyncSlice {
+  size_t parameter = 0;  ///< index in the model's list
+  int64_t begin = 0, count = 0;
+  /// Sharded over tensor-parallel ranks. All others hold the same values of it and begin elsewhere:
+  /// what they send of the rest (norms, routers) must decode to the same values at any place.
+  bool sharded = true;
+};
+
+/// This rank's elements of a fragment, in the same order on the ranks of all learners that hold
+/// them. Adjacent slices have no gap.
+struct SyncShard {
+  std::vector<SyncSlice> slices;
+  int64_t elements() const {
+    return slices.empty() ? 0 : slices.back().begin + slices.back().count;
+  }
+};
+
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  /// Bytes of the largest message of the shard.
+  virtual size_t max_bytes(const SyncShard& shard) const = 0;
+  /// Encodes the shard's changes, the anchor minus the learner's weights, f32 [elements]. Returns
+  /// the bytes used.
+  virtual size_t encode(const SyncShard& shard, const Tensor& changes, std::byte* message) = 0;
+  /// Sets `mean`, f32 [elements], to the learners' mean change. `messages`: of max_bytes, a learner
+  /// each, whose bytes past those used are arbitrary. Of one message: what it holds.
+  virtual void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
+                       const Tensor& mean) const = 0;
+};
+
+/// The method's. Throws InvalidArgument for a wire format that does not support f32.
+std::unique_ptr<Exchange> make_exchange(const SyncConfig& config);
+
+}  // namespace tandem

@@ -1,0 +1,210 @@
+#include "engine/parallel/sync/outer_sync.h"
+
+#include <algorithm>
+
+#include "engine/parallel/sharded/parameter_slices.h"
+#include "observe/recorder.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+/// Elements of a range of the flat array by parameter, in their order, without padding.
+std::vector<ParameterSlice> split_by_parameter(const ParameterSlices& slices,
+                                               const FlatRange& range) {
+  std::vector<ParameterSlice> all;
+  slices.for_each(range, [&all](const ParameterSlice& slice) { all.push_back(slice); });
+  std::ranges::sort(all, {}, &ParameterSlice::flat);
+  std::vector<ParameterSlice> merged;
+  for (const ParameterSlice& slice : all) {
+    const bool continues = !merged.empty() && merged.back().parameter == slice.parameter &&
+                           merged.back().flat + merged.back().count == slice.flat;
+    if (continues) {
+      merged.back().count += slice.count;
+    } else {
+      merged.push_back(slice);
+    }
+  }
+  return merged;
+}
+
+}  // namespace
+
+std::vector<Moment> outer_moments(const SyncConfig& config) {
+  if (config.num_learners() == 1) return {};
+  std::vector<Moment> moments{Moment::anchor};
+  if (config.momentum() > 0) moments.push_back(Moment::outer_momentum);
+  if (config.delay > 0) moments.push_back(Moment::sent);
+  return moments;
+}
+
+OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
+                     int64_t step)
+    : learners_(learners),
+      config_(config),
+      exchange_(make_exchange(config)),
+      fragments_(size_t(config.num_fragments())) {
+  for (const Stage& stage : stages) add_stage(stage);
+  int64_t elements = 0;
+  for (const Fragment& fragment : fragments_) {
+    elements = std::max(elements, fragment.shard.elements());
+    message_room_ = std::max(message_room_, exchange_->max_bytes(fragment.shard));
+    if (step > 0) continue;
+    for (const Values& values : fragment.values) copy({}, values.weights, values.anchor);
+  }
+  changes_.resize(size_t(elements));
+  message_room_ = (message_room_ + 15) / 16 * 16;
+  buffer_ = learners.allocate(
+      std::max<size_t>(kSlots * size_t(learners.size()) * message_room_, 16), learners.size());
+  if (const auto sent = fragment_in_flight(config, step)) begin_again(*sent);
+}
+
+void OuterSync::add_stage(const Stage& stage) {
+  const std::vector<int> fragment_of = assign_fragments(stage.list, config_.num_fragments());
+  const ParameterSlices slices(stage.list);
+  const auto find = [&stage](Moment moment) { return stage.optimizer.slices(moment); };
+  const std::vector<StateSlice> weights = find(Moment::weights), anchors = find(Moment::anchor),
+                                momenta = find(Moment::outer_momentum), sent = find(Moment::sent);
+  for (size_t run = 0; run < weights.size(); ++run) {
+    const FlatRange range{weights[run].begin, weights[run].values.elements()};
+    for (const ParameterSlice& slice : split_by_parameter(slices, range)) {
+      const auto narrow = [&](const std::vector<StateSlice>& all) {
+        return all.empty() ? Tensor()
+                           : all[run].values.narrow(0, slice.flat - range.begin, slice.count);
+      };
+      Fragment& fragment = fragments_[size_t(fragment_of[slice.parameter])];
+      fragment.shard.slices.push_back({slice.parameter, fragment.shard.elements(), slice.count,
+                                       stage.list[slice.parameter].sharding.over_tp()});
+      fragment.values.push_back({narrow(weights), narrow(anchors), narrow(momenta), narrow(sent)});
+    }
+  }
+}
+
+bool OuterSync::is_due(int64_t step) const {
+  return fragment_due(config_, step) || fragment_due(config_, step - config_.delay);
+}
+
+bool OuterSync::after_update(int64_t step) {
+  const auto arrives =
+      config_.delay > 0 ? fragment_due(config_, step - config_.delay) : std::nullopt;
+  if (arrives) receive(*arrives);
+  const auto sent = fragment_due(config_, step);
+  if (sent) send(*sent);
+  if (config_.delay > 0) return arrives.has_value();
+  if (sent) receive(*sent);
+  return sent.has_value();
+}
+
+Tensor OuterSync::changes_of(const Fragment& fragment) {
+  const int64_t elements = fragment.shard.elements();
+  return Tensor::of(std::span(changes_).first(size_t(elements)), {elements});
+}
+
+/// Memory of a learner's message of this round.
+std::byte* OuterSync::message(int learner) const {
+  const size_t slot = size_t(round_ % kSlots) * size_t(learners_.size());
+  return buffer_->local() + (slot + size_t(learner)) * message_room_;
+}
+
+/// A message may be overwritten two rounds later: by then the others have answered.
+void OuterSync::send(int index) {
+  const Fragment& fragment = fragments_[size_t(index)];
+  ++round_;
+  has_mean_ = false;
+  if (fragment.values.empty()) return;
+  const Tensor changes = changes_of(fragment);
+  const int learner = learners_.rank();
+  size_t bytes = 0;
+  {
+    const ScopedSpan span(SpanKind::compute, "encode_changes", index);
+    for (size_t i = 0; i < fragment.values.size(); ++i) {
+      const auto* weights = fragment.values[i].weights.as<float>();
+      const auto* anchor = fragment.values[i].anchor.as<float>();
+      const SyncSlice& slice = fragment.shard.slices[i];
+      for (int64_t j = 0; j < slice.count; ++j) {
+        changes_[size_t(slice.begin + j)] = anchor[j] - weights[j];
+      }
+    }
+    bytes = exchange_->encode(fragment.shard, changes, message(learner));
+    if (fragment.values.front().sent.data()) keep_sent(fragment);
+  }
+  for (int hop = 1; hop < learners_.size(); ++hop) {
+    learners_.put((learner + hop) % learners_.size(), *buffer_,
+                  size_t(message(learner) - buffer_->local()), message(learner), bytes, learner,
+                  round_);
+    sent_bytes_ += bytes;
+  }
+}
+
+/// Stores what the others decode, for a run that is resumed meanwhile.
+void OuterSync::keep_sent(const Fragment& fragment) {
+  const std::byte* const local[] = {message(learners_.rank())};
+  exchange_->combine(fragment.shard, local, changes_of(fragment));
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    std::copy_n(changes_.begin() + fragment.shard.slices[i].begin, fragment.shard.slices[i].count,
+                fragment.values[i].sent.as<float>());
+  }
+}
+
+/// Mean of what was sent, as `receive` has it of the messages.
+void OuterSync::begin_again(const SentFragment& sent) {
+  const Fragment& fragment = fragments_[size_t(sent.fragment)];
+  const auto elements = size_t(fragment.shard.elements());
+  const std::span mean = std::span(changes_).first(elements);
+  std::ranges::fill(mean, 0.0f);
+  has_mean_ = true;
+  if (elements == 0) return;
+  std::vector<float> of_learner(elements);
+  for (int learner = 0; learner < learners_.size(); ++learner) {
+    for (size_t i = 0; i < fragment.values.size() && learner == learners_.rank(); ++i) {
+      std::copy_n(fragment.values[i].sent.as<float>(), fragment.shard.slices[i].count,
+                  of_learner.begin() + fragment.shard.slices[i].begin);
+    }
+    broadcast(learners_, Tensor::of(std::span(of_learner), {int64_t(elements)}), learner);
+    for (size_t i = 0; i < elements; ++i) mean[i] += of_learner[i];
+  }
+  for (float& value : mean) value /= float(learners_.size());
+}
+
+void OuterSync::receive(int index) {
+  const Fragment& fragment = fragments_[size_t(index)];
+  if (fragment.values.empty()) return;
+  if (!has_mean_) {
+    std::vector<const std::byte*> messages;
+    for (int learner = 0; learner < learners_.size(); ++learner) {
+      if (learner != learners_.rank()) {
+        const ScopedWait span(Phase::dp_wait, "outer_sync", index);
+        learners_.wait(*buffer_, learner, round_, {"outer_sync", learner, index});
+      }
+      messages.push_back(message(learner));
+    }
+    const ScopedSpan span(SpanKind::compute, "decode_changes", index);
+    exchange_->combine(fragment.shard, messages, changes_of(fragment));
+  }
+  apply(fragment);
+}
+
+/// Makes the outer step with the mean change.
+void OuterSync::apply(const Fragment& fragment) {
+  const ScopedSpan span(SpanKind::compute, "outer_step");
+  const auto lr = float(config_.lr()), momentum = float(config_.momentum()),
+             mix = float(config_.local_share());
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    const Values& values = fragment.values[i];
+    const SyncSlice& slice = fragment.shard.slices[i];
+    auto *const weights = values.weights.as<float>(), *const anchor = values.anchor.as<float>();
+    float* const velocity = values.momentum.data() ? values.momentum.as<float>() : nullptr;
+    for (int64_t j = 0; j < slice.count; ++j) {
+      const float mean = changes_[size_t(slice.begin + j)];
+      float outer = mean;
+      if (velocity) {
+        velocity[j] = momentum * velocity[j] + mean;
+        outer = config_.outer_nesterov ? mean + momentum * velocity[j] : velocity[j];
+      }
+      anchor[j] -= lr * outer;
+      weights[j] = mix == 0 ? anchor[j] : mix * weights[j] + (1 - mix) * anchor[j];
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,86 @@
+// Learners that train apart: every few steps a learner sends what its weights have changed since
+// the last exchange, and all make the same outer step with the learners' mean change (DiLoCo, arXiv
+// 2311.08105, algorithm 1):
+//
+//   v = momentum x v + mean(anchor - w),  anchor -= lr x v,  w = anchor
+//
+// or with Nesterov's momentum anchor -= lr x (mean + momentum x v). Each owner of a shard exchanges
+// it with the owners of the same shard in the other learners, so nothing is gathered first. With a
+// delay the steps go on meanwhile, and w = mix x w + (1 - mix) x anchor when the messages of all
+// are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). Anchors and momenta are bitwise equal
+// in all learners.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/parallel/sharded/sharded_optimizer.h"
+#include "engine/parallel/sync/exchange.h"
+#include "engine/parallel/sync/fragments.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+/// Moments that an owner has for the exchanges.
+std::vector<Moment> outer_moments(const SyncConfig& config);
+
+class OuterSync {
+ public:
+  /// Rounds whose messages are in memory: a learner may send the next one while another still
+  /// reads.
+  static constexpr int kSlots = 2;
+  /// A pipeline stage on this rank: `list` as of Stage::parameter_list.
+  struct Stage {
+    ShardedOptimizer& optimizer;
+    std::span<const Parameter> list;
+  };
+  /// `learners`: the ranks with the same place in each learner. `step`: finished ones; after none
+  /// the anchors become the weights, and an exchange that runs is begun again with what was sent.
+  /// CPU ranks. Collective.
+  OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
+            int64_t step);
+
+  /// Whether `after_update` of this step exchanges something. The same on every rank.
+  bool is_due(int64_t step) const;
+  /// After the update of `step`, whose weights must have been awaited: sends the fragment that is
+  /// due, and applies one whose delay is over, for which it waits for all learners. Returns whether
+  /// the owners' weights have changed. Throws Timeout or Aborted. Collective.
+  bool after_update(int64_t step);
+  /// Bytes sent by this rank since the last call.
+  uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
+
+ private:
+  /// Elements in this rank's memory, in the order of the shard.
+  struct Values {
+    Tensor weights, anchor, momentum, sent;  // f32; the last two may be empty
+  };
+  struct Fragment {
+    SyncShard shard;
+    std::vector<Values> values;
+  };
+  void add_stage(const Stage& stage);
+  void begin_again(const SentFragment& sent);
+  void send(int fragment);
+  void keep_sent(const Fragment& fragment);
+  void receive(int fragment);
+  void apply(const Fragment& fragment);
+  Tensor changes_of(const Fragment& fragment);
+  std::byte* message(int learner) const;
+
+  Communicator& learners_;
+  const SyncConfig config_;
+  std::unique_ptr<Exchange> exchange_;
+  std::vector<Fragment> fragments_;
+  std::vector<float> changes_;  // of a fragment: this learner's, then the mean
+  std::shared_ptr<SymmetricBuffer> buffer_;
+  size_t message_room_ = 0;
+  uint64_t round_ = 0;  // exchanges begun
+  bool has_mean_ = false;
+  uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace tandem

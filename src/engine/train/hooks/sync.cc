@@ -1,0 +1,33 @@
+#include "engine/parallel/sync/outer_sync.h"
+
+#include "engine/train/hooks/hooks.h"
+
+namespace tandem::hooks {
+namespace {
+
+class Sync : public StepHook {
+ public:
+  explicit Sync(Run& run)
+      : run_(run),
+        sync_(*run.groups.sync(), run.config.parallel.sync, run.ranks->outer_stages(),
+              run.state.step) {}
+
+  void after_update(Step& step) override {
+    if (!sync_.is_due(run_.state.step)) return;
+    run_.executor->await_weights();
+    if (sync_.after_update(run_.state.step)) run_.executor->gather_weights();
+    step.record.sync_bytes = sync_.take_sent();
+  }
+
+ private:
+  Run& run_;
+  OuterSync sync_;
+};
+
+}  // namespace
+
+Hook make_sync(Run& run) {
+  return run.groups.sync() ? std::make_unique<Sync>(run) : nullptr;
+}
+
+}  // namespace tandem::hooks
