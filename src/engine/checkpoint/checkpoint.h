@@ -1,5 +1,7 @@
 // Checkpoint files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
 // optimizer.safetensors, state.json}, and residuals.safetensors for gradients with error feedback.
+// Of several learners model.safetensors has the weights of their last exchanges, and
+// optimizer.safetensors each one's weights and moments.
 // No function here communicates with other ranks (engine/checkpoint/saving.h does).
 //
 // A checkpoint is written to a temporary directory, every file fsynced, and renamed, so a directory

@@ -78,6 +78,16 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   return "";
 }
 
+/// Weights that the file names with a prefix.
+void load_prefixed(const TrainedRanks& ranks, const SafetensorsFile& file,
+                   const std::string& prefix) {
+  for (const auto& [model, optimizer] : ranks.stages) {
+    std::vector<Parameter> list = model.parameter_list();
+    for (Parameter& p : list) p.name = prefix + p.name;
+    load_parameters(file, list, model.exec(), model.parameter_staging());
+  }
+}
+
 template <typename Weights>
 void load_weights(const TrainedRanks& ranks, const Weights& weights) {
   for (const auto& [model, optimizer] : ranks.stages) {
@@ -90,23 +100,43 @@ void allocate_staging(const TrainedRanks& ranks) {
   for (const TrainedStage& stage : ranks.stages) stage.model.parameter_staging();
 }
 
+void adopt_weights(const TrainedRanks& ranks) {
+  for (const auto& [model, optimizer] : ranks.stages) {
+    optimizer.adopt_weights(model.parameter_staging());
+  }
+}
+
+/// State of one of several learners.
+void load_learner(const TrainedRanks& ranks, const SafetensorsFile& weights,
+                  const SafetensorsFile& moments) {
+  for (const Section& section : learner_sections(ranks.learner, ranks.has_outer(Moment::sent))) {
+    if (section.moment == Moment::weights) {
+      load_prefixed(ranks, moments, section.prefix);
+      adopt_weights(ranks);
+    } else {
+      read_section(ranks, moments, section);
+    }
+  }
+  read_section(ranks, weights, kAnchor);
+  const bool has_momentum =
+      moments.find(kOuterMomentum.prefix + ranks.parameter_list().front().name);
+  if (has_momentum && ranks.has_outer(Moment::outer_momentum)) {
+    read_section(ranks, moments, kOuterMomentum);
+  }
+}
+
 void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const SafetensorsFile weights(path + "/" + kModelFile);
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
+  if (ranks.learners > 1) return load_learner(ranks, weights, moments);
   load_weights(ranks, weights);
   read_section(ranks, moments, kFirst);
   read_section(ranks, moments, kSecond);
   const bool has_masters = moments.find(kMaster.prefix + ranks.parameter_list().front().name);
   if (has_masters && ranks.has_masters()) return read_section(ranks, moments, kMaster);
-  for (const auto& [model, optimizer] : ranks.stages) {
-    if (has_masters) {
-      // Weights are sent uncompressed in this run: it resumes from the master weights.
-      std::vector<Parameter> masters = model.parameter_list();
-      for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
-      load_parameters(moments, masters, model.exec(), model.parameter_staging());
-    }
-    optimizer.adopt_weights(model.parameter_staging());
-  }
+  // Weights are sent uncompressed in this run: it resumes from the master weights.
+  if (has_masters) load_prefixed(ranks, moments, kMaster.prefix);
+  adopt_weights(ranks);
 }
 
 }  // namespace
@@ -125,9 +155,7 @@ void load_model(const TrainedRanks& ranks, const std::string& folder) {
   allocate_staging(ranks);
   on_every_rank(ranks.world, "loading a model", ranks.bytes(), [&] {
     load_weights(ranks, WeightFiles(folder));
-    for (const auto& [model, optimizer] : ranks.stages) {
-      optimizer.adopt_weights(model.parameter_staging());
-    }
+    adopt_weights(ranks);
     return std::string();
   });
   for (const TrainedStage& stage : ranks.stages) stage.model.parameters_changed();

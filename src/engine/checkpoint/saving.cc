@@ -97,13 +97,13 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const 
   }
   SharedTensors file(ranks.world, path, specs, metadata);
   // Logged once per save.
-  if (sections.front().moment == Moment::weights && ranks.world.rank() == 0 &&
-      !file.ranks_without_path().empty()) {
+  if (path.ends_with(kModelFile) && ranks.world.rank() == 0 && !file.ranks_without_path().empty()) {
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
                                             path, fmt::join(file.ranks_without_path(), ", ")));
   }
   std::string hash = file.fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
+      if (sections[s].learner != ranks.learner) continue;
       for_each_slice(ranks, owned, sections[s].moment,
                      [&](const ParameterSlice& slice, const Tensor& values) {
                        // Only TP rank 0 writes replicated tensors.
@@ -117,8 +117,24 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const 
 
 Written write_model(const TrainedRanks& ranks, const OwnedState& owned,
                     const std::string& directory, DType dtype = DType::f32) {
-  return write_tensors(ranks, owned, directory + "/" + kModelFile, {kWeights}, dtype,
-                       {{"format", "pt"}});
+  return write_tensors(ranks, owned, directory + "/" + kModelFile,
+                       {ranks.learners > 1 ? kAnchor : kWeights}, dtype, {{"format", "pt"}});
+}
+
+/// Sections of the optimizer's file.
+std::vector<Section> optimizer_sections(const TrainedRanks& ranks) {
+  std::vector<Section> sections;
+  if (ranks.learners == 1) {
+    sections = {kFirst, kSecond};
+    if (ranks.has_masters()) sections.push_back(kMaster);
+    return sections;
+  }
+  if (ranks.has_outer(Moment::outer_momentum)) sections.push_back(kOuterMomentum);
+  for (int learner = 0; learner < ranks.learners; ++learner) {
+    const auto all = learner_sections(learner, ranks.has_outer(Moment::sent));
+    sections.insert(sections.end(), all.begin(), all.end());
+  }
+  return sections;
 }
 
 /// Writes one array per rank of the world. Returns the header's hash; empty if there are no
@@ -191,10 +207,8 @@ std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
   if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
   const Written model_file = write_model(ranks, owned, folder);
   hashes[kModelFile] = model_file.hash;
-  std::vector<Section> sections{kFirst, kSecond};
-  if (ranks.has_masters()) sections.push_back(kMaster);
   hashes[kOptimizerFile] =
-      write_tensors(ranks, owned, folder + "/" + kOptimizerFile, sections).hash;
+      write_tensors(ranks, owned, folder + "/" + kOptimizerFile, optimizer_sections(ranks)).hash;
   on_rank_zero(ranks.world, "completing a checkpoint", [&] {
     checkpoint->commit(state, model, hashes);
     return std::string();

@@ -21,7 +21,8 @@ std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
 /// "tensor 'NAME' has VALUE at element N, …" for a weight that is so large that its square is not
 /// finite, such as of an embedding, which a norm then makes 0; empty without one. Collective.
 std::string describe_overflow(const TrainedRanks& ranks, const OwnedState& owned);
-/// Writes OUT/final/{config.json, model.safetensors, state.json}, the weights as f32 or bf16.
+/// Writes OUT/final/{config.json, model.safetensors, state.json}, the weights as f32 or bf16; of
+/// several learners those of their last exchanges.
 void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::string& out,
                 const TrainState& state, const ModelConfig& model, DType dtype);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <vector>
 
 #include "engine/parallel/sharded/sharded_state.h"
 
@@ -17,9 +18,24 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 struct Section {
   std::string prefix;
   Moment moment;
+  int learner = 0;  ///< whose ranks write it, and read it unless it is of all learners
 };
 const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
     kSecond{"v.", Moment::second}, kMaster{"w.", Moment::master};
+
+/// State that all learners have, of which the first has the file's.
+const Section kAnchor{"", Moment::anchor}, kOuterMomentum{"outer.", Moment::outer_momentum};
+
+/// Weights, moments and, if an exchange may run meanwhile, what was sent, of one of several
+/// learners.
+inline std::vector<Section> learner_sections(int learner, bool has_sent) {
+  const std::string prefix = fmt::format("learner.{}.", learner);
+  std::vector<Section> sections{{prefix, Moment::weights, learner},
+                                {prefix + kFirst.prefix, Moment::first, learner},
+                                {prefix + kSecond.prefix, Moment::second, learner}};
+  if (has_sent) sections.push_back({prefix + "sent.", Moment::sent, learner});
+  return sections;
+}
 
 /// Tensor of a rank's residuals.
 inline std::string rank_name(int rank) {

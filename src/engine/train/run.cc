@@ -9,6 +9,7 @@
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/run/made_by.h"
 #include "engine/checkpoint/run/run_end.h"
+#include "engine/parallel/sync/outer_sync.h"
 #include "engine/plan/cost/memory.h"
 #include "engine/train/run_start.h"
 #include "observe/recorder.h"
@@ -27,7 +28,7 @@ Run::Run(Communicator& of_run, const TrainRequest& of_ranks, const TokenSource& 
       groups(of_run, ParallelDims(config.parallel), config.model.experts > 0) {
   clear_receipts();
   config.data.format = source.format();
-  config.parallel.replicas = groups.dims().replicas();
+  config.parallel.replicas = config.parallel.logical_replicas();
   if (world.rank() == 0) progress.emplace(request.log);
   if (!request.resume) find_init();
   memory.emplace(world, open_output());
@@ -114,8 +115,13 @@ void Run::begin(const ResumePoint& from) {
 TrainedRanks Run::trained_ranks() {
   std::vector<TrainedStage> stages;
   for (ModelChunk& chunk : ranks->chunks) stages.push_back({chunk.stage, chunk.optimizer});
-  return {world, describe_layout(config.parallel, config.model.layers, groups.on_gpus()),
-          groups.tp(), std::move(stages)};
+  return {world,
+          describe_layout(config.parallel, config.model.layers, groups.on_gpus()),
+          groups.tp(),
+          std::move(stages),
+          groups.dims().learner(world.rank()),
+          groups.dims().learners(),
+          outer_moments(config.parallel.sync)};
 }
 
 void Run::make_checkpoints() {

@@ -153,7 +153,11 @@ std::vector<RestoreCase> restore_cases() {
           {"pp2_dp2", {1, 2}, {"parallel.pp=2"}},
           {"residuals_and_masters", {1, 2}, {"parallel.codec=gradients=int4:g32,weights=int8"}},
           {"replicated_state", {1, 2}, {"parallel.zero=0"}},
-          {"experts", {1, 4}, {"parallel.ep=2"}, "moe.toml"}};
+          {"experts", {1, 4}, {"parallel.ep=2"}, "moe.toml"},
+          {"learners",
+           {1, 4},
+           {"sync.method=local", "sync.learners=2", "sync.every=4", "sync.fragments=2",
+            "sync.delay=1"}}};
 }
 
 std::vector<RestoreCase> more_restore_cases() {

@@ -194,7 +194,8 @@ void RunCheckpoints::save(Communicator& world, const OwnedState& owned, const Tr
     options_.prepare();
     return std::string();
   });
-  const TrainedRanks ranks{world, ranks_.layout, ranks_.tp, ranks_.stages};
+  const TrainedRanks ranks{world,          ranks_.layout,   ranks_.tp,   ranks_.stages,
+                           ranks_.learner, ranks_.learners, ranks_.outer};
   const std::string problem = save_checkpoint(ranks, owned, options_.out, state, options_.model,
                                               keeper_ ? &*keeper_ : nullptr);
   if (!problem.empty()) throw IoError(problem);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 
 #include "core/system/printable.h"
 #include "engine/checkpoint/run/run_end.h"
@@ -61,6 +62,37 @@ void set_sample_keys(const TrainState& state, TrainConfig& found) {
   }
 }
 
+/// Keys of learners, whose state and running exchange a checkpoint has, that differ from those of
+/// the checkpoint; empty where neither has several.
+std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
+                                             const SyncConfig& expected) {
+  std::vector<std::string> different;
+  TrainConfig before;
+  try {
+    before = parse_config(checkpoint.state.config, "state.json");
+  } catch (const ConfigError&) {  // of another version: ResumedRun::describe says so
+    return different;
+  }
+  const SyncConfig& found = before.parallel.sync;
+  if (found.num_learners() != expected.num_learners()) {
+    return {
+        fmt::format("sync.learners is {} in this checkpoint: expected {}; start a new run with "
+                    "--init {}, which "
+                    "begins from the learners' average",
+                    found.num_learners(), expected.num_learners(), checkpoint.path)};
+  }
+  if (found.num_learners() == 1) return different;
+  for (const auto& [key, of_checkpoint, of_run] :
+       {std::tuple("every", found.every, expected.every),
+        std::tuple("fragments", found.num_fragments(), expected.num_fragments()),
+        std::tuple("delay", found.delay, expected.delay)}) {
+    if (of_checkpoint == of_run) continue;
+    different.push_back(
+        fmt::format("sync.{} is {} in this checkpoint: expected {}", key, of_checkpoint, of_run));
+  }
+  return different;
+}
+
 }  // namespace
 
 void ResumedRun::require_same(const Checkpoint& checkpoint, const std::string& fingerprint,
@@ -70,7 +102,7 @@ void ResumedRun::require_same(const Checkpoint& checkpoint, const std::string& f
   found.train.seq = checkpoint.state.seq;
   found.train.seed = checkpoint.state.seed;
   set_sample_keys(checkpoint.state, found);
-  std::vector<std::string> different;
+  std::vector<std::string> different = find_other_learners(checkpoint, config_.parallel.sync);
   for (const KeyDifference& key : differing_keys(found, config_)) {
     different.push_back(
         fmt::format("{} is {} in this checkpoint: expected {}", key.key, key.before, key.after));

@@ -13,7 +13,11 @@ uint64_t TrainedRanks::bytes() const {
     elements +=
         uint64_t(std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>()));
   }
-  return (has_masters() ? 4 : 3) * sizeof(float) * elements;
+  const uint64_t shared = 1 + has_outer(Moment::outer_momentum);
+  const uint64_t of_learner = 3 + has_outer(Moment::sent);
+  const uint64_t copies =
+      learners > 1 ? shared + uint64_t(learners) * of_learner : 3 + has_masters();
+  return copies * sizeof(float) * elements;
 }
 
 const std::vector<Parameter>& TrainedRanks::parameter_list() const {

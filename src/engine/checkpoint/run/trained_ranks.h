@@ -2,6 +2,7 @@
 // into them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,11 +24,14 @@ struct TrainedRanks {
   std::string layout;  ///< residuals are reused only if it is the same
   Communicator& tp;
   std::vector<TrainedStage> stages;  ///< of this rank
+  int learner = 0, learners = 1;     ///< this rank's, and their number
+  std::vector<Moment> outer = {};    ///< moments of several learners (outer_moments)
   /// Approximate size of a checkpoint.
   uint64_t bytes() const;
   /// All parameters of the model; which are on this rank and where differs between its stages.
   const std::vector<Parameter>& parameter_list() const;
   bool has_masters() const;
+  bool has_outer(Moment moment) const { return std::ranges::find(outer, moment) != outer.end(); }
 };
 
 /// State that this rank owns: all ranks together have each element once.

@@ -33,19 +33,13 @@ class Dense : public Exchange {
 
   size_t encode(const SyncShard& shard, const Tensor& changes, std::byte* message) override {
     std::byte* to = message;
+    size_t used = 0;
     for_each(shard, [&](int64_t begin, int64_t count, bool encoded) {
-      const float* from = changes.as<const float>() + begin;
-      if (!encoded) {
-        std::memcpy(to, from, size_t(count) * sizeof(float));
-        to += raw_bytes(count);
-        return;
-      }
-      const uint64_t bytes = codec::encode_whole(wire_, DType::f32, from, count, to + kAlignment);
-      std::memset(to, 0, kAlignment);
-      std::memcpy(to, &bytes, sizeof bytes);
-      to += kAlignment + aligned(bytes);
+      const size_t bytes = encode(changes.as<const float>() + begin, count, encoded, to);
+      used = size_t(to - message) + bytes;
+      to += aligned(bytes);
     });
-    return size_t(to - message);
+    return used;
   }
 
   void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
@@ -65,6 +59,18 @@ class Dense : public Exchange {
 
  private:
   static size_t raw_bytes(int64_t count) { return aligned(size_t(count) * sizeof(float)); }
+
+  /// Returns the bytes used.
+  size_t encode(const float* from, int64_t count, bool encoded, std::byte* to) const {
+    if (!encoded) {
+      std::memcpy(to, from, size_t(count) * sizeof(float));
+      return size_t(count) * sizeof(float);
+    }
+    const uint64_t bytes = codec::encode_whole(wire_, DType::f32, from, count, to + kAlignment);
+    std::memset(to, 0, kAlignment);
+    std::memcpy(to, &bytes, sizeof bytes);
+    return kAlignment + bytes;
+  }
 
   /// Returns the bytes read.
   size_t decode(const std::byte* message, bool encoded, float* values, int64_t count) const {
