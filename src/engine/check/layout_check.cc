@@ -100,7 +100,7 @@ int64_t size_of_axis(const ParallelConfig& parallel, const RunConfig& train,
   if (axis == "tp") return parallel.tp;
   if (axis == "ep") return parallel.ep;
   if (axis == kRecompute) return train.recompute == "none" ? 1 : 2;
-  return axis == "dp" ? parallel.dp : parallel.pp;
+  return axis == "dp" ? parallel.learner_dp() : parallel.pp;
 }
 
 /// Makes it the same job without an axis or recomputation, with the same microbatches.
@@ -109,9 +109,10 @@ void remove_axis(TrainConfig& config, std::string_view axis) {
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    config.train.microbatch =
-        microbatch_size(config.parallel, config.train) * config.parallel.logical_replicas();
-    parallel.dp = 1;
+    const int64_t learners = parallel.sync.num_learners();
+    config.train.microbatch = microbatch_size(config.parallel, config.train) *
+                              config.parallel.logical_replicas() / learners;
+    parallel.dp = learners;
     parallel.replicas = 0;
   }
   if (axis == kRecompute) {

@@ -1,5 +1,7 @@
 #include "engine/check/layout_steps.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -58,34 +60,42 @@ std::optional<Parameter> tied_copy(const Stage& stage, const Communicator& tp) {
   return copy;
 }
 
+/// Begins the names of a learner's tensors; empty for the first one's.
+std::string name_learner(const ParallelGroups& groups) {
+  const int learner = groups.dims().learner(groups.world().rank());
+  return learner == 0 ? "" : fmt::format("learner {}, ", learner);
+}
+
 /// Tensors that ranks add their shards to, each in its thread.
 class Gather {
  public:
   /// Adds the gradients of elements that this rank's optimizer owns.
-  void add_gradients(const ModelChunk& chunk) {
-    add_owned(chunk, chunk.optimizer.reduced_gradients());
+  void add_gradients(const ModelChunk& chunk, const ParallelGroups& groups) {
+    add_owned(chunk, chunk.optimizer.reduced_gradients(), groups);
   }
 
   /// Adds the weights that this rank's optimizer owns.
-  void add_owned_weights(const ModelChunk& chunk) {
-    add_owned(chunk, chunk.optimizer.slices(Moment::weights));
+  void add_owned_weights(const ModelChunk& chunk, const ParallelGroups& groups) {
+    add_owned(chunk, chunk.optimizer.slices(Moment::weights), groups);
   }
 
   /// Adds all weights as passes read them, also copies.
-  void add_weights(const Stage& stage, const Communicator& tp) {
+  void add_weights(const Stage& stage, const ParallelGroups& groups) {
     std::vector<Parameter> list = stage.parameter_list();
-    if (const auto copy = tied_copy(stage, tp)) list.push_back(*copy);
+    if (const auto copy = tied_copy(stage, groups.tp())) list.push_back(*copy);
     const int64_t elements = stage.weights().elements();
     const Memory memory(size_t(elements) * sizeof(float), stage.exec().device);
     const Tensor weights = memory.view(DType::f32, {elements});
     stage.read_parameters(weights);
-    add(list, HostCopy(stage.exec(), weights).tensor(), std::vector<uint8_t>(size_t(elements), 1));
+    add(list, HostCopy(stage.exec(), weights).tensor(), std::vector<uint8_t>(size_t(elements), 1),
+        name_learner(groups));
   }
 
   GatheredTensors take() { return std::move(tensors_); }
 
  private:
-  void add_owned(const ModelChunk& chunk, const std::vector<StateSlice>& slices) {
+  void add_owned(const ModelChunk& chunk, const std::vector<StateSlice>& slices,
+                 const ParallelGroups& groups) {
     std::vector<float> all(size_t(chunk.stage.weights().elements()));
     std::vector<uint8_t> owned(all.size());
     for (const StateSlice& slice : slices) {
@@ -93,17 +103,19 @@ class Gather {
       std::ranges::copy(values.values(), all.begin() + slice.begin);
       std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
     }
-    add(chunk.stage.parameter_list(), host_tensor(all), owned);
+    add(chunk.stage.parameter_list(), host_tensor(all), owned, name_learner(groups));
   }
-  void add(std::span<const Parameter> list, const Tensor& values, std::span<const uint8_t> owned) {
+  void add(std::span<const Parameter> list, const Tensor& values, std::span<const uint8_t> owned,
+           const std::string& prefix) {
     const std::lock_guard lock(mutex_);
-    for (const Parameter& p : list) add(p, values, owned);
+    for (const Parameter& p : list) add(p, values, owned, prefix + p.name);
   }
-  void add(const Parameter& p, const Tensor& values, std::span<const uint8_t> owned) {
+  void add(const Parameter& p, const Tensor& values, std::span<const uint8_t> owned,
+           const std::string& name) {
     int64_t elements = 1;
     for (const int64_t extent : p.shape) elements *= extent;
-    GatheredTensor& tensor = tensors_[p.name];
-    std::vector<uint8_t>& is_set = is_set_[p.name];
+    GatheredTensor& tensor = tensors_[name];
+    std::vector<uint8_t>& is_set = is_set_[name];
     tensor.shape = p.shape;
     tensor.min.resize(size_t(elements), kMissing);
     tensor.max.resize(size_t(elements), kMissing);
@@ -157,7 +169,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
     if (run.hooks.before_step) run.hooks.before_step(rank);
     if (step == 0) {
       for (const ModelChunk& chunk : ranks.chunks) {
-        gathers.initial.add_weights(chunk.stage, groups.tp());
+        gathers.initial.add_weights(chunk.stage, groups);
       }
     }
     const int64_t first = step * train.batch, targets = executor.targets(first);
@@ -169,16 +181,16 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
     StepSums sums;
     sums.loss = rank.loss;
     sums.squares = rank.squares;
-    sums = exchange_sums(groups.world_axes(), sums);
-    const double norm = std::sqrt(sums.squares);
+    sums = exchange_sums(groups, sums);
+    const double norm = std::sqrt(sums.learner_squares);
     if (step == 0) {
       outcome.loss = sums.loss / double(targets);
-      outcome.grad_norm = norm;
+      outcome.grad_norm = std::sqrt(sums.squares / groups.dims().learners());
       StepRecord record;
       ranks.describe_experts(record);
       outcome.aux_loss = record.aux_loss.value_or(0);
       for (const ModelChunk& chunk : ranks.chunks) {
-        gathers.gradients.add_gradients(chunk);
+        gathers.gradients.add_gradients(chunk, groups);
       }
     }
     if (run.steps == 1) return outcome;
@@ -187,7 +199,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {
-    gathers.weights.add_owned_weights(chunk);
+    gathers.weights.add_owned_weights(chunk, groups);
   }
   return outcome;
 }

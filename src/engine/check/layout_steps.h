@@ -23,7 +23,8 @@ struct GatheredTensor {
   std::vector<int64_t> shape;
   std::vector<float> min, max;
 };
-using GatheredTensors = std::map<std::string, GatheredTensor>;  ///< by name
+/// By name, which "learner 1, " precedes for all learners but the first.
+using GatheredTensors = std::map<std::string, GatheredTensor>;
 
 struct StepsOutcome {
   double loss = 0, grad_norm = 0;  ///< of the first step
