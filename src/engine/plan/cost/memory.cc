@@ -11,6 +11,7 @@
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
+#include "engine/parallel/sync/outer_sync.h"
 #include "engine/plan/cost/activations.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
@@ -68,6 +69,7 @@ StateBytes MemoryEstimate::state(int64_t replicas) const {
   bytes.gradients = parallel_.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
   bytes.optimizer = (has_masters ? 12.0 : 8.0) * of_state;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
+  bytes.outer = 4 * double(outer_moments(parallel_.sync).size()) * of_state;
   return bytes;
 }
 
@@ -76,7 +78,8 @@ double MemoryEstimate::training_bytes() const {
   const double dense = double(model_.parameters()) - experts;
   const double validation = train_.validate_every > 0 ? kValidationBytes * dims_.pp() : 0;
   const auto of = [&](double parameters, int64_t replicas) {
-    return parameters * double(replicas) * (state(replicas).total() + validation);
+    return parameters * double(replicas * dims_.learners()) *
+           (state(replicas).total() + validation);
   };
   return of(dense, dims_.dp()) + of(experts, dims_.size(kExpertDp));
 }
@@ -112,6 +115,15 @@ double MemoryEstimate::message_bytes(double parameters) const {
   const double host = dims_.host_replicas();
   const double levels = host > 1 && host < ranks ? 1 + 1 / host : 1;
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
+}
+
+/// Bytes of a rank's changes of a fragment, and of the messages of all learners with them.
+double MemoryEstimate::exchange_bytes(double parameters) const {
+  const SyncConfig& sync = parallel_.sync;
+  if (dims_.learners() == 1) return 0;
+  const double message = Wire::parse(sync.codec).bits_per_element(DType::f32) / 8;
+  return parameters * owned_share(dims_.dp()) / double(sync.num_fragments()) *
+         (sizeof(float) + OuterSync::kSlots * dims_.learners() * message);
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
@@ -163,7 +175,8 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   memory.state = dense * state(dims_.dp()).total() +
                  experts * state(dims_.size(kExpertDp)).total() +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
-  memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
+  memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank) +
+                    exchange_bytes(dense + experts);
   memory.activations = activations_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
   return memory;
@@ -194,8 +207,10 @@ double MemoryEstimate::checkpoint_bytes() const {
   const auto of = [&](double parameters, int64_t replicas) {
     const bool has_differences = replicas > 1 && !codec_.weights.is_exact();
     // Weights, both moments and masters; residuals of every replica.
-    return parameters *
-           ((has_differences ? 16 : 12) + double(replicas) * state(replicas).residuals / 2);
+    const double of_learner = (has_differences ? 16 : 12) +
+                              double(replicas) * state(replicas).residuals / 2 +
+                              4 * double(outer_moments(parallel_.sync).size());
+    return parameters * dims_.learners() * of_learner;
   };
   const auto experts = double(model_.expert_parameters());
   return of(double(model_.parameters()) - experts, dims_.dp()) + of(experts, dims_.size(kExpertDp));
@@ -214,6 +229,7 @@ std::string MemoryEstimate::describe() const {
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
+  if (bytes.outer > 0) terms += fmt::format(" + {:.3g} exchanges of learners", bytes.outer);
   const double snapshots = snapshot_bytes() / dims_.ranks();
   const RankMemory memory = largest_rank(uses_packing());
   return fmt::format(
@@ -242,7 +258,7 @@ void MemoryEstimate::check() const {
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "
       "train.recompute)",
-      double(model_.parameters()) / 1e6, dims_.tp(), dims_.dp(),
+      double(model_.parameters()) / 1e6, dims_.tp(), dims_.dp() * dims_.learners(),
       dims_.pp() > 1 ? fmt::format(" x pp {}", dims_.pp()) : "", bytes / 1e9, microbatch_,
       train_.seq, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",

@@ -20,12 +20,13 @@ struct StateBytes {
   double weights = 0, gradients = 0;
   double optimizer = 0;  ///< moments and masters, divided among the ranks
   double residuals = 0;  ///< error feedback
-  double total() const { return weights + gradients + optimizer + residuals; }
+  double outer = 0;      ///< of learners' exchanges, divided as the optimizer's
+  double total() const { return weights + gradients + optimizer + residuals + outer; }
 };
 /// Bytes of a rank's memory, by what it is for.
 struct RankMemory {
   double state = 0;        ///< weights, gradients and optimizer
-  double messages = 0;     ///< to and from its replicas
+  double messages = 0;     ///< to and from its replicas, and other learners
   double activations = 0;  ///< saved and shared (engine/plan/cost/activations.h)
   double packing = 0;      ///< operands of products on CPUs with AMX
   double total() const { return state + messages + activations + packing; }
@@ -47,7 +48,7 @@ class MemoryEstimate {
   double activation_bytes() const;
   /// Memory of the rank that needs most. `with_packing`: CPU products pack operands.
   RankMemory largest_rank(bool with_packing) const;
-  /// Bytes of a checkpoint, without its text files.
+  /// Bytes of a checkpoint, without its text files; of several learners at most.
   double checkpoint_bytes() const;
   /// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
   /// host memory.
@@ -61,6 +62,7 @@ class MemoryEstimate {
  private:
   double owned_share(int64_t ranks) const;
   double message_bytes(double parameters) const;
+  double exchange_bytes(double parameters) const;
   PackedBytes packing(const ModelLayout& layout) const;
   ModelLayout layout(int stage) const;
   RankMemory rank(int pp_rank, bool with_packing) const;
