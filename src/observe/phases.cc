@@ -5,7 +5,7 @@ namespace tandem {
 std::string_view name_of(Phase phase) {
   constexpr std::array<std::string_view, kPhases> kNames{
       "data",    "forward", "backward", "weight gradients", "update",    "TP wait",
-      "EP wait", "PP wait", "DP wait",  "step wait",        "checkpoint"};
+      "EP wait", "PP wait", "DP wait",  "sync wait",        "step wait", "checkpoint"};
   return kNames[size_t(phase)];
 }
 

@@ -15,6 +15,7 @@ report::RunGoal read_run_goal(const std::string& text) {
           .seconds = config.train.seconds,
           .layout = ParallelDims(config.parallel).describe(),
           .ep = int(config.parallel.ep),
+          .learners = int(config.parallel.sync.num_learners()),
           .link_bytes_per_s = link.bytes_per_s,
           .link_latency_s = link.latency_s};
 }

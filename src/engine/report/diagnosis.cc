@@ -146,6 +146,7 @@ std::string advice(const Mean& mean, std::span<const Straggler> slow, const Link
       {Phase::ep_wait, "a smaller parallel.ep, more even experts (model.aux_loss_coeff)"},
       {Phase::pp_wait, "more microbatches (train.microbatch), another parallel.schedule"},
       {Phase::dp_wait, "a larger batch, or parallel.codec for gradients and weights"},
+      {Phase::sync_wait, "sync.delay and sync.fragments, or a smaller sync.codec"},
       {Phase::step_wait, "more even work of the ranks: documents, experts, layers_per_stage"},
       {Phase::checkpoint, "checkpoints less often (checkpoint.every), or a faster disk"}};
   const auto largest = std::ranges::max_element(

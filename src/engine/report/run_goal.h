@@ -13,6 +13,7 @@ struct RunGoal {
   double seconds = 0;
   std::string layout;  ///< "tp 2 dp 4"
   int ep = 1;          ///< ranks of a data-parallel group that share a copy of the experts
+  int learners = 1;    ///< groups of replicas that exchange every few steps
   /// parallel.link; 0: none.
   double link_bytes_per_s = 0, link_latency_s = 0;
 

@@ -88,7 +88,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     record.sync_bytes,
                     {phases[size_t(Phase::tp_wait)], phases[size_t(Phase::ep_wait)],
                      phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)],
-                     phases[size_t(Phase::dp_wait)]},
+                     phases[size_t(Phase::sync_wait)]},
                     record.state_bytes_per_parameter};
   const auto combine = [](Times& total, const Times& other) {
     if (total.slowest.compute < other.slowest.compute) total.slowest = other.slowest;

@@ -173,7 +173,7 @@ void OuterSync::receive(int index) {
     std::vector<const std::byte*> messages;
     for (int learner = 0; learner < learners_.size(); ++learner) {
       if (learner != learners_.rank()) {
-        const ScopedWait span(Phase::dp_wait, "outer_sync", index);
+        const ScopedWait span(Phase::sync_wait, "outer_sync", index);
         learners_.wait(*buffer_, learner, round_, {"outer_sync", learner, index});
       }
       messages.push_back(message(learner));

@@ -46,7 +46,7 @@ const groupMap = (() => {
       }
     };
     const groups = lattice.groups(chosen);
-    for (const axis of ["pp", "dp", "ep", "tp"]) outline(groups[axis], Object.fromEntries(lattice.AXES)[axis]);
+    for (const axis of ["sync", "pp", "dp", "ep", "tp"]) outline(groups[axis], Object.fromEntries(lattice.AXES)[axis]);
     outline([chosen], "ink");
     const legend = $("groups-legend");
     legend.replaceChildren();
@@ -73,10 +73,10 @@ const groupMap = (() => {
   }
 
   function axesLegend() {
-    const legend = $("axes-legend"), names = { tp: "shares layers (TP)", ep: "other experts (EP)", dp: "replicas (DP)", pp: "stages (PP)" };
+    const legend = $("axes-legend"), names = { tp: "shares layers (TP)", ep: "other experts (EP)", dp: "replicas (DP)", pp: "stages (PP)", sync: "other learners (sync)" };
     legend.replaceChildren();
     for (const [axis, color] of lattice.AXES) {
-      if (lattice.size[axis] < 2) continue;
+      if (lattice.length(axis) < 2) continue;
       const item = add(legend, "span");
       add(item, "i").style.background = style(color);
       item.append(names[axis]);

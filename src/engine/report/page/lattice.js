@@ -4,7 +4,7 @@
 // the ranks share.
 const lattice = (() => {
   const { number, grouped, percent, loadColors } = page;
-  const AXES = [["tp", "gemm"], ["ep", "experts"], ["dp", "transfer"], ["pp", "first"]];
+  const AXES = [["tp", "gemm"], ["ep", "experts"], ["dp", "transfer"], ["pp", "first"], ["sync", "soft"]];
   const views = [];
   let data = null, events = null, size = null, index = null, chosen = 0, shown = null, isFocused = false;
 
@@ -16,8 +16,9 @@ const lattice = (() => {
     const count = (key) => ranks[key].reduce((max, value) => Math.max(max, value), 0) + 1;
     data = next;
     events = nextEvents;
-    size = { tp: count("tp"), dp: count("dp"), pp: count("pp"), ep: 1 };
+    size = { tp: count("tp"), dp: count("dp"), pp: count("pp"), ep: 1, sync: 1 };
     if (data.ep > 1 && size.dp % data.ep === 0) size.ep = data.ep;
+    if (data.learners > 1 && size.dp % data.learners === 0) size.sync = data.learners;
     index = new Map();
     ranks.tp.forEach((tp, rank) => index.set((ranks.pp[rank] * size.dp + ranks.dp[rank]) * size.tp + tp, rank));
     chosen = Math.min(chosen, ranks.tp.length - 1);
@@ -28,13 +29,17 @@ const lattice = (() => {
   const at = (pp, dp, tp) => index.get((pp * size.dp + dp) * size.tp + tp);
   const position = (rank) => ({ tp: data.ranks.tp[rank], dp: data.ranks.dp[rank], pp: data.ranks.pp[rank] });
 
+  // Ranks of an axis; replicas are those of a learner.
+  const length = (axis) => axis === "dp" ? size.dp / size.sync : size[axis];
+
   // Ranks that differ from this one on one axis only, by axis; "ep" are those of "dp" that hold the
   // other experts.
   function groups(rank) {
-    const { tp, dp, pp } = position(rank), first = dp - dp % size.ep;
+    const { tp, dp, pp } = position(rank), first = dp - dp % size.ep, replica = dp % length("dp");
     const along = (length, find) => Array.from({ length }, (_, i) => find(i)).filter((other) => other != null && other !== rank);
     return { tp: along(size.tp, (i) => at(pp, dp, i)), ep: size.ep > 1 ? along(size.ep, (i) => at(pp, first + i, tp)) : [],
-      dp: along(size.dp, (i) => at(pp, i, tp)), pp: along(size.pp, (i) => at(i, dp, tp)) };
+      dp: along(length("dp"), (i) => at(pp, dp - replica + i, tp)), pp: along(size.pp, (i) => at(i, dp, tp)),
+      sync: along(size.sync, (i) => at(pp, i * length("dp") + replica, tp)) };
   }
 
   function redraw() {
@@ -97,7 +102,8 @@ const lattice = (() => {
   const eventsOf = (rank) => (events ?? []).filter((event) => event.rank === data.ranks.rank[rank]);
   function coordinates(rank) {
     const { tp, dp, pp } = position(rank);
-    return `tp ${tp}, dp ${dp}${size.ep > 1 ? ` (ep ${dp % size.ep})` : ""}, pp ${pp}`;
+    const learner = size.sync > 1 ? `learner ${Math.floor(dp / length("dp"))}, ` : "";
+    return `${learner}tp ${tp}, dp ${dp}${size.ep > 1 ? ` (ep ${dp % size.ep})` : ""}, pp ${pp}`;
   }
   function list(members) {
     const names = members.map((member) => data.ranks.rank[member]);
@@ -109,7 +115,7 @@ const lattice = (() => {
     return `rank ${ranks.rank[chosen]}: ${coordinates(chosen)}, host ${host(chosen)}; step ${grouped(ranks.step[chosen])}, ` +
       `own work ${number(ranks.work[chosen], 2)}× its stage's median` +
       `${ranks.work[chosen] > 1.02 ? `, longest over it in ${phases[ranks.phase[chosen]]}` : ""}. Shares layers with ${list(of.tp)}; ` +
-      `${size.ep > 1 ? `experts of ${list(of.ep)}; ` : ""}replicas ${list(of.dp)}; stages ${list(of.pp)}.`;
+      `${size.ep > 1 ? `experts of ${list(of.ep)}; ` : ""}replicas ${list(of.dp)}; stages ${list(of.pp)}${size.sync > 1 ? `; other learners ${list(of.sync)}` : ""}.`;
   }
   // The same as names and values.
   function facts() {
@@ -123,7 +129,7 @@ const lattice = (() => {
       ...events ? [["faults", eventsOf(chosen).slice(-3).map((event) => `${event.event}${event.step == null ? "" : `, step ${grouped(event.step)}`}: ${event.text}`).join("; ") || "none"]] : []];
   }
 
-  return { AXES, set, at, position, groups, choose, move, focus, redraw, choices, coloring, coordinates, host, share, isWait, eventsOf, sentence, facts,
+  return { AXES, set, at, position, length, groups, choose, move, focus, redraw, choices, coloring, coordinates, host, share, isWait, eventsOf, sentence, facts,
     onChange: (view) => views.push(view), show: (phase) => { shown = phase; redraw(); },
     get data() { return data; }, get size() { return size; }, get chosen() { return chosen; }, get hasEvents() { return events != null; }, get shown() { return shown; }, get isFocused() { return isFocused; } };
 })();

@@ -5,10 +5,11 @@
 const linkTables = (() => {
   const { $, show, number, grouped, percent, bytes, add } = page;
   const ROWS = 20;
-  const NAMES = { tp: "TP, within layers", ep: "EP, between experts", dp: "DP, between replicas", pp: "PP, between stages" };
+  const NAMES = { tp: "TP, within layers", ep: "EP, between experts", dp: "DP, between replicas", pp: "PP, between stages", sync: "sync, between learners" };
   let axis = null;
 
-  const wait = (name) => lattice.data.phases.indexOf(`${name.toUpperCase()} wait`);
+  const upper = (name) => name === "sync" ? name : name.toUpperCase();
+  const wait = (name) => lattice.data.phases.indexOf(`${upper(name)} wait`);
   const waited = (name, rank) => lattice.data.ms[wait(name)]?.[rank] ?? 0;
   const rate = (value) => value == null || !isFinite(value) ? "–" : `${bytes(value)}/s`;
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
@@ -16,8 +17,8 @@ const linkTables = (() => {
 
   // Axes with several ranks: bytes of a rank and step, waits, and use of the link.
   function axes() {
-    const { data, size } = lattice, stepMs = mean(data.ranks.step_ms);
-    return lattice.AXES.map(([name]) => name).filter((name) => size[name] > 1).map((name) => {
+    const { data } = lattice, stepMs = mean(data.ranks.step_ms);
+    return lattice.AXES.map(([name]) => name).filter((name) => lattice.length(name) > 1).map((name) => {
       const times = data.ranks.rank.map((_, rank) => waited(name, rank)), sent = data.sent?.[name] ?? null, ms = mean(times);
       return { name, sent, ms, longest: times.reduce((max, value) => Math.max(max, value), 0), share: stepMs > 0 ? ms / stepMs : 0,
         used: sent == null || !(stepMs > 0) ? null : sent / stepMs * 1e3, exposed: sent == null || !(ms > 0) ? null : sent / ms * 1e3 };
@@ -32,10 +33,14 @@ const linkTables = (() => {
       if (name === "ep") {
         if ((dp + 1) % size.ep === 0) return;
         next.dp += 1;
+      } else if (name === "sync") {
+        next.dp += lattice.length("dp");
       } else {
         next[name] += 1;
       }
-      if (next[name === "ep" ? "dp" : name] >= size[name === "ep" ? "dp" : name]) return;
+      if (name === "dp" && next.dp % lattice.length("dp") === 0) return;
+      const coordinate = name === "ep" || name === "sync" ? "dp" : name;
+      if (next[coordinate] >= size[coordinate]) return;
       const peer = lattice.at(next.pp, next.dp, next.tp);
       if (peer == null) return;
       const [from, to] = [ranks.host[rank], ranks.host[peer]], isOneHost = data.hosts.length === 1 || (from === to && ranks.rank.length <= 64);
@@ -85,7 +90,7 @@ const linkTables = (() => {
       button.type = "button";
       button.title = `Choose rank ${lattice.data.ranks.rank[pair.first]}`;
       button.addEventListener("click", () => lattice.choose(pair.first));
-      for (const text of [pair.name.toUpperCase(), grouped(pair.count), `${number(pair.ms, 2)} ms`, `${number(pair.over, 2)}×`, `${number(pair.longest, 2)} ms`,
+      for (const text of [upper(pair.name), grouped(pair.count), `${number(pair.ms, 2)} ms`, `${number(pair.over, 2)}×`, `${number(pair.longest, 2)} ms`,
         sent?.[pair.name] == null || !(pair.ms > 0) ? "–" : rate(sent[pair.name] / pair.ms * 1e3)]) add(line, "td", text);
     }
   }
@@ -111,7 +116,7 @@ const linkTables = (() => {
       isReady = true;
       const list = $("links-axis");
       add(list, "option", "all").value = "";
-      for (const name of names) add(list, "option", name.toUpperCase()).value = name;
+      for (const name of names) add(list, "option", upper(name)).value = name;
       list.addEventListener("change", () => { axis = list.value || null; pairTable(axes().map((row) => row.name)); });
     }
     pairTable(names);

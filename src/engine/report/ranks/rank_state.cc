@@ -115,6 +115,7 @@ Json rank_state(std::span<const RankHistory> ranks, const RunGoal& goal, const S
           {"shares", std::move(shares)},
           {"ms", std::move(ms)},
           {"ep", goal.ep},
+          {"learners", goal.learners},
           {"link", goal.link_bytes_per_s > 0 ? Json{{"bytes_per_s", goal.link_bytes_per_s},
                                                     {"latency_s", goal.link_latency_s}}
                                              : Json()},

@@ -17,8 +17,8 @@ RankFrame latest_frame(const RankHistory& history);
 ///  "phases": […], "shares": […], "ms": [[…], …]}: of each rank its coordinates, the number of its
 /// host, its own work over the median of its stage, the phase in which that exceeds the others'
 /// most, the last step and the time of a step; of each phase the mean share of the step, and its
-/// milliseconds by rank, without any if it takes no time. And {"ep", "link": {"bytes_per_s",
-/// "latency_s"} or null, "sent": SentBytes::json}.
+/// milliseconds by rank, without any if it takes no time. And {"ep", "learners", "link":
+/// {"bytes_per_s", "latency_s"} or null, "sent": SentBytes::json}.
 nlohmann::ordered_json rank_state(std::span<const RankHistory> ranks, const RunGoal& goal,
                                   const SentBytes& sent);
 
