@@ -297,6 +297,51 @@ TEST(Config, KeysMustBeConsistent) {
   }
 }
 
+TEST(Config, LearnersMustFitTheRanksAndUseTheirKeys) {
+  const auto check = [](const Overrides& overrides) -> std::string {
+    Overrides all{"parallel.dp=4", "sync.method=local", "sync.learners=2", "sync.every=6"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    try {
+      check_config(parse_config("[data]\npaths = \"x\"\n", "j", all));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string whole = "parallel.zero is 0 with sync.learners = 2: expected zero = 1";
+  const std::vector<std::pair<Overrides, std::string>> cases{
+      {{}, "accepted"},
+      {{"sync.outer={lr=1, momentum=0}", "sync.codec=int4:g32"}, "accepted"},
+      {{"sync.fragments=2", "sync.delay=2", "sync.mix=0.25", "sync.quorum=2"}, "accepted"},
+      {{"sync.learners=3"}, "sync.learners is 3: expected a divisor of parallel.dp = 4"},
+      {{"sync.learners=0"}, "sync.learners is 0: expected a divisor of parallel.dp = 4"},
+      {{"sync.every=0"}, "sync.every is 0: expected at least 1 step"},
+      {{"sync.fragments=7"}, "sync.fragments is 7: expected at most sync.every = 6"},
+      {{"sync.fragments=2", "sync.delay=3"},
+       "sync.delay is 3: expected less than sync.every / sync.fragments = 3"},
+      {{"sync.mix=0.5"}, "sync.mix is 0.5: expected sync.delay with it"},
+      {{"sync.quorum=3"},
+       "sync.quorum is 3: expected sync.learners = 2: an exchange waits for all"},
+      {{"sync.topk=0"}, "sync.topk is 0: expected a share above 0"},
+      {{"sync.tile=64"}, "sync.tile is 64: expected no such key with sync.method = \"local\""},
+      {{"sync.method=none", "sync.learners=0"},
+       "sync.every is 6: expected sync.method = \"local\" with it"},
+      {{"parallel.zero=0"}, whole},
+      {{"parallel.dp=2", "parallel.zero=0"}, "accepted"},
+      {{"parallel.dp_shard=1"},
+       "parallel.dp_shard is 1 with sync.learners = 2: expected dp_shard = 0"},
+      {{"parallel.codec=weights=int8"},
+       "parallel.codec is \"weights=int8\" with sync.learners = 2: expected no lossy wire format "
+       "of "
+       "weights"},
+      {{"parallel.ep=4", "model.experts=4"},
+       "parallel.ep is 4: expected a divisor of parallel.dp / sync.learners = 2"}};
+  for (const auto& [overrides, expected] : cases) EXPECT_EQ(check(overrides), expected);
+  EXPECT_THAT(check({"sync.codec=int9"}), HasSubstr("sync.codec: "));
+  EXPECT_THAT(check({"sync.method=gossip"}),
+              HasSubstr("sync.method is \"gossip\": expected one of"));
+}
+
 TEST(Config, PipelineStagesMustFitModelAndBatch) {
   const auto check = [](const Overrides& overrides) -> std::string {
     try {

@@ -51,8 +51,9 @@ TEST(ParallelDims, MicrobatchesHaveTheSamplesOfAllReplicas) {
 TEST(ParallelDims, MembersAreTheRanksOfAGroupByIndex) {
   std::vector<ParallelDims> all = all_dims();
   all.emplace_back(2, 4, 2, 3);
+  all.emplace_back(2, 2, 2, 2, 3);
   for (const ParallelDims& dims : all) {
-    for (const Axes axes : {kTp, kDp, kPp, kExperts, kExpertDp, Axes{}}) {
+    for (const Axes axes : {kTp, kDp, kPp, kSync, kExperts, kExpertDp, Axes{}}) {
       for (int rank = 0; rank < dims.ranks(); ++rank) {
         const std::vector<int> members = dims.members(axes, rank);
         ASSERT_EQ(int(members.size()), dims.size(axes)) << dims.describe();
@@ -63,6 +64,21 @@ TEST(ParallelDims, MembersAreTheRanksOfAGroupByIndex) {
         }
       }
     }
+  }
+}
+
+TEST(ParallelDims, LearnersAreConsecutiveRanksAndHaveConsecutiveSamples) {
+  const ParallelDims dims(2, 2, 1, 2, 3), of_one(2, 2, 1, 2);
+  EXPECT_EQ(dims.ranks(), 3 * of_one.ranks());
+  for (int rank = 0; rank < dims.ranks(); ++rank) {
+    EXPECT_EQ(dims.learner(rank), rank / of_one.ranks());
+    EXPECT_EQ(dims.index(kDp, rank), of_one.index(kDp, rank % of_one.ranks()));
+  }
+  EXPECT_EQ(dims.local_batch(24), 4);
+  for (int64_t position = 0; position < 24; ++position) {
+    const int64_t sample = dims.sample_at(24, 2, position);
+    EXPECT_EQ(sample, position / 8 * 8 + of_one.sample_at(8, 2, position % 8));
+    EXPECT_EQ(dims.microbatch_position(24, 2, sample), position);
   }
 }
 
@@ -117,20 +133,22 @@ TEST(ParallelGroups, SumAlongTheWorldAxesIsOverTheWorld) {
   WorldOptions options;
   options.ranks = 8;
   run_threads(options, [](Communicator& world) {
-    const ParallelGroups groups(world, {2, 4, 2}, true);
-    EXPECT_EQ(groups.experts()->size(), 4);
-    EXPECT_EQ(groups.expert_dp()->size(), 2);
-    std::set<int> seen{world.rank()};
-    for (Communicator* axis : groups.world_axes()) {
-      std::set<int> next;
-      const std::vector<int> local(seen.begin(), seen.end());
-      for (const auto& blob : axis->exchange(std::as_bytes(std::span(local)), "ranks")) {
-        const auto* ranks = reinterpret_cast<const int*>(blob.data());
-        next.insert(ranks, ranks + blob.size() / sizeof(int));
+    for (const ParallelDims& dims : {ParallelDims(2, 4, 2), ParallelDims(2, 2, 2, 1, 2)}) {
+      const ParallelGroups groups(world, dims, true);
+      EXPECT_EQ(groups.experts()->size(), 4);
+      EXPECT_EQ(groups.expert_dp()->size(), dims.learners() == 1 ? 2 : 1);
+      std::set<int> seen{world.rank()};
+      for (Communicator* axis : groups.world_axes()) {
+        std::set<int> next;
+        const std::vector<int> local(seen.begin(), seen.end());
+        for (const auto& blob : axis->exchange(std::as_bytes(std::span(local)), "ranks")) {
+          const auto* ranks = reinterpret_cast<const int*>(blob.data());
+          next.insert(ranks, ranks + blob.size() / sizeof(int));
+        }
+        seen = next;
       }
-      seen = next;
+      EXPECT_EQ(seen.size(), 8u);
     }
-    EXPECT_EQ(seen.size(), 8u);
   });
 }
 

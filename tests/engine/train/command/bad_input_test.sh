@@ -55,6 +55,10 @@ expect 2 'tp' train "$config" --out "$dir/x" --tp 0
 expect 2 'ranks' train "$config" --out "$dir/x" --ranks 0
 expect 2 'ranks 3: expected tp x dp x pp = 2 x 1' train "$config" --out "$dir/x" --tp 2 --ranks 3
 expect 2 'train.batch is 8: expected a multiple of parallel.dp = 3' train "$config" --out "$dir/x" --dp 3
+expect 2 'sync.learners is 3: expected a divisor of parallel.dp = 4' train "$config" --out "$dir/x" --dp 4 \
+  --set sync.method=local --set sync.learners=3 --set sync.every=2
+expect 2 'sync.topk is 0: expected a share above 0' train "$config" --out "$dir/x" --dp 4 \
+  --set sync.method=local --set sync.learners=4 --set sync.every=2 --set sync.topk=0
 expect 3 'nowhere: no such file or folder' train "$config" --out "$dir/x" --set "data.paths=$dir/nowhere"
 expect 3 'matches no file' train "$config" --out "$dir/x" --set "data.paths=$dir/*.none"
 mkdir "$dir/empty" && : >"$dir/empty/file"
