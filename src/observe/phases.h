@@ -18,9 +18,9 @@ enum class Phase : uint8_t {
   ep_wait,           ///< waits for ranks with other experts
   pp_wait,           ///< waits for other pipeline stages
   dp_wait,           ///< waits for gradients and weights of other replicas
-  sync_wait,         ///< waits for what other learners have changed
   step_wait,         ///< waits for the slowest rank's sums
-  checkpoint         ///< waits for snapshots and checkpoints
+  checkpoint,        ///< waits for snapshots and checkpoints
+  sync_wait          ///< waits for what other learners have changed
 };
 constexpr size_t kPhases = 12;
 std::string_view name_of(Phase phase);

@@ -17,7 +17,8 @@
 namespace tandem {
 namespace {
 
-constexpr char kRecordsMagic[9] = "tdmrank1";
+constexpr char kRecordsMagic[9] = "tdmrank2";
+constexpr char kFormerMagic[9] = "tdmrank1";  // its frames lack the last phase
 constexpr std::chrono::milliseconds kFrameTime{80}, kWriteEvery{1000};
 constexpr int64_t kMaxSteps = 4096;  // of a frame
 
@@ -47,7 +48,7 @@ struct PackedFrame {
   uint32_t step;
   uint16_t steps, step_time, phases[kPhases];
 };
-constexpr size_t kFrameBytes = 30;
+constexpr size_t kFrameBytes = 32, kFormerFrameBytes = kFrameBytes - sizeof(uint16_t);
 static_assert(offsetof(PackedFrame, phases) + sizeof(PackedFrame::phases) == kFrameBytes);
 
 IoError damaged_records(const std::string& path, const std::string& what) {
@@ -133,7 +134,9 @@ bool RankRecordsReader::read_header() {
   const FileDescriptor file = open_for_reading(path_, Source::no_link);
   RecordsHeader header;
   if (read_at(file.get(), path_, &header, sizeof header, 0) < sizeof header) return false;
-  if (std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
+  const bool is_former = std::memcmp(header.magic, kFormerMagic, sizeof header.magic) == 0;
+  frame_bytes_ = is_former ? kFormerFrameBytes : kFrameBytes;
+  if (!is_former && std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
     throw damaged_records(path_, "has another format");
   }
   begin_ = last_step_ = header.begin;
@@ -153,13 +156,13 @@ std::vector<RankFrame> RankRecordsReader::read_frames(size_t max_frames) {
   const FileDescriptor file = open_for_reading(path_, Source::no_link);
   const uint64_t size = file_size(file.get(), path_);
   const uint64_t frames =
-      std::min<uint64_t>(size > read_ ? (size - read_) / kFrameBytes : 0, max_frames);
-  std::string bytes(frames * kFrameBytes, '\0');
+      std::min<uint64_t>(size > read_ ? (size - read_) / frame_bytes_ : 0, max_frames);
+  std::string bytes(frames * frame_bytes_, '\0');
   bytes.resize(read_at(file.get(), path_, bytes.data(), bytes.size(), read_));
   std::vector<RankFrame> found;
-  for (size_t at = 0; at + kFrameBytes <= bytes.size(); at += kFrameBytes) {
-    PackedFrame packed;
-    std::memcpy(&packed, bytes.data() + at, kFrameBytes);
+  for (size_t at = 0; at + frame_bytes_ <= bytes.size(); at += frame_bytes_) {
+    PackedFrame packed{};
+    std::memcpy(&packed, bytes.data() + at, frame_bytes_);
     RankFrame frame{packed.step, packed.steps, unpack_ms(packed.step_time), {}};
     if (frame.steps < 1 || frame.step - frame.steps < last_step_) {
       throw damaged_records(
@@ -167,7 +170,7 @@ std::vector<RankFrame> RankRecordsReader::read_frames(size_t max_frames) {
                              frame.step, last_step_));
     }
     last_step_ = frame.step;
-    read_ += kFrameBytes;
+    read_ += frame_bytes_;
     for (size_t i = 0; i < kPhases; ++i) frame.phases[i] = unpack_ms(packed.phases[i]);
     found.push_back(frame);
   }

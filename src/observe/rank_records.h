@@ -1,6 +1,6 @@
 // Phases of every rank and step, in files of OUT/ranks, one a rank and start of the run. Nothing is
-// exchanged for them: each rank appends to its own file, 30 bytes for a step or, if steps are
-// short, for as many as take 80 ms: at most 1.4 MB an hour.
+// exchanged for them: each rank appends to its own file, 32 bytes for a step or, if steps are
+// short, for as many as take 80 ms: at most 1.5 MB an hour.
 //
 // A file is a header and frames. A frame of n steps, a power of two, ends with a multiple of n, so
 // that frames of different ranks have common ends. Times have 11 significant bits: errors are below
@@ -80,6 +80,7 @@ class RankRecordsReader {
   RankPosition position_;
   int64_t begin_ = 0, began_ns_ = 0, last_step_ = 0;
   uint64_t read_ = 0;  // bytes
+  size_t frame_bytes_ = 0;
 };
 
 /// Frames of a rank, in order of steps: of a step that several starts have made, those of the last.

@@ -22,15 +22,16 @@ nlohmann::ordered_json to_json(const StepSplit& split) {
 }  // namespace
 
 std::span<const SplitTerm> split_terms() {
-  static constexpr std::array<SplitTerm, 9> kSplitTerms{{{"compute", &StepSplit::compute},
-                                                         {"TP waits", &StepSplit::tp},
-                                                         {"EP waits", &StepSplit::ep},
-                                                         {"PP waits", &StepSplit::pp},
-                                                         {"DP waits", &StepSplit::dp},
-                                                         {"step waits", &StepSplit::step_waits},
-                                                         {"update", &StepSplit::update},
-                                                         {"data", &StepSplit::data},
-                                                         {"other", &StepSplit::other}}};
+  static constexpr std::array<SplitTerm, 10> kSplitTerms{{{"compute", &StepSplit::compute},
+                                                          {"TP waits", &StepSplit::tp},
+                                                          {"EP waits", &StepSplit::ep},
+                                                          {"PP waits", &StepSplit::pp},
+                                                          {"DP waits", &StepSplit::dp},
+                                                          {"step waits", &StepSplit::step_waits},
+                                                          {"sync waits", &StepSplit::sync},
+                                                          {"update", &StepSplit::update},
+                                                          {"data", &StepSplit::data},
+                                                          {"other", &StepSplit::other}}};
   return kSplitTerms;
 }
 
@@ -56,6 +57,7 @@ StepSplit split_of(double step_ms, const PhaseTimes& phases) {
                   .dp = ms(Phase::dp_wait),
                   .pp = ms(Phase::pp_wait),
                   .step_waits = ms(Phase::step_wait),
+                  .sync = ms(Phase::sync_wait),
                   .update = ms(Phase::update),
                   .data = ms(Phase::data)};
   split.other = step_ms;

@@ -19,6 +19,7 @@ struct StepSplit {
   double tp = 0, ep = 0, dp = 0;  ///< waits
   double pp = 0;                  ///< waits for other pipeline stages
   double step_waits = 0;          ///< waits for the slowest rank of a step
+  double sync = 0;                ///< waits for other learners, which are not predicted
   double update = 0;              ///< sums of gradients and optimizer
   double data = 0, other = 0;     ///< text; checkpoints and what is not recorded
 };
