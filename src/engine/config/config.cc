@@ -181,12 +181,15 @@ void apply(TrainConfig& config, const std::string& given, const toml::node& node
   }
   const bool is_table = std::any_of(keys.begin(), keys.end(),
                                     [&](const auto& k) { return k.name.starts_with(name + "."); });
-  if (is_table && node.is_table()) {
+  // In an unknown table within another its keys are named, which suggest known ones.
+  const bool is_inner = name.find('.') != std::string::npos;
+  if ((is_table || is_inner) && node.is_table() && !node.as_table()->empty()) {
     for (const auto& [child, value] : *node.as_table()) {
       apply(config, name + "." + std::string(child.str()), value, location);
     }
     return;
   }
+  if (is_table && node.is_table()) return;
   if (is_table) {
     throw ConfigError(
         fmt::format("{}: {} is {}: expected a table", location.at(node), name, shown(node)));
