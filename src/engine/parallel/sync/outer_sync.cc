@@ -9,6 +9,8 @@
 namespace tandem {
 namespace {
 
+constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
+
 /// Elements of a range of the flat array by parameter, in their order, without padding.
 std::vector<ParameterSlice> split_by_parameter(const ParameterSlices& slices,
                                                const FlatRange& range) {
@@ -40,7 +42,7 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
 
 OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
                      int64_t step)
-    : learners_(learners),
+    : learners_(learners.split(0, learners.rank())),
       config_(config),
       exchange_(make_exchange(config)),
       fragments_(size_t(config.num_fragments())) {
@@ -54,7 +56,7 @@ OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vect
   }
   changes_.resize(size_t(elements));
   message_room_ = (message_room_ + 15) / 16 * 16;
-  buffer_ = learners.allocate(
+  buffer_ = learners_->allocate(
       std::max<size_t>(kSlots * size_t(learners.size()) * message_room_, 16), learners.size());
   if (const auto sent = fragment_in_flight(config, step)) begin_again(*sent);
 }
@@ -80,19 +82,13 @@ void OuterSync::add_stage(const Stage& stage) {
   }
 }
 
-bool OuterSync::is_due(int64_t step) const {
-  return fragment_due(config_, step) || fragment_due(config_, step - config_.delay);
-}
-
 bool OuterSync::after_update(int64_t step) {
-  const auto arrives =
-      config_.delay > 0 ? fragment_due(config_, step - config_.delay) : std::nullopt;
-  if (arrives) receive(*arrives);
-  const auto sent = fragment_due(config_, step);
-  if (sent) send(*sent);
-  if (config_.delay > 0) return arrives.has_value();
-  if (sent) receive(*sent);
-  return sent.has_value();
+  const auto arrives = fragment_due(config_, step - config_.delay);
+  const auto leaves = fragment_due(config_, step);
+  if (arrives && config_.delay > 0) receive(*arrives);
+  if (leaves) send(*leaves);
+  if (arrives && config_.delay == 0) receive(*arrives);
+  return arrives.has_value();
 }
 
 Tensor OuterSync::changes_of(const Fragment& fragment) {
@@ -102,7 +98,7 @@ Tensor OuterSync::changes_of(const Fragment& fragment) {
 
 /// Memory of a learner's message of this round.
 std::byte* OuterSync::message(int learner) const {
-  const size_t slot = size_t(round_ % kSlots) * size_t(learners_.size());
+  const size_t slot = size_t(round_ % kSlots) * size_t(learners_->size());
   return buffer_->local() + (slot + size_t(learner)) * message_room_;
 }
 
@@ -113,7 +109,7 @@ void OuterSync::send(int index) {
   has_mean_ = false;
   if (fragment.values.empty()) return;
   const Tensor changes = changes_of(fragment);
-  const int learner = learners_.rank();
+  const int learner = learners_->rank();
   size_t bytes = 0;
   {
     const ScopedSpan span(SpanKind::compute, "encode_changes", index);
@@ -128,17 +124,30 @@ void OuterSync::send(int index) {
     bytes = exchange_->encode(fragment.shard, changes, message(learner));
     if (fragment.values.front().sent.data()) keep_sent(fragment);
   }
-  for (int hop = 1; hop < learners_.size(); ++hop) {
-    learners_.put((learner + hop) % learners_.size(), *buffer_,
-                  size_t(message(learner) - buffer_->local()), message(learner), bytes, learner,
-                  round_);
-    sent_bytes_ += bytes;
+  sent_bytes_ += bytes * uint64_t(learners_->size() - 1);
+  if (config_.delay == 0) return put(message(learner), bytes, bytes);
+  sending_ = std::async(std::launch::async,
+                        [this, from = message(learner), bytes] { put(from, bytes, kChunkBytes); });
+}
+
+/// Sends a message to all other learners. Chunks but the last leave before the next one is begun.
+void OuterSync::put(const std::byte* message, size_t bytes, size_t max_chunk) {
+  const auto offset = size_t(message - buffer_->local());
+  const int learner = learners_->rank();
+  for (size_t begin = 0; begin < bytes; begin += max_chunk) {
+    const size_t count = std::min(max_chunk, bytes - begin);
+    const bool is_last = begin + count == bytes;
+    for (int hop = 1; hop < learners_->size(); ++hop) {
+      learners_->put((learner + hop) % learners_->size(), *buffer_, offset + begin, message + begin,
+                     count, learner, is_last ? round_ : round_ - 1);
+    }
+    if (!is_last) learners_->flush();
   }
 }
 
 /// Stores what the others decode, for a run that is resumed meanwhile.
 void OuterSync::keep_sent(const Fragment& fragment) {
-  const std::byte* const local[] = {message(learners_.rank())};
+  const std::byte* const local[] = {message(learners_->rank())};
   exchange_->combine(fragment.shard, local, changes_of(fragment));
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     std::copy_n(changes_.begin() + fragment.shard.slices[i].begin, fragment.shard.slices[i].count,
@@ -155,26 +164,30 @@ void OuterSync::begin_again(const SentFragment& sent) {
   has_mean_ = true;
   if (elements == 0) return;
   std::vector<float> of_learner(elements);
-  for (int learner = 0; learner < learners_.size(); ++learner) {
-    for (size_t i = 0; i < fragment.values.size() && learner == learners_.rank(); ++i) {
+  for (int learner = 0; learner < learners_->size(); ++learner) {
+    for (size_t i = 0; i < fragment.values.size() && learner == learners_->rank(); ++i) {
       std::copy_n(fragment.values[i].sent.as<float>(), fragment.shard.slices[i].count,
                   of_learner.begin() + fragment.shard.slices[i].begin);
     }
-    broadcast(learners_, Tensor::of(std::span(of_learner), {int64_t(elements)}), learner);
+    broadcast(*learners_, Tensor::of(std::span(of_learner), {int64_t(elements)}), learner);
     for (size_t i = 0; i < elements; ++i) mean[i] += of_learner[i];
   }
-  for (float& value : mean) value /= float(learners_.size());
+  for (float& value : mean) value /= float(learners_->size());
 }
 
 void OuterSync::receive(int index) {
   const Fragment& fragment = fragments_[size_t(index)];
   if (fragment.values.empty()) return;
   if (!has_mean_) {
+    if (sending_.valid()) {
+      const ScopedWait span(Phase::sync_wait, "outer_sync", index);
+      sending_.get();
+    }
     std::vector<const std::byte*> messages;
-    for (int learner = 0; learner < learners_.size(); ++learner) {
-      if (learner != learners_.rank()) {
+    for (int learner = 0; learner < learners_->size(); ++learner) {
+      if (learner != learners_->rank()) {
         const ScopedWait span(Phase::sync_wait, "outer_sync", index);
-        learners_.wait(*buffer_, learner, round_, {"outer_sync", learner, index});
+        learners_->wait(*buffer_, learner, round_, {"outer_sync", learner, index});
       }
       messages.push_back(message(learner));
     }

@@ -7,11 +7,13 @@
 // or with Nesterov's momentum anchor -= lr x (mean + momentum x v). Each owner of a shard exchanges
 // it with the owners of the same shard in the other learners, so nothing is gathered first. With a
 // delay the steps go on meanwhile, and w = mix x w + (1 - mix) x anchor when the messages of all
-// are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). Anchors and momenta are bitwise equal
-// in all learners.
+// are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). A thread then sends, by small chunks,
+// so that the ranks' messages of each step, which share the link, need not wait for all of it.
+// Anchors and momenta are bitwise equal in all learners.
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,11 +46,14 @@ class OuterSync {
   OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
             int64_t step);
 
-  /// Whether `after_update` of this step exchanges something. The same on every rank.
-  bool is_due(int64_t step) const;
-  /// After the update of `step`, whose weights must have been awaited: sends the fragment that is
-  /// due, and applies one whose delay is over, for which it waits for all learners. Returns whether
-  /// the owners' weights have changed. Throws Timeout or Aborted. Collective.
+  /// Whether `after_update` of this step sends a fragment, which reads the owners' slices, and
+  /// whether it applies one, which changes them. The same on every rank.
+  bool sends(int64_t step) const { return fragment_due(config_, step).has_value(); }
+  bool applies(int64_t step) const { return sends(step - config_.delay); }
+  /// After the update of `step`: sends the fragment that is due, and applies one whose delay is
+  /// over, for which it waits for all learners. Slices that it reads must be updated, and before it
+  /// changes them all weights awaited. Returns whether it has. Throws Timeout or Aborted.
+  /// Collective.
   bool after_update(int64_t step);
   /// Bytes sent by this rank since the last call.
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
@@ -69,9 +74,10 @@ class OuterSync {
   void receive(int fragment);
   void apply(const Fragment& fragment);
   Tensor changes_of(const Fragment& fragment);
+  void put(const std::byte* message, size_t bytes, size_t max_chunk);
   std::byte* message(int learner) const;
 
-  Communicator& learners_;
+  std::unique_ptr<Communicator> learners_;  // of the sending thread while it runs
   const SyncConfig config_;
   std::unique_ptr<Exchange> exchange_;
   std::vector<Fragment> fragments_;
@@ -81,6 +87,7 @@ class OuterSync {
   uint64_t round_ = 0;  // exchanges begun
   bool has_mean_ = false;
   uint64_t sent_bytes_ = 0;
+  std::future<void> sending_;  // last: its thread uses the members above
 };
 
 }  // namespace tandem

@@ -13,8 +13,10 @@ class Sync : public StepHook {
               run.state.step) {}
 
   void after_update(Step& step) override {
-    if (!sync_.is_due(run_.state.step)) return;
-    run_.executor->await_weights();
+    const bool applies = sync_.applies(run_.state.step);
+    if (!applies && !sync_.sends(run_.state.step)) return;
+    // Weights that only leave need not be here from all owners.
+    applies ? run_.executor->await_weights() : run_.executor->await_slices();
     if (sync_.after_update(run_.state.step)) run_.executor->gather_weights();
     step.record.sync_bytes = sync_.take_sent();
   }
