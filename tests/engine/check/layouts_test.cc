@@ -14,6 +14,8 @@
 
 #include "engine/check/layout_check.h"
 #include "engine/model/codec_policy.h"
+#include "engine/parallel/dims.h"
+#include "engine/train/model_ranks.h"
 #include "generated_layouts.h"
 
 namespace tandem {
@@ -269,6 +271,44 @@ TEST(Layouts, GradientWiresRoundWithinTheirBound) {
 }
 TEST(Layouts, RecomputationHasTheBitsOfSavedActivations) {
   expect_bits_of_saved_activations(kShortOthers);
+}
+
+/// Layouts of at most four ranks, each of two learners.
+std::vector<TrainConfig> learner_layouts(size_t count) {
+  std::vector<TrainConfig> all;
+  for (TrainConfig config : generate_layouts(kSeed)) {
+    if (ParallelDims(config.parallel).ranks() > 4) continue;
+    config.parallel.dp *= 2;
+    config.parallel.sync.method = "local";
+    config.parallel.sync.learners = config.parallel.sync.every = 2;
+    if (config.is_valid() && all.size() < count) all.push_back(config);
+  }
+  return all;
+}
+
+TEST(Layouts, LearnersComputeWhatThoseOfOneRankDo) {
+  for (const TrainConfig& config : learner_layouts(kShortOthers)) {
+    SCOPED_TRACE(describe_layout(config));
+    const StepsOutcome expected = run_one_rank(config, tiny_corpus());
+    const LayoutCheck check = check_layout(config, tiny_corpus(), expected);
+    EXPECT_TRUE(check.ok()) << describe_differences(check);
+    // Learners have gradients of their own, and one of them is found that has others.
+    EXPECT_TRUE(expected.gradients.contains("learner 1, model.norm.weight"));
+    StepHooks hooks;
+    hooks.after_passes = [](RankStep& step) {
+      if (step.groups.dims().learner(step.groups.world().rank()) == 0) return;
+      for (const ModelChunk& chunk : step.ranks.chunks) {
+        for (const StateSlice& slice : chunk.optimizer.reduced_gradients()) {
+          auto* const values = slice.values.as<float>();
+          for (int64_t i = 0; i < slice.values.elements(); ++i) values[i] *= 2;
+        }
+      }
+    };
+    const LayoutCheck changed = check_layout(config, tiny_corpus(), expected, hooks);
+    EXPECT_FALSE(changed.ok());
+    EXPECT_EQ(changed.differences.front().tensor.find("learner 1, "), 0u)
+        << describe_differences(changed);
+  }
 }
 
 TEST(LayoutsLong, ComputeWhatOneRankDoes) {

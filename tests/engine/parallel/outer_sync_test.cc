@@ -17,6 +17,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/sharded/parameter_slices.h"
+#include "engine/plan/cost/memory.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_executor.h"
 #include "tandem/codec.h"
@@ -302,6 +303,27 @@ TEST(OuterSync, SendsTheBytesOfItsFormula) {
   const double bits = 8 * bytes.back() / double(request.config.model.parameters());
   EXPECT_GT(bits, 4.5);  // a scale in bf16 for each 32
   EXPECT_LT(bits, 4.7);  // and norms in f32
+}
+
+TEST(OuterSync, TakesTheMemoryThatIsExpected) {
+  struct Case {
+    std::vector<std::string> keys;
+    double outer;  ///< bytes a parameter of a rank, of two that divide them
+  };
+  for (const Case& c :
+       {Case{{"sync.every=2"}, 4}, Case{{"sync.every=2", "sync.outer.momentum=0"}, 2},
+        Case{{"sync.every=4", "sync.fragments=2", "sync.delay=1"}, 6}}) {
+    const TempDir dir;
+    const TrainRequest request =
+        make_request({.keys = c.keys, .steps = 1, .inner_dp = 2}, dir / "out");
+    run_on_threads(request);
+    const auto step = nlohmann::json::parse(read_file(dir / "out/metrics.jsonl"));
+    const double measured = step.at("state_bytes_per_parameter").get<double>();
+    const StateBytes expected = MemoryEstimate(request.config).state(2);
+    EXPECT_EQ(expected.outer, c.outer);
+    EXPECT_NEAR(measured, expected.total(), 0.1 * measured);
+    EXPECT_GT(measured, 1.1 * (expected.total() - c.outer));
+  }
 }
 
 TEST(OuterSync, LearnersOfSeveralRanksTrainAsOfOne) {
