@@ -3,9 +3,9 @@ import re
 import subprocess
 
 TABLES = {"train": "The run", "model": "The model", "optimizer": "Optimizer and learning rate",
-          "parallel": "Ranks and what they send", "data": "Data", "trace": "Traces", "checkpoint": "Checkpoints",
-          "check": "Checks of data in memory"}
-KEY = re.compile(r"  (\w+)\.(\w+) +(\S.*)")
+          "parallel": "Ranks and what they send", "sync": "Replicas far apart", "data": "Data", "trace": "Traces",
+          "checkpoint": "Checkpoints", "check": "Checks of data in memory"}
+KEY = re.compile(r"  (\w+)\.([\w.]+) +(\S.*)")
 NOISE = re.compile(r"^  (-h, --help  |--help-all) .*\n", re.M)
 
 
