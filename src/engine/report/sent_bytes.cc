@@ -18,12 +18,15 @@ constexpr SentKey kSentKeys[] = {{"tp_bytes", "tp"},
 }  // namespace
 
 void SentBytes::set(const nlohmann::ordered_json& row) {
+  const auto exchanged = bytes_.extract("sync");
   bytes_.clear();
   is_mean_ = row.contains("sent_bytes") && row["sent_bytes"].is_object();
   if (is_mean_) {
     for (const auto& [axis, bytes] : row["sent_bytes"].items()) {
       if (bytes.is_number() && bytes.get<double>() > 0) bytes_[axis] = bytes.get<double>();
     }
+    const bool has_sync = row["sent_bytes"].contains("sync");
+    if (has_sync && !exchanged.empty()) bytes_.try_emplace("sync", exchanged.mapped());
     return;
   }
   for (const auto& [key, axis] : kSentKeys) {

@@ -9,7 +9,8 @@ namespace tandem::report {
 
 class SentBytes {
  public:
-  /// Takes the counts of a step in the stead of those before.
+  /// Takes the counts of a step in the stead of those before; to learners, those of the last step
+  /// with an exchange.
   void set(const nlohmann::ordered_json& row);
   /// {"tp", "ep", "dp", "pp", "sync"}: bytes of a rank in a step, mean of `ranks`; null if not
   /// counted.

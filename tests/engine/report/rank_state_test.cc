@@ -54,8 +54,11 @@ TEST(RankState, BytesAreOfARankAndNullIfNotCounted) {
   goal.ep = 2;
   goal.link_bytes_per_s = 1e9;
   const Json state = rank_state(four_ranks(), goal, sent);
-  EXPECT_EQ(state["sent"], Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}}));
+  EXPECT_EQ(
+      state["sent"],
+      Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}, {"sync", nullptr}}));
   EXPECT_EQ(state["ep"], 2);
+  EXPECT_EQ(state["learners"], 1);
   EXPECT_EQ(state["link"]["bytes_per_s"], 1e9);
   sent.set(Json::object());  // the next step counts none
   EXPECT_TRUE(rank_state(four_ranks(), {}, sent)["sent"]["tp"].is_null());
@@ -66,8 +69,23 @@ TEST(RankState, MeansOfARankAreTakenAsTheyAre) {
   SentBytes sent;
   sent.set(Json{{"tp_bytes", 8},
                 {"sent_bytes", {{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", 0}}}});
-  EXPECT_EQ(rank_state(four_ranks(), {}, sent)["sent"],
-            Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}}));
+  EXPECT_EQ(
+      rank_state(four_ranks(), {}, sent)["sent"],
+      Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}, {"sync", nullptr}}));
+}
+
+TEST(RankState, BytesToLearnersAreThoseOfTheLastExchange) {
+  SentBytes sent;
+  for (const double sync : {0.0, 40.0, 0.0, 0.0}) {
+    sent.set(Json{{"sent_bytes", {{"dp", 100.0}, {"sync", sync}}}});
+  }
+  RunGoal goal;
+  goal.learners = 2;
+  const Json state = rank_state(four_ranks(), goal, sent);
+  EXPECT_EQ(state["sent"]["sync"], 40.0);
+  EXPECT_EQ(state["learners"], 2);
+  sent.set(Json{{"sent_bytes", {{"dp", 100.0}}}});  // another run's
+  EXPECT_TRUE(rank_state(four_ranks(), goal, sent)["sent"]["sync"].is_null());
 }
 
 TEST(LiveRun, EventsOfAnyContentAreShown) {
