@@ -103,6 +103,18 @@ refused 2 'plan schedule: 4096 microbatches on each of 1024 stages: expected at 
   --pp 512 --microbatches 4096
 refused 3 '/nowhere/x.svg: cannot open: No such file' "${shape[@]}" --schedule 1f1b --svg /nowhere/x.svg
 
+# A search has the ranks of one learner.
+cat "$source/configs/tiny.toml" - >learners.toml <<'TOML'
+[parallel]
+dp = 2
+[sync]
+method = "local"
+learners = 2
+every = 4
+TOML
+plan_refused learners.toml 2 'learners.toml: sync.learners is 2: expected 1: plan the GPUs and the batch of one learner' \
+  --gpus 2 --hardware none.toml
+
 # Placements: the documented lines, every layer, JSON, and errors.
 "$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 >table
 sed -n '/^| tensor | tp 2 /,/^$/p' "$source/docs/guide/layouts.md" | grep . >documented

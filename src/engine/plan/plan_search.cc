@@ -164,6 +164,11 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
 
 void plan_layout(const PlanSearchOptions& options) {
   const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
+  if (const int64_t learners = base.parallel.sync.num_learners(); learners > 1) {
+    throw ConfigError(fmt::format(
+        "{}: sync.learners is {}: expected 1: plan the GPUs and the batch of one learner",
+        printable(options.config), learners));
+  }
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   const plan::FactorsOf factors = options.fit.empty()
                                       ? [](const plan::RunRow&) { return plan::prior_means(); }
