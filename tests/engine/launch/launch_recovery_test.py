@@ -236,6 +236,7 @@ def short(tandem, folder):
     run.hurt(2, signal.SIGKILL)
     os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
     run.stops("Killed: no process is left to take its rank")
+    replaces_learners(tandem, folder, steps)
     saves_before_it_gives_up(tandem, folder, reference)
     saves_on_request(tandem, folder, reference)
     starts_no_replacement(tandem, folder, replicas)
@@ -252,6 +253,18 @@ def short(tandem, folder):
 
 
 SNAPSHOTS = ["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"]
+
+
+def replaces_learners(tandem, folder, steps):
+    """A rank of a learner is lost between exchanges, while a fragment travels, and in the step that applies it."""
+    job = [*SNAPSHOTS, *(text for key in ["method=local", "learners=2", "every=8", "fragments=2", "delay=2"]
+                         for text in ("--set", f"sync.{key}"))]
+    reference = Run(tandem, folder, "learners", [], steps, job=job)
+    reference.ends_like(reference)
+    run = Run(tandem, folder, "learner-lost", ["--spares", "1", "--restarts", "3"], steps, job=job)
+    for rank, after_step in [(3, 3), (1, 8), (2, 13)]:
+        run.hurt(rank, signal.SIGKILL, after_step)
+    run.ends_like(reference)
 
 
 def checkpoints(run):
