@@ -41,7 +41,7 @@ def test_ranks_in_space(folder, browser, tp, dp, pp, ep):
     t, d, p = run.coordinates(rank)
     at = lambda t, d, p: (p * dp + d) * tp + t
     expected = {"tp": [at(i, d, p) for i in range(tp)], "ep": [at(t, d - d % ep + i, p) for i in range(ep)] if ep > 1 else [],
-                "dp": [at(t, i, p) for i in range(dp)], "pp": [at(t, d, i) for i in range(pp)]}
+                "dp": [at(t, i, p) for i in range(dp)], "pp": [at(t, d, i) for i in range(pp)], "sync": [rank]}
     found = browser.value(f"lattice.groups({rank})")
     expect(found == {axis: [other for other in ranks if other != rank] for axis, ranks in expected.items()}, found)
     # Keys move along the axes, Shift turns, Enter shows the groups only.
@@ -196,6 +196,24 @@ def test_bytes_of_a_training(folder, browser):
     server.stop()
 
 
+def test_learners(folder, browser):
+    """Learners are an axis of their own: their ranks are no replicas of each other, and bytes are of the last exchange."""
+    rows = train(folder, "learners", "train.batch=4", "parallel.dp=2", "sync.method=local", "sync.learners=2", "sync.every=2")
+    sent = [line["sent_bytes"]["sync"] for line in rows]
+    expect(sent[0] == 0 < sent[1], sent)
+    server = Server(folder + "/learners")
+    browser.problems.clear()
+    browser.open(server.url, 1280)
+    browser.await_true("document.querySelectorAll('#links-axes tbody tr').length === 2")
+    axes = {row[0][:4]: row for row in lines(browser, "links-axes")}
+    expect(axes["sync"][1] in (f"{sent[1] / 1e3:.1f} kB", f"{sent[1] / 1e6:.2f} MB"), axes)
+    expect(browser.value("lattice.groups(0)") == {"tp": [1], "ep": [], "dp": [], "pp": [], "sync": [2]}, browser.value("lattice.groups(0)"))
+    expect(browser.value("lattice.coordinates(2)").startswith("learner 1, tp 0, dp 1"), browser.value("lattice.coordinates(2)"))
+    expect(not browser.problems, browser.problems)
+    browser.open("about:blank", 1280)  # before its source of events ends
+    server.stop()
+
+
 def main():
     if not shutil.which("chromium"):
         print("chromium is not installed: pages not opened")
@@ -206,6 +224,7 @@ def main():
         if sys.argv[2] == "short":
             test_empty_states(folder, browser)
             test_bytes_of_a_training(folder, browser)
+            test_learners(folder, browser)
         for layout in ([(2, 2, 1, 1), (4, 8, 2, 2)] if sys.argv[2] == "short" else [(8, 64, 8, 8)]):
             test_ranks_in_space(folder, browser, *layout)
     finally:
