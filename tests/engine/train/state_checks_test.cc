@@ -82,9 +82,7 @@ struct TestRank {
   StateChecks& checks;
   FaultInjector& injector;
 
-  StepSums exchange(const StepSums& local) const {
-    return exchange_sums(groups.world_axes(), local);
-  }
+  StepSums exchange(const StepSums& local) const { return exchange_sums(groups, local); }
   void initialize() const {
     for (ModelChunk& chunk : ranks.chunks) {
       chunk.stage.initialize(1);
