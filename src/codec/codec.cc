@@ -91,15 +91,12 @@ void decode_whole(const Wire& wire, std::span<const std::byte> message, DType dt
   }
 }
 
-namespace {
-
 void require_host(const char* op, const Tensor& values) {
   if (values.contiguous() && values.device().kind == DeviceKind::cpu) return;
   throw InvalidArgument(fmt::format("{}: values {}: expected a contiguous tensor in host memory",
                                     op, values.describe()));
 }
 
-}  // namespace
 }  // namespace codec
 
 size_t encode(const Wire& wire, const Tensor& values, std::span<std::byte> message) {

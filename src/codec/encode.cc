@@ -1,6 +1,7 @@
 // Encoding in passes over a tile: group ranges, scales, codes.
 #include <cstring>
 
+#include "codec/dither.h"
 #include "codec/planes.h"
 #include "codec/ranges.h"
 #include "codec/spikes.h"
@@ -9,17 +10,19 @@
 namespace tandem::codec {
 namespace {
 
-template <typename Format, bool kClamps>
-void write_codes(const float* x, int blocks, int group, const GroupNumbers& numbers,
-                 std::byte* wide, std::byte* low) {
+/// `noise`: added to each value, in steps of a code, if kDithers.
+template <typename Format, bool kClamps, bool kDithers>
+void write_codes(const float* x, const float* noise, int blocks, int group,
+                 const GroupNumbers& numbers, std::byte* wide, std::byte* low) {
   const int shift = std::countr_zero(unsigned(group));
-  for (int block = 0; block < blocks; ++block, x += kWireBlock) {
+  for (int block = 0; block < blocks; ++block, x += kWireBlock, noise += kDithers * kWireBlock) {
     WordLanes codes[kVectors];
     for (int j = 0; j < kVectors; ++j) {
       const int g = (block * kWireBlock + j * kLanes) >> shift;
       FloatLanes t = load_floats(x + kLanes * j);
       if constexpr (requires { Format::levels; }) t = t - numbers.center[g];
       t = product(t, FloatLanes{} + numbers.inverse[g]);
+      if constexpr (kDithers) t = sum(t, load_floats(noise + kLanes * j));
       if constexpr (kClamps) t = clamped(t, FloatLanes{} + numbers.maximum[g]);
       codes[j] = Format::code(t);
     }
@@ -28,10 +31,17 @@ void write_codes(const float* x, int blocks, int group, const GroupNumbers& numb
 }
 
 template <typename Format>
-void write_codes(const float* x, int blocks, int group, const GroupNumbers& numbers,
-                 std::byte* wide, std::byte* low) {
-  return numbers.clamps ? write_codes<Format, true>(x, blocks, group, numbers, wide, low)
-                        : write_codes<Format, false>(x, blocks, group, numbers, wide, low);
+void write_codes(const float* x, const float* noise, int blocks, int group,
+                 const GroupNumbers& numbers, std::byte* wide, std::byte* low) {
+  if constexpr (Format::half_step == 0.5f) {  // integers
+    // Clamped: noise may lift the largest value past the last code.
+    if (noise) {
+      return write_codes<Format, true, true>(x, noise, blocks, group, numbers, wide, low);
+    }
+  }
+  return numbers.clamps
+             ? write_codes<Format, true, false>(x, noise, blocks, group, numbers, wide, low)
+             : write_codes<Format, false, false>(x, noise, blocks, group, numbers, wide, low);
 }
 
 }  // namespace
@@ -49,6 +59,9 @@ struct TileEncoder::Pass {
     }
     if (e.wire_.spikes) reserve_spikes(e, first / group, all_groups, groups, changed);
     if (e.wire_.hadamard) rotate(changed, blocks * kWireBlock, group);
+    alignas(64) float noise[kTile];
+    if (e.dither_) fill_noise(*e.dither_, first, blocks * kWireBlock, noise);
+    const float* added = e.dither_ ? noise : nullptr;
     GroupNumbers numbers;
     std::byte* scales = e.message_ + e.layout_.scales + first / group * scale_bytes(e.wire_.scale);
     std::byte* wide = e.message_ + e.layout_.wide;
@@ -62,11 +75,11 @@ struct TileEncoder::Pass {
       measure_ranges(values, all_groups, group, numbers);
       make_levels(e.wire_.scale, Format::levels, all_groups, groups, e.limit_, numbers, scales,
                   centers);
-      write_codes<Format>(values, blocks, group, numbers, wide, low);
+      write_codes<Format>(values, added, blocks, group, numbers, wide, low);
     } else {
       measure_magnitudes(values, all_groups, group, numbers);
       make_scales<Format>(e.wire_.scale, all_groups, groups, e.limit_, numbers, scales);
-      write_codes<Format>(values, blocks, group, numbers, wide, low);
+      write_codes<Format>(values, added, blocks, group, numbers, wide, low);
     }
   }
 
@@ -82,8 +95,13 @@ struct TileEncoder::Pass {
   }
 };
 
-TileEncoder::TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message)
-    : wire_(wire), layout_(Message::of(wire, elements)), limit_(limit), message_(message) {
+TileEncoder::TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message,
+                         const Dither* dither)
+    : wire_(wire),
+      layout_(Message::of(wire, elements)),
+      limit_(limit),
+      message_(message),
+      dither_(dither) {
   // Zero the padding between sections.
   for (const size_t end : {layout_.centers, layout_.spikes, layout_.positions, layout_.bytes}) {
     if (end > layout_.scales) std::memset(message + end - 16, 0, 16);

@@ -7,12 +7,16 @@
 
 namespace tandem::codec {
 
+struct Dither;
+
 /// Writes one message of a grouped codec. Tiles (tile.h) may be passed in any order.
 class TileEncoder {
  public:
   /// `message` has wire.bytes(elements) bytes. Decoded values are at most `limit`, the largest
   /// value of the tensor's dtype; a group beyond it becomes NaN.
-  TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message);
+  /// `dither`, which outlives the encoder: rounds integer codes stochastically (dither.h).
+  TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message,
+              const Dither* dither = nullptr);
   /// `values`: `count`, padded to whole blocks (widen).
   void put(int64_t first, int count, const float* values) const;
 
@@ -24,6 +28,7 @@ class TileEncoder {
   Message layout_;
   float limit_;
   std::byte* message_;
+  const Dither* dither_;
   Function encode_;
 };
 

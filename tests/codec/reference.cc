@@ -4,6 +4,7 @@
 
 #include "codec/numbers.h"
 #include "codec/spikes.h"
+#include "tandem/random.h"
 
 namespace tandem::test {
 namespace {
@@ -107,10 +108,18 @@ GroupCoder coder_of(const std::vector<float>& x, float limit) {
   return coder;
 }
 
+/// Noise of element `i`, in steps.
+float noise_of(const Dither& dither, int64_t i) {
+  const auto words = philox(dither.seed, dither.stream, uint64_t(i / 64 * 16 + i % 16));
+  return (float(words[size_t(i / 16 % 4)] >> 8) - 0x1p23f + 0.5f) * 0x1p-24f;
+}
+
 template <typename Format>
-uint32_t code_of(const GroupCoder& coder, float x) {
+uint32_t code_of(const GroupCoder& coder, float x, const Dither* dither, int64_t i) {
   if constexpr (requires { Format::levels; }) x = x - coder.center;
-  return Format::code(clamped(x * coder.inverse, coder.maximum));
+  x = x * coder.inverse;
+  if (dither) x = x + noise_of(*dither, i);
+  return Format::code(clamped(x, coder.maximum));
 }
 
 Spikes spikes_of(const float* x, int group, float limit) {
@@ -127,7 +136,7 @@ Spikes spikes_of(const float* x, int group, float limit) {
 }  // namespace
 
 std::vector<std::byte> reference_message(const Wire& wire, const std::vector<float>& values,
-                                         DType dtype) {
+                                         DType dtype, const Dither* dither) {
   const int64_t count = int64_t(values.size());
   const Message layout = Message::of(wire, count);
   std::vector<std::byte> message(layout.bytes);
@@ -159,9 +168,8 @@ std::vector<std::byte> reference_message(const Wire& wire, const std::vector<flo
         std::memcpy(&message[layout.centers + bytes * size_t(group)], &coder.stored_center, bytes);
       }
       for (int i = 0; i < wire.group; ++i) {
-        for (const Plane& plane : planes) {
-          plane.put(first + i, code_of<Format>(coder, x[size_t(i)]));
-        }
+        const uint32_t code = code_of<Format>(coder, x[size_t(i)], dither, first + i);
+        for (const Plane& plane : planes) plane.put(first + i, code);
       }
     });
   }
