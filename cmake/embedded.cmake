@@ -35,6 +35,7 @@ embed(page_assets engine/report/page_assets.h kPageHead=${page_dir}/head.html
   kPageSpace=${page_dir}/space.js kPageLinks=${page_dir}/links.js
   kPageLinksHtml=${page_dir}/links.html
   kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS}
+  kFitHtml=${page_dir}/fit.html kFitScript=${page_dir}/fit.js
   kLiveHtml=${page_dir}/live.html kLiveScript=${page_dir}/live.js)
 set(plan_page_dir ${PROJECT_SOURCE_DIR}/src/engine/plan/page)
 embed(plan_page engine/plan/what_if_assets.h kWhatIfHtml=${plan_page_dir}/what_if.html

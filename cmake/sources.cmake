@@ -13,7 +13,7 @@ set(gpu_host_sources src/comm/device/adopted_nccl.cc src/comm/device/error_recor
   src/comm/device/gpu_environment.cc src/comm/device/gpu_coordinates.cc)
 list(APPEND tandem_sources ${gpu_host_sources})
 if(NOT TANDEM_TRAINING)
-  list(FILTER tandem_sources EXCLUDE REGEX "^src/engine/")
+  list(FILTER tandem_sources EXCLUDE REGEX "^src/(engine|fit)/")
 else()
   # HTTP servers need Boost's headers: units of their own, without the precompiled ones.
   glob_sources(http_sources src/engine/serve/http/*.cc)

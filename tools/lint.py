@@ -23,7 +23,7 @@ TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", "
 # not of another layer of its level.
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
           ["overlap/contract"], ["overlap/gather", "overlap/scatter", "overlap/collectives"], ["overlap/operators"], ["overlap/moe"],
-          ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
+          ["overlap/registry"], ["fit"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
           ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check", "engine/serve"], ["engine/launch"],
           ["bench"], ["cli"]]
 BELOW = {}
@@ -31,6 +31,7 @@ for level in LEVELS:
     below = list(BELOW)
     for layer in level:
         BELOW[layer] = below
+BELOW["fit"] = ["core", "observe", "schedule", "comm", "codec", "collectives"]  # no models
 BELOW["engine/report"] = ["core", "observe"]  # reads records, not the engine
 # Layer that implements a public header; core implements the others.
 PUBLIC = {"communicator": "comm", "world": "comm", "cuda": "comm", "codec": "codec", "quantize": "codec",

@@ -17,6 +17,7 @@ void add_data(CLI::App& app);
 void add_data_check(CLI::App& data);
 /// `tandem data index` and `tandem data verify`
 void add_data_index(CLI::App& data);
+void add_fit(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 /// `tandem bench train`

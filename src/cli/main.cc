@@ -146,6 +146,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_serve(app);
   tandem::cli::add_bench(app);
   tandem::cli::add_plan(app);
+  tandem::cli::add_fit(app);
   tandem::cli::add_check_layout(app);
   tandem::cli::add_launch(app);
   tandem::cli::add_info(app);

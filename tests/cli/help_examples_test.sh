@@ -21,6 +21,7 @@ done
 grep -q SMALL_ "$dir"/configs/*.toml && exit 1
 cd "$dir" || exit 1
 printf '{"prompt": "int main"}\n{"prompt": "#include", "max_tokens": 3}\n' >prompts.jsonl
+for row in $(seq 40); do echo "$((row > 20)) $((1 + row % 3)):1 5:0.$row"; done >data.svm
 # Hosts of which each is this machine.
 mkdir bin
 printf '#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n' >bin/ssh
@@ -31,7 +32,7 @@ printf 'a\nb\n' >hosts.txt
 examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'
 }
-mapfile -t lines < <(for command in '' train doctor eval tune generate trace 'plan schedule' 'plan placements' launch check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
+mapfile -t lines < <(for command in '' train doctor eval tune generate trace 'plan schedule' 'plan placements' launch fit check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
 for line in "${lines[@]}"; do
   case $line in
     "tandem bench"*) line="\"\$tandem\" ${line#tandem} --repeats 2" ;;

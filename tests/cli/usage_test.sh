@@ -57,7 +57,7 @@ shows 'tandem train --help TABLE' train --help
 shows '^ +optimizer\.' train --help optimizer
 shows 'model\..*trace\.' train --help keys
 expect 2 '--help optimiser: expected one of .*optimizer' train --help optimiser
-for command in train eval generate bench report trace plan 'plan schedule' check-layout 'data check'; do
+for command in train eval generate bench report trace plan 'plan schedule' fit check-layout 'data check'; do
   # shellcheck disable=SC2086  # one word or two
   shows 'Example' $command --help
 done

@@ -7,6 +7,7 @@ namespace tandem {
 
 extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageRanks,
     kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kPageGroupsHtml, kPageLattice,
-    kPageLinks, kPageLinksHtml, kPageRanksHtml, kPageSpace, kLiveHtml, kLiveScript;
+    kPageLinks, kPageLinksHtml, kPageRanksHtml, kPageSpace, kLiveHtml, kLiveScript, kFitHtml,
+    kFitScript;
 
 }  // namespace tandem

@@ -59,4 +59,14 @@ std::string live_page() {
   return fill_page(kLiveHtml, marks);
 }
 
+std::string fit_page(const std::string& data) {
+  const std::string head = page_head("Tandem fit");
+  const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@DATA@", data},
+                                    {"@CHARTJS@", kPageChartJs},
+                                    {"@COMMON@", kPageCommon},
+                                    {"@SCRIPT@", kFitScript}};
+  return fill_page(kFitHtml, marks);
+}
+
 }  // namespace tandem

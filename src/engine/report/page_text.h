@@ -14,6 +14,9 @@ std::string report_page(const std::string& data);
 /// Reads `events`, `ranks.json` next to it.
 std::string live_page();
 
+/// `data`: JSON array of `tandem fit`, without '<' as well.
+std::string fit_page(const std::string& data);
+
 /// Begin of a page, to the end of its header's first lines: title, style, the readers' themes.
 /// `more`: rules of this page only.
 std::string page_head(std::string_view title, std::string_view more = {});

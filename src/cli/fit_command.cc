@@ -1,0 +1,213 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/devices.h"
+#include "cli/fit_output.h"
+#include "core/system/console.h"
+#include "core/system/files.h"
+#include "core/system/output.h"
+#include "engine/report/progress.h"
+#include "fit/fit.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr int kNotReached = 1;  // exit code
+constexpr int kMaxClients = 4096;
+
+struct FitArguments {
+  std::string data, loss = "logistic", l2 = "0", codec, link, json, out;
+  std::vector<std::string> methods{"scaffnew"}, failures;
+  WorldOptions world;
+  fit::FitOptions options;
+};
+
+std::vector<const fit::MethodRow*> read_options(FitArguments& arguments) {
+  fit::FitOptions& options = arguments.options;
+  options.loss = arguments.loss == "squared" ? fit::Loss::squared : fit::Loss::logistic;
+  options.l2 = fit::L2::parse(arguments.l2);
+  if (!arguments.codec.empty()) options.codec = Wire::parse(arguments.codec);
+  if (!arguments.link.empty()) arguments.world.link = EmulatedLink::parse(arguments.link);
+  for (const std::string& failure : arguments.failures)
+    options.failures.push_back(fit::Failure::parse(failure));
+  std::vector<const fit::MethodRow*> rows;
+  for (const std::string& name : arguments.methods) rows.push_back(&fit::find_method(name));
+  fit::check_options(rows, options);
+  if (const int ranks = count_ranks(arguments.world); ranks > options.clients) {
+    throw InvalidArgument(
+        fmt::format("--clients {}: {} ranks: expected a client for each", options.clients, ranks));
+  }
+  return rows;
+}
+
+/// Runs the methods in turn, each from the start; on other processes than rank 0's returns none.
+std::vector<FinishedFit> run_methods(const FitArguments& arguments, const fit::Problem& problem,
+                                     const std::vector<const fit::MethodRow*>& rows) {
+  std::vector<FinishedFit> finished;
+  run_world(arguments.world, [&](Communicator& comm) {
+    std::optional<ProgressLine> progress;
+    if (comm.rank() == 0) progress.emplace();
+    for (const fit::MethodRow* row : rows) {
+      const auto report = [&](const fit::FitPoint& point) {
+        progress->meanwhile(fmt::format("{}  round {}/{}  distance {:.2e}  {}", row->name,
+                                        point.rounds, arguments.options.max_rounds, point.distance,
+                                        format_bytes(double(point.bytes_sent))));
+      };
+      fit::FitRun run = run_method(comm, problem, *row, arguments.options, report);
+      if (comm.rank() == 0) finished.push_back({row, std::move(run)});
+    }
+  });
+  return finished;
+}
+
+void print_unreached(const std::vector<FinishedFit>& finished, double tol) {
+  for (const auto& [method, run] : finished) {
+    if (run.reached_tol) continue;
+    complain(
+        fmt::format("tandem fit: {} reached distance {:.3g} in {} rounds: expected {:g} (--tol)",
+                    method->name, run.last.distance, run.last.rounds, tol));
+  }
+}
+
+void run(FitArguments& arguments) {
+  const bool prints_json = arguments.json == "-";
+  if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
+  const std::vector<const fit::MethodRow*> rows = read_options(arguments);
+  if (!arguments.out.empty()) make_directories(arguments.out);
+  now_doing("solving " + arguments.data);
+  const fit::Problem problem(fit::read_libsvm(arguments.data), arguments.data, arguments.options);
+  const std::vector<FinishedFit> finished = run_methods(arguments, problem, rows);
+  if (finished.empty()) return;
+  const FitHeader header{problem, arguments.options, count_ranks(arguments.world), arguments.link};
+  if (!arguments.json.empty()) {
+    const std::string text = fit_json(header, finished);
+    prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
+  }
+  if (!arguments.out.empty()) {
+    const std::string path = (std::filesystem::path(arguments.out) / "fit.html").string();
+    write_output(path, fit_page(header, finished));
+  }
+  if (!prints_json) fmt::print("{}", fit_table(header, finished));
+  finish_output();
+  if (std::ranges::all_of(finished, [](const auto& each) { return each.run.reached_tol; })) return;
+  print_unreached(finished, arguments.options.tol);
+  throw Ended{kNotReached};
+}
+
+std::string footer() {
+  std::string text = "\nMethods, and the options that only some of them read:\n";
+  for (const fit::MethodRow& row : fit::methods()) {
+    std::vector<const char*> names;
+    for (const fit::OptionRow* option : row.reads) names.push_back(option->name);
+    if (row.takes_l1) names.push_back("--l1");
+    text +=
+        fmt::format("  {:<20} {}\n  {:<20} {}\n", row.name, row.summary, "", fmt::join(names, " "));
+    if (row.control) text += fmt::format("  {:<20} --control: {}\n", "", row.control);
+  }
+  return text +
+         "\nThe data's rows are split over the clients in file order. The same program first "
+         "computes\nthe exact answer; distance is |x - answer| / |answer|. Floats are those of the "
+         "busiest\nclient, 8 bytes each. Results do not depend on the number of ranks. Exit code "
+         "1: "
+         "--tol was\nnot reached.\n"
+         "\nExamples:\n"
+         "  tandem fit data.svm --l2 auto:kappa=100 --method gd,scaffnew --clients 8\n"
+         "  tandem fit data.svm --l2 0.01 --method tamuna --cohort 4 --tol 1e-6 --ranks 2 --json "
+         "-\n"
+         "  mpirun -n 2 tandem fit data.svm --l2 0.01 --method scaffnew";
+}
+
+void add_problem_options(CLI::App& command, FitArguments& arguments) {
+  fit::FitOptions& options = arguments.options;
+  command.add_option("DATA", arguments.data, "Rows in LIBSVM format: label index:value ...")
+      ->required();
+  command.add_option("--loss", arguments.loss, "Loss of a row")
+      ->check(CLI::IsMember({"logistic", "squared"}))
+      ->capture_default_str();
+  command.add_option("--l1", options.l1, "Weight of |x|_1")
+      ->check(CLI::Range(0.0, 1e12))
+      ->capture_default_str();
+  command
+      .add_option("--l2", arguments.l2,
+                  "Weight of |x|^2 / 2, or the one that gives the clients condition number K")
+      ->option_text("X|auto:kappa=K")
+      ->capture_default_str();
+  command.add_option("--clients", options.clients, "Logical clients, split over the ranks")
+      ->check(CLI::Range(1, kMaxClients))
+      ->capture_default_str();
+  command.add_flag("--shuffle", options.shuffle,
+                   "Permute the rows first, so that clients get samples that are alike");
+  command.add_option("--seed", options.seed, "Seed of all random choices")->capture_default_str();
+}
+
+void add_method_options(CLI::App& command, FitArguments& arguments) {
+  fit::FitOptions& options = arguments.options;
+  command.add_option("--p", options.p,
+                     "Probability that a local step is the last of its round (default: "
+                     "sqrt(clients / (sparsity kappa)); scaffnew: 1/sqrt(kappa))");
+  command.add_option("--step", options.step, "Step size, times the default")
+      ->check(CLI::Range(1e-6, 1e6));
+  command.add_option("--sparsity", options.sparsity,
+                     "Clients that send a coordinate up in a round (default: a quarter of the "
+                     "cohort, at least 2)");
+  command.add_option("--cohort", options.cohort, "Clients in a round (default: a quarter)");
+  command
+      .add_option("--graph", options.graph,
+                  "Neighbours of the clients: ring, torus, random4 (random, 4 of each) or a file "
+                  "with two client numbers a line (default: ring)")
+      ->option_text("NAME|FILE");
+  command.add_option(
+      "--codec", arguments.codec,
+      "Wire format of what neighbours exchange: none or int8 to int2 (default: none)");
+  command.add_option("--tokens", options.tokens, "Tokens that walk at a time (default: 1)");
+  command.add_option("--tau", options.tau,
+                     "Weight that ties clients to the tokens (default: the largest smoothness "
+                     "constant of a client)");
+  command.add_option("--fail", arguments.failures, "Client that takes no part in some rounds")
+      ->option_text("CLIENT@FIRST[-LAST]")
+      ->allow_extra_args(false)
+      ->take_all();
+  command.add_flag("--control", options.control,
+                   "Leave out what makes a method exact, to see it fail");
+}
+
+}  // namespace
+
+void add_fit(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("fit", "Solve a convex problem on clients, and count what they send");
+  auto arguments = std::make_shared<FitArguments>();
+  fit::FitOptions& options = arguments->options;
+  add_problem_options(*command, *arguments);
+  command->add_option("--method", arguments->methods, "Methods to run, from the list below")
+      ->option_text("METHOD,...")
+      ->delimiter(',')
+      ->capture_default_str();
+  add_method_options(*command, *arguments);
+  command->add_option("--tol", options.tol, "Distance to the exact answer to stop at")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--max-rounds", options.max_rounds, "Rounds to stop after")
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 40))
+      ->capture_default_str();
+  command->add_option("--ranks", arguments->world.ranks, "Ranks, as threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command->add_option("--link", arguments->link, "Emulate this link between ranks (1GB/s,20us)");
+  command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
+  command->add_option("--out", arguments->out,
+                      "Write a page that shows distance against bytes, rounds and seconds to "
+                      "FOLDER/fit.html");
+  command->footer(footer());
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,28 @@
+// CompressedScaffnew (Condat, Agarsky, Richtarik, arXiv 2210.13277): Scaffnew in which a client
+// sends up the coordinates of a random mask only.
+#include <algorithm>
+
+#include "fit/methods/local_steps.h"
+#include "fit/methods/rows.h"
+
+namespace tandem::fit {
+
+const MethodRow& compressed_scaffnew_row() {
+  static const MethodRow row{
+      "compressed-scaffnew",
+      "scaffnew that sends a random share of the coordinates up",
+      {&kPOption, &kStepOption, &kSparsityOption},
+      false,
+      "control variates change on all coordinates, not on sent ones",
+      [](const Setup& setup) {
+        const int n = setup.channel.clients();
+        const int sparsity = setup.options.sparsity.value_or(std::max(2, n / 4));
+        return make_local_steps(setup, {.cohort = n,
+                                        .sparsity = sparsity,
+                                        .p = choose_p(setup, sparsity),
+                                        .all_coordinates = setup.options.control});
+      }};
+  return row;
+}
+
+}  // namespace tandem::fit

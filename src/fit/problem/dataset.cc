@@ -1,0 +1,53 @@
+#include "fit/problem/dataset.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <set>
+
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem::fit {
+
+void make_classes(Dataset& data, const std::string& path) {
+  std::set<double> found;
+  for (const double label : data.labels) {
+    found.insert(label);
+    if (found.size() > 2) break;
+  }
+  if (found.size() != 2) {
+    throw InvalidArgument(fmt::format(
+        "{}: {} of labels ({:g}{}): expected two classes (--loss squared takes any numbers)", path,
+        found.size() == 1 ? "one value" : "more than two values", *found.begin(),
+        found.size() == 1
+            ? ""
+            : fmt::format(", {:g}, {:g}", *std::next(found.begin()), *std::prev(found.end()))));
+  }
+  const double first = *found.begin();
+  for (double& label : data.labels) label = label == first ? -1 : 1;
+}
+
+void shuffle_rows(Dataset& data, uint64_t seed) {
+  std::vector<int64_t> order(size_t(data.rows()));
+  std::iota(order.begin(), order.end(), int64_t(0));
+  for (size_t i = order.size(); i > 1; --i) {
+    const auto words = philox(seed, stream_of("fit rows"), i);
+    std::swap(order[i - 1], order[(uint64_t(words[0]) << 32 | words[1]) % i]);
+  }
+  Dataset to;
+  to.features = data.features;
+  to.columns.reserve(data.columns.size());
+  to.values.reserve(data.values.size());
+  for (const int64_t row : order) {
+    for (int64_t k = data.offsets[size_t(row)]; k < data.offsets[size_t(row) + 1]; ++k) {
+      to.columns.push_back(data.columns[size_t(k)]);
+      to.values.push_back(data.values[size_t(k)]);
+    }
+    to.offsets.push_back(int64_t(to.columns.size()));
+    to.labels.push_back(data.labels[size_t(row)]);
+  }
+  data = std::move(to);
+}
+
+}  // namespace tandem::fit

@@ -1,0 +1,37 @@
+// Rows of a sparse matrix with a label each: the data of a convex problem.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tandem::fit {
+
+using Vector = std::vector<double>;
+
+/// Compressed sparse rows. Row r has the entries [offsets[r], offsets[r + 1]) of `columns`, which
+/// increase within a row, and `values`.
+struct Dataset {
+  int64_t features = 0;
+  std::vector<int64_t> offsets{0};
+  std::vector<int32_t> columns;
+  std::vector<double> values;
+  std::vector<double> labels;  ///< one per row
+
+  int64_t rows() const { return int64_t(labels.size()); }
+};
+
+/// Reads LIBSVM text: a label, then index:value pairs per line, indices from 1 and increasing; `#`
+/// begins a comment. `features` is the largest index. Throws IoError, with file, line and token,
+/// for other text, numbers that are not finite, and a file without rows or without values.
+Dataset read_libsvm(const std::string& path);
+
+/// Maps the smaller of two labels to -1 and the other to +1. Throws InvalidArgument, which names
+/// `path`, unless there are exactly two distinct labels.
+void make_classes(Dataset& data, const std::string& path);
+
+/// Permutes the rows by `seed`, so that clients get random samples of them.
+void shuffle_rows(Dataset& data, uint64_t seed);
+
+}  // namespace tandem::fit

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# fit_test.sh TANDEM MPIRUN|-: `tandem fit` prints the same results at any number of ranks, ends with 1 where --tol
+# is not reached, and refuses wrong input with one line before anything runs.
+set -u
+tandem=$1 mpirun=$2
+. "$(dirname "$0")/expect.sh"
+
+# Two classes of rows one after the other, so that clients differ.
+awk 'BEGIN { srand(7); for (r = 0; r < 120; ++r) { y = r < 60 ? 1 : -1; printf "%d", y
+  for (k = 1 + r % 3; k <= 20; k += 1 + int(3 * rand())) printf " %d:%.4f", k, rand() - .5 + y * .1 * (k % 4)
+  print "" } }' >rows.svm
+
+# results FILE: all numbers but those that depend on the run.
+results() {
+  python3 - "$1" <<'END'
+import json, sys
+def strip(value):
+    if isinstance(value, list):
+        return [strip(each) for each in value]
+    if isinstance(value, dict):
+        return {k: strip(v) for k, v in value.items() if k not in ("seconds", "ranks")}
+    return value
+runs = strip(json.load(open(sys.argv[1])))
+for run in runs:
+    assert run["history"][0]["distance"] == 1 and run["history"][-1]["distance"] == run["distance"], run
+print(json.dumps(runs))
+END
+}
+
+methods=$("$tandem" fit --help | sed -nE 's/^  ([a-z-]+) {3,}[a-z].*/\1/p' | grep -v '^-' | paste -sd,)
+case $methods in gd,scaffnew,*) ;; *) fail "methods in the help: $methods" ;; esac
+solve=(fit rows.svm --l2 auto:kappa=30 --clients 8 --method "$methods" --max-rounds 60 --tol 1e-12)
+for ranks in 1 2 4; do
+  expect 1 'reached distance .* in .* rounds: expected 1e-12 .--tol.' "${solve[@]}" --ranks $ranks --json "$ranks.json"
+  results $ranks.json >$ranks.txt || fail "results of $ranks ranks"
+  cmp 1.txt $ranks.txt || fail "$ranks ranks differ from one"
+done
+[ -s 1.txt ] || fail "no results"
+if [ "$mpirun" != - ]; then
+  "$mpirun" 3 "$tandem" "${solve[@]}" --json mpi.json >mpi.log 2>&1
+  results mpi.json | cmp 1.txt || fail "three processes differ from one rank: $(cat mpi.log)"
+fi
+
+"$tandem" fit rows.svm --l2 0.1 --method gd --tol 1e-8 --json - 2>log |
+  python3 -c 'import json, sys; run = json.load(sys.stdin); assert run["distance"] <= 1e-8 and run["method"] == "gd", run' ||
+  fail "JSON of one method: $(cat log)"
+expect 0 '\| scaffnew \| [0-9]+ \|' fit rows.svm --l2 0.1
+expect 0 'on 2 ranks, emulated 1GB/s,10us' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,10us
+
+printf '1 1:2\n2 1:3\n3 1:4\n' >three.svm
+printf '1 2:2 1:3\n-1 1:1\n' >order.svm
+: >empty.svm
+expect 3 'none.svm: .*No such file' fit none.svm --l2 1
+expect 3 'empty.svm: no rows' fit empty.svm --l2 1
+expect 3 'order.svm:1: "1:3": expected an index above 2' fit order.svm --l2 1
+expect 3 'log:1: .*: expected a finite number as a label' fit log --l2 1
+expect 2 'three.svm: more than two values of labels .*expected two classes' fit three.svm --l2 1 --clients 2
+expect 2 'l1 and --l2 are 0' fit rows.svm
+expect 2 '--clients 200: rows.svm has 120 rows' fit rows.svm --l2 1 --clients 200
+expect 2 '--clients 2: 4 ranks: expected a client for each' fit rows.svm --l2 1 --clients 2 --ranks 4
+expect 2 '--l2 auto:kappa=1: expected' fit rows.svm --l2 auto:kappa=1
+expect 2 '--method sgd: expected one of gd, scaffnew' fit rows.svm --l2 1 --method sgd
+expect 2 '--sparsity: scaffnew does not read it, but --p' fit rows.svm --l2 1 --method scaffnew --sparsity 2
+expect 2 '--cohort 17: 16 clients: expected 2 to 16' fit rows.svm --l2 1 --method tamuna --cohort 17
+expect 2 '--sparsity 5: a cohort of 4 clients: expected 2 to 4' fit rows.svm --l2 1 --method tamuna --cohort 4 --sparsity 5
+expect 2 '--l1 0.1: scaffnew takes --l2 only' fit rows.svm --l1 .1 --method scaffnew
+expect 2 '--fail 3@0: expected CLIENT@ROUND' fit rows.svm --l2 1 --method tamuna --fail 3@0
+exit $((failures > 0))

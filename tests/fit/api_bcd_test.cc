@@ -1,0 +1,150 @@
+// API-BCD: its fixed point against the penalized problem solved in the space of all clients'
+// vectors, and its tokens after a holder has failed.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "fit/problem/penalized.h"
+#include "fit/problem/vectors.h"
+#include "tandem/error.h"
+#include "tests/fit/problems.h"
+
+namespace tandem::fit {
+namespace {
+
+using test::make_data;
+using test::run;
+
+/// Solves a dense system by Gaussian elimination with pivoting.
+Vector solve(std::vector<Vector> a, Vector b) {
+  const size_t n = b.size();
+  for (size_t c = 0; c < n; ++c) {
+    size_t pivot = c;
+    for (size_t r = c; r < n; ++r)
+      if (std::abs(a[r][c]) > std::abs(a[pivot][c])) pivot = r;
+    std::swap(a[c], a[pivot]);
+    std::swap(b[c], b[pivot]);
+    for (size_t r = c + 1; r < n; ++r) {
+      const double factor = a[r][c] / a[c][c];
+      for (size_t k = c; k < n; ++k) a[r][k] -= factor * a[c][k];
+      b[r] -= factor * b[c];
+    }
+  }
+  for (size_t c = n; c-- > 0;) {
+    for (size_t k = c + 1; k < n; ++k) b[c] -= a[c][k] * b[k];
+    b[c] /= a[c][c];
+  }
+  return b;
+}
+
+/// The z of: minimize over x_1, ..., x_n and z sum_i f_i(x_i) + tau / 2 |x_i - z|^2, by Newton's
+/// method on all (n + 1) d variables at once.
+Vector reference_optimum(const Problem& problem, double tau) {
+  const size_t n = size_t(problem.clients()), d = problem.features(), size = (n + 1) * d;
+  Vector all(size, 0.0);
+  for (int step = 0; step < 30; ++step) {
+    std::vector<Vector> hessian(size, Vector(size, 0.0));
+    Vector gradient(size, 0.0), local(d), unit(d), product(d);
+    for (size_t i = 0; i < n; ++i) {
+      const Objective f = problem.client(int(i));
+      const std::span<const double> x = std::span(all).subspan(i * d, d);
+      f.gradient(x, local);
+      const Vector curvature = f.curvature(x);
+      for (size_t k = 0; k < d; ++k) {
+        const size_t at = i * d + k, z = n * d + k;
+        gradient[at] = local[k] + tau * (all[at] - all[z]);
+        gradient[z] += tau * (all[z] - all[at]);
+        unit.assign(d, 0.0);
+        unit[k] = 1;
+        f.hessian_product(curvature, unit, product);
+        for (size_t j = 0; j < d; ++j) hessian[i * d + j][at] = product[j];
+        hessian[at][at] += tau;
+        hessian[z][z] += tau;
+        hessian[at][z] = hessian[z][at] = -tau;
+      }
+    }
+    add_scaled(all, -1, solve(hessian, gradient));
+  }
+  return {all.end() - int64_t(d), all.end()};
+}
+
+FitOptions options_for(Loss loss) {
+  return {
+      .loss = loss, .l2 = {.kappa = 10}, .clients = 6, .seed = 2, .tol = 1e-8, .max_rounds = 20000};
+}
+
+class ApiBcdTest : public testing::TestWithParam<Loss> {};
+
+TEST_P(ApiBcdTest, PenalizedOptimumMatchesDenseNewton) {
+  const FitOptions options = options_for(GetParam());
+  const Problem problem(make_data({.features = 5, .entries = 3}, GetParam()), "generated", options);
+  for (const double tau : {0.1, 1.0, 30.0}) {
+    const Vector z = penalized_optimum(problem, tau);
+    EXPECT_LE(relative_distance(z, reference_optimum(problem, tau)), 1e-10) << tau;
+  }
+}
+
+TEST_P(ApiBcdTest, AnyNumberOfTokensReachesThePenalizedOptimum) {
+  FitOptions options = options_for(GetParam());
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const char* graph : {"ring", "random4"}) {
+    for (const int tokens : {1, 2, 4}) {
+      options.graph = graph;
+      options.tokens = tokens;
+      for (const uint64_t seed : {1, 2}) {
+        options.seed = seed;
+        EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol)
+            << graph << " " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST_P(ApiBcdTest, BiasFallsWithTau) {
+  FitOptions options = options_for(GetParam());
+  options.max_rounds = 1;
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  double last = 1;
+  for (const double tau : {0.5, 2.0, 8.0, 32.0}) {
+    options.tau = tau;
+    const double bias = run("api-bcd", problem, options).bias;
+    EXPECT_LT(bias, last / 2) << tau;
+    EXPECT_GT(bias, 1e-8) << tau;
+    last = bias;
+  }
+}
+
+TEST_P(ApiBcdTest, TokensOutliveTheirHolders) {
+  FitOptions options = options_for(GetParam());
+  options.graph = "random4";
+  options.tokens = 2;
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  // Whoever holds a token in these rounds fails with it, at least once.
+  for (int client = 0; client < 6; ++client)
+    options.failures.push_back({client, 10 + 7 * client, 13 + 7 * client});
+  EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol);
+  options.failures = {{1, 20, 1 << 30}};  // never back: the run goes on without its rows
+  options.max_rounds = 300;
+  const FitRun lost = run("api-bcd", problem, options, 2);
+  EXPECT_EQ(lost.last.rounds, 300);
+  EXPECT_LT(lost.last.distance, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ApiBcdTest, testing::Values(Loss::logistic, Loss::squared));
+
+TEST(ApiBcdOptionsTest, ValuesOutOfRangeAreRefused) {
+  FitOptions options = options_for(Loss::logistic);
+  const Problem problem(make_data({}, Loss::logistic), "generated", options);
+  for (const int tokens : {0, 7}) {
+    options.tokens = tokens;
+    EXPECT_THROW(run("api-bcd", problem, options), InvalidArgument) << tokens;
+  }
+  options.tokens = 1;
+  for (const double tau : {0.0, -1.0, std::nan("")}) {
+    options.tau = tau;
+    EXPECT_THROW(run("api-bcd", problem, options), InvalidArgument) << tau;
+  }
+}
+
+}  // namespace
+}  // namespace tandem::fit
