@@ -44,6 +44,9 @@ fi
 "$tandem" fit rows.svm --l2 0.1 --method gd --tol 1e-8 --json - 2>log |
   python3 -c 'import json, sys; run = json.load(sys.stdin); assert run["distance"] <= 1e-8 and run["method"] == "gd", run' ||
   fail "JSON of one method: $(cat log)"
+expect 1 '\| gossip --control \|' fit rows.svm --l2 0.1 --method gossip --codec int4:g16 --control --max-rounds 50 --out page
+grep -q '<canvas id="bytes"' page/fit.html && grep -q '"method":"gossip"' page/fit.html || fail "page of --out"
+! grep -qE '(src|href)="(https?:)?//' page/fit.html || fail "the page loads from the network"
 expect 0 '\| scaffnew \| [0-9]+ \|' fit rows.svm --l2 0.1
 expect 0 'on 2 ranks, emulated 1GB/s,10us' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,10us
 
@@ -63,6 +66,12 @@ expect 2 '--method sgd: expected one of gd, scaffnew' fit rows.svm --l2 1 --meth
 expect 2 '--sparsity: scaffnew does not read it, but --p' fit rows.svm --l2 1 --method scaffnew --sparsity 2
 expect 2 '--cohort 17: 16 clients: expected 2 to 16' fit rows.svm --l2 1 --method tamuna --cohort 17
 expect 2 '--sparsity 5: a cohort of 4 clients: expected 2 to 4' fit rows.svm --l2 1 --method tamuna --cohort 4 --sparsity 5
+printf '0 1\n2 3\n' >two.graph
+expect 2 'two.graph: no path from client 0 to client 2' fit rows.svm --l2 1 --method gossip --clients 4 --graph two.graph
+expect 2 '--graph torus: 10 clients' fit rows.svm --l2 1 --method gossip --clients 10 --graph torus
+expect 3 'star: ' fit rows.svm --l2 1 --method gossip --graph star
+expect 2 '--codec mxfp4: expected none or int8 to int2' fit rows.svm --l2 1 --method gossip --codec mxfp4
+expect 2 '--tokens 17: 16 clients' fit rows.svm --l2 1 --method api-bcd --tokens 17
 expect 2 '--l1 0.1: scaffnew takes --l2 only' fit rows.svm --l1 .1 --method scaffnew
 expect 2 '--fail 3@0: expected CLIENT@ROUND' fit rows.svm --l2 1 --method tamuna --fail 3@0
 exit $((failures > 0))
