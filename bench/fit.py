@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""fit.py TANDEM OUT [CASE...]: runs of `tandem fit` on Debian's packages (tools/package_data.py), a JSON file for each
+case in OUT: the chosen parameters of each method at seeds 0 to 4, with the grid that they were chosen on. Cases:
+convex (n 16, kappa 100), many (n 128), kappa (rounds against kappa), gossip, walk (api-bcd), link (emulated)."""
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEEDS = range(5)
+POINTS = 40  # of a saved history
+
+
+def data(folder, rows, words):
+    path = f"{folder}/packages-{rows}x{words}.svm"
+    if not os.path.exists(path):
+        subprocess.run([sys.executable, HERE + "/../tools/package_data.py", "--rows", str(rows), "--words", str(words), path],
+                       check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def fit(tandem, path, method, **options):
+    """Result of one run, with its command. Flags have the value True."""
+    words = ["--method", method]
+    for name, value in options.items():
+        words += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
+    done = subprocess.run([tandem, "fit", path, *words, "--json", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(f"tandem fit {' '.join(words)}: {done.stderr}")
+    run = json.loads(done.stdout)
+    step = max(1, math.ceil(len(run["history"]) / POINTS))
+    run["history"] = run["history"][::step]
+    run["command"] = " ".join(["tandem fit", os.path.basename(path), *words])
+    print(f"{run['command']}: {run['rounds']} rounds, {run['floats_up']} floats up, {run['bytes_sent']} bytes, distance {run['distance']:.2e}",
+          flush=True)
+    return run
+
+
+def tuned(tandem, path, method, grid, cost="floats_up", **options):
+    """Runs at the grid's best point, chosen by seed 0; a point that misses the tolerance costs most."""
+    points = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+    tried = [(fit(tandem, path, method, seed=0, **options, **point), point) for point in points]
+    best, point = min(tried, key=lambda each: (not each[0]["reached_tol"], each[0][cost]))
+    runs = [best] + [fit(tandem, path, method, seed=seed, **options, **point) for seed in SEEDS if seed]
+    return {"method": method, "point": point, "grid": [{**p, cost: r[cost], "reached_tol": r["reached_tol"]} for r, p in tried], "runs": runs}
+
+
+def convex(tandem, folder):
+    path = data(folder, 12800, 1000)
+    common = dict(l2="auto:kappa=100", clients=16, tol=1e-10, max_rounds=4000)
+    return [tuned(tandem, path, "gd", {"step": [1, 1.4]}, **common),
+            tuned(tandem, path, "scaffnew", {"p": [.1, .15, .2], "step": [.7, 1]}, **common),
+            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [2, 4, 8], "p": [.2, .3]}, **common),
+            tuned(tandem, path, "tamuna", {"sparsity": [2], "p": [.3, .5]}, cohort=2, **common),
+            {"method": "scaffnew --control", "runs": [fit(tandem, path, "scaffnew", control=True, **common)]},
+            {"method": "tamuna --control", "runs": [fit(tandem, path, "tamuna", control=True, cohort=4, **common)]}]
+
+
+def many(tandem, folder):
+    path = data(folder, 12800, 500)
+    common = dict(l2="auto:kappa=100", clients=128, tol=1e-6, max_rounds=8000)
+    return [tuned(tandem, path, "gd", {"step": [1, 1.4]}, **common),
+            tuned(tandem, path, "scaffnew", {"p": [.1, .15]}, **common),
+            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [8, 32], "p": [.2, .4]}, **common),
+            tuned(tandem, path, "tamuna", {"sparsity": [2, 4], "p": [.5]}, cohort=16, **common)]
+
+
+def kappa(tandem, folder):
+    path = data(folder, 3200, 500)
+    values = [30, 100, 300, 1000, 3000]
+    methods = []
+    for method in ("gd", "scaffnew"):
+        runs = [fit(tandem, path, method, l2=f"auto:kappa={k}", clients=16, tol=1e-8, max_rounds=100000) for k in values]
+        xs, ys = [math.log(k) for k in values], [math.log(run["rounds"]) for run in runs]
+        x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+        slope = sum((a - x) * (b - y) for a, b in zip(xs, ys)) / sum((a - x) ** 2 for a in xs)
+        print(f"{method}: rounds grow as kappa^{slope:.3f}", flush=True)
+        methods.append({"method": method, "exponent": slope, "runs": runs})
+    return methods
+
+
+def gossip(tandem, folder):
+    path = data(folder, 3200, 512)
+    common = dict(l2="auto:kappa=30", clients=16, tol=1e-10, max_rounds=3000)
+    return [{"method": f"gossip {graph} {codec}" + (" --control" if control else ""), "runs": [
+        fit(tandem, path, "gossip", graph=graph, codec=codec, **({"control": True, "seed": 0} if control else {"seed": seed}), **common)
+        for seed in (SEEDS if codec != "none" and not control else [0])]}
+        for graph in ("ring", "torus", "random4") for codec, control in (("none", False), ("int4", False), ("int3", False), ("int2", False), ("int4", True))]
+
+
+def walk(tandem, folder):
+    path = data(folder, 3200, 100)
+    return [{"method": f"api-bcd, {tokens} tokens", "runs": [
+        fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000, **extra)
+        for seed in SEEDS]} for extra in ({}, {"tau": 2}) for tokens in (1, 2, 4)]
+
+
+def link(tandem, folder):
+    path = data(folder, 12800, 1000)
+    common = dict(l2="auto:kappa=100", clients=16, ranks=4, link="20Mbit/s,10ms", tol=1e-6, max_rounds=4000)
+    return [{"method": method, "runs": [fit(tandem, path, method, **common, **options)]} for method, options in
+            (("gd", {}), ("scaffnew", {"p": .15}), ("compressed-scaffnew", {"sparsity": 4, "p": .3}), ("tamuna", {"cohort": 4}))]
+
+
+CASES = {each.__name__: each for each in (convex, many, kappa, gossip, walk, link)}
+
+
+def main():
+    if len(sys.argv) < 3 or any(name not in CASES for name in sys.argv[3:]):
+        sys.exit(__doc__)
+    tandem, out = sys.argv[1:3]
+    os.makedirs(out, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sys.argv[3:] or CASES:
+            result = {"command": f"bench/fit.py TANDEM OUT {name}", "methods": CASES[name](tandem, folder)}
+            with open(f"{out}/{name}.json", "w") as file:
+                json.dump(result, file, indent=1)
+                file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
