@@ -32,6 +32,7 @@ def fit(tandem, path, method, **options):
     if done.returncode not in (0, 1):
         sys.exit(f"tandem fit {' '.join(words)}: {done.stderr}")
     run = json.loads(done.stdout)
+    run = run[-1] if isinstance(run, list) else run  # the control
     step = max(1, math.ceil(len(run["history"]) / POINTS))
     run["history"] = run["history"][::step]
     run["command"] = " ".join(["tandem fit", os.path.basename(path), *words])

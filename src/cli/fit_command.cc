@@ -24,8 +24,9 @@ constexpr int kNotReached = 1;  // exit code
 constexpr int kMaxClients = 4096;
 
 struct FitArguments {
-  std::string data, loss = "logistic", l2 = "0", codec, link, json, out;
+  std::string data, loss = "logistic", l2 = "0", codec, link, json, out, test;
   std::vector<std::string> methods{"scaffnew"}, failures;
+  bool control = false;
   WorldOptions world;
   fit::FitOptions options;
 };
@@ -41,11 +42,24 @@ std::vector<const fit::MethodRow*> read_options(FitArguments& arguments) {
   std::vector<const fit::MethodRow*> rows;
   for (const std::string& name : arguments.methods) rows.push_back(&fit::find_method(name));
   fit::check_options(rows, options);
+  const auto has_control = [](const fit::MethodRow* row) { return row->control != nullptr; };
+  if (arguments.control && std::ranges::none_of(rows, has_control))
+    throw InvalidArgument(fmt::format("--control: {} has none", rows.front()->name));
   if (const int ranks = count_ranks(arguments.world); ranks > options.clients) {
     throw InvalidArgument(
         fmt::format("--clients {}: {} ranks: expected a client for each", options.clients, ranks));
   }
   return rows;
+}
+
+/// Held-out rows of --test.
+std::optional<fit::Dataset> read_test(const FitArguments& arguments) {
+  if (arguments.test.empty()) return std::nullopt;
+  if (arguments.options.loss != fit::Loss::logistic)
+    throw InvalidArgument("--test: accuracy is that of classes: expected --loss logistic");
+  fit::Dataset test = fit::read_libsvm(arguments.test);
+  fit::make_classes(test, arguments.test);
+  return test;
 }
 
 /// Runs the methods in turn, each from the start; on other processes than rank 0's returns none.
@@ -61,20 +75,29 @@ std::vector<FinishedFit> run_methods(const FitArguments& arguments, const fit::P
                                         point.rounds, arguments.options.max_rounds, point.distance,
                                         format_bytes(double(point.bytes_sent))));
       };
-      fit::FitRun run = run_method(comm, problem, *row, arguments.options, report);
-      if (comm.rank() == 0) finished.push_back({row, std::move(run)});
+      for (const bool control : {false, true}) {
+        if (control && !(arguments.control && row->control)) continue;
+        fit::FitOptions options = arguments.options;
+        options.control = control;
+        fit::FitRun run = run_method(comm, problem, *row, options, report);
+        if (comm.rank() == 0) finished.push_back({row, control, std::move(run)});
+      }
     }
   });
   return finished;
 }
 
-void print_unreached(const std::vector<FinishedFit>& finished, double tol) {
-  for (const auto& [method, run] : finished) {
-    if (run.reached_tol) continue;
+/// Says which methods have missed the tolerance, and returns whether one has. Controls should.
+bool print_unreached(const std::vector<FinishedFit>& finished, double tol) {
+  bool found = false;
+  for (const auto& [method, control, run] : finished) {
+    if (run.reached_tol || control) continue;
+    found = true;
     complain(
         fmt::format("tandem fit: {} reached distance {:.3g} in {} rounds: expected {:g} (--tol)",
                     method->name, run.last.distance, run.last.rounds, tol));
   }
+  return found;
 }
 
 void run(FitArguments& arguments) {
@@ -84,9 +107,11 @@ void run(FitArguments& arguments) {
   if (!arguments.out.empty()) make_directories(arguments.out);
   now_doing("solving " + arguments.data);
   const fit::Problem problem(fit::read_libsvm(arguments.data), arguments.data, arguments.options);
+  const std::optional<fit::Dataset> test = read_test(arguments);
   const std::vector<FinishedFit> finished = run_methods(arguments, problem, rows);
   if (finished.empty()) return;
-  const FitHeader header{problem, arguments.options, count_ranks(arguments.world), arguments.link};
+  const FitHeader header{problem, arguments.options, count_ranks(arguments.world), arguments.link,
+                         test ? &*test : nullptr};
   if (!arguments.json.empty()) {
     const std::string text = fit_json(header, finished);
     prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
@@ -97,9 +122,7 @@ void run(FitArguments& arguments) {
   }
   if (!prints_json) fmt::print("{}", fit_table(header, finished));
   finish_output();
-  if (std::ranges::all_of(finished, [](const auto& each) { return each.run.reached_tol; })) return;
-  print_unreached(finished, arguments.options.tol);
-  throw Ended{kNotReached};
+  if (print_unreached(finished, arguments.options.tol)) throw Ended{kNotReached};
 }
 
 std::string footer() {
@@ -175,8 +198,8 @@ void add_method_options(CLI::App& command, FitArguments& arguments) {
       ->option_text("CLIENT@FIRST[-LAST]")
       ->allow_extra_args(false)
       ->take_all();
-  command.add_flag("--control", options.control,
-                   "Leave out what makes a method exact, to see it fail");
+  command.add_flag("--control", arguments.control,
+                   "Also run each method without what makes it exact, which must fail");
 }
 
 }  // namespace
@@ -202,6 +225,10 @@ void add_fit(CLI::App& app) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   command->add_option("--link", arguments->link, "Emulate this link between ranks (1GB/s,20us)");
+  command
+      ->add_option("--test", arguments->test,
+                   "Add the accuracy on the rows in FILE to the results (logistic loss)")
+      ->option_text("FILE");
   command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
   command->add_option("--out", arguments->out,
                       "Write a page that shows distance against bytes, rounds and seconds to "

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -21,7 +22,7 @@ Json to_json(const fit::FitPoint& point) {
           {"distance", point.distance},       {"objective", point.objective}};
 }
 
-Json config_json(const FitHeader& header, const fit::FitRun& run) {
+Json config_json(const FitHeader& header, const FinishedFit& finished) {
   const fit::Problem& problem = header.problem;
   const fit::FitOptions& options = header.options;
   Json json{{"rows", problem.data().rows()},
@@ -34,12 +35,26 @@ Json config_json(const FitHeader& header, const fit::FitRun& run) {
   json["shuffle"] = options.shuffle;
   json["seed"] = options.seed;
   json["tol"] = options.tol;
-  json["control"] = options.control;
-  for (const fit::Setting& setting : run.settings) json[setting.name] = setting.value;
+  json["control"] = finished.is_control;
+  for (const fit::Setting& setting : finished.run.settings) json[setting.name] = setting.value;
   json["ranks"] = header.ranks;
   if (!header.link.empty()) json["link"] = "emulated " + header.link;
   json["commit"] = kCommit;
   return json;
+}
+
+/// Features that the answer and the exact one use, and their accuracy on held-out rows.
+void add_answer(Json& json, const FitHeader& header, const fit::Vector& answer) {
+  if (answer.empty()) return;
+  const fit::Vector& optimum = header.problem.optimum();
+  const auto nonzeros = [](const fit::Vector& x) {
+    return int64_t(x.size()) - std::ranges::count(x, 0.0);
+  };
+  json["nonzeros"] = nonzeros(answer);
+  json["optimal_nonzeros"] = nonzeros(optimum);
+  if (!header.test) return;
+  json["accuracy"] = fit::accuracy(*header.test, answer);
+  json["optimal_accuracy"] = fit::accuracy(*header.test, optimum);
 }
 
 Json to_json(const FitHeader& header, const FinishedFit& finished) {
@@ -49,8 +64,9 @@ Json to_json(const FitHeader& header, const FinishedFit& finished) {
   if (run.bias > 0) json["bias"] = run.bias;
   json["optimum"] = header.problem.optimal_value();
   json["seconds"] = run.last.seconds;
+  add_answer(json, header, run.answer);
   json["reached_tol"] = run.reached_tol;
-  json["config"] = config_json(header, run);
+  json["config"] = config_json(header, finished);
   json["history"] = Json::array();
   for (const fit::FitPoint& point : run.history) {
     json["history"].push_back(to_json(point));
@@ -87,12 +103,12 @@ std::string fit_table(const FitHeader& header, const std::vector<FinishedFit>& f
       "| --- | --- | --- | --- | --- | --- | --- |\n",
       problem.data().rows(), problem.features(), problem.clients(), header.ranks,
       header.link.empty() ? "" : ", emulated " + header.link, problem.optimal_value());
-  for (const auto& [method, run] : finished) {
+  for (const auto& [method, is_control, run] : finished) {
     const fit::FitPoint& last = run.last;
-    text += fmt::format("| {}{} | {} | {} | {} | {} | {:.2e} | {:.3g} |\n", method->name,
-                        header.options.control ? " --control" : "", last.rounds, last.floats.up,
-                        last.floats.down, format_bytes(double(last.bytes_sent)), last.distance,
-                        last.seconds);
+    text +=
+        fmt::format("| {}{} | {} | {} | {} | {} | {:.2e} | {:.3g} |\n", method->name,
+                    is_control ? " (control)" : "", last.rounds, last.floats.up, last.floats.down,
+                    format_bytes(double(last.bytes_sent)), last.distance, last.seconds);
   }
   return text;
 }

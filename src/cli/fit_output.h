@@ -10,6 +10,7 @@ namespace tandem::cli {
 
 struct FinishedFit {
   const fit::MethodRow* method;
+  bool is_control;
   fit::FitRun run;
 };
 
@@ -18,12 +19,13 @@ struct FitHeader {
   const fit::Problem& problem;
   const fit::FitOptions& options;
   int ranks = 1;
-  std::string link = {};  ///< emulated, or empty
+  std::string link = {};               ///< emulated, or empty
+  const fit::Dataset* test = nullptr;  ///< held-out rows, or nullptr
 };
 
 /// An object for one method, else an array: {"method", "rounds", "floats_up", "floats_down",
-/// "bytes_sent", "distance", "objective", "optimum", "seconds", "reached_tol", "config": {...},
-/// "history": [{"rounds", ..., "seconds"}]}.
+/// "bytes_sent", "distance", "objective", "optimum", "seconds", "nonzeros", "optimal_nonzeros",
+/// "reached_tol", "config": {...}, "history": [{"rounds", ..., "seconds"}]}.
 std::string fit_json(const FitHeader& header, const std::vector<FinishedFit>& finished);
 
 /// Page with these numbers and their curves, which opens offline.

@@ -115,6 +115,9 @@ FitRun run_method(Communicator& comm, const Problem& problem, const MethodRow& r
     if (records || !continues) run.history.push_back(run.last);
     if (report && comm.rank() == 0) report(run.last);
   }
+  const auto answers = runner.method().answers();
+  if (!answers.empty() && !runner.method().moves_answers())
+    run.answer.assign(answers[0].begin(), answers[0].end());
   return run;
 }
 

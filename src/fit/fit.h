@@ -25,6 +25,7 @@ struct FitRun {
   std::vector<FitPoint> history;
   std::vector<Setting> settings;
   bool reached_tol = false;
+  Vector answer;    ///< on rank 0: the server's or client 0's; empty if answers travel
   double bias = 0;  ///< |target - optimum| / |optimum| of a method whose target is another point
 };
 

@@ -41,10 +41,11 @@ if [ "$mpirun" != - ]; then
   results mpi.json | cmp 1.txt || fail "three processes differ from one rank: $(cat mpi.log)"
 fi
 
-"$tandem" fit rows.svm --l2 0.1 --method gd --tol 1e-8 --json - 2>log |
-  python3 -c 'import json, sys; run = json.load(sys.stdin); assert run["distance"] <= 1e-8 and run["method"] == "gd", run' ||
+"$tandem" fit rows.svm --l2 0.1 --method gd --tol 1e-8 --test rows.svm --json - 2>log |
+  python3 -c 'import json, sys; run = json.load(sys.stdin)
+assert run["distance"] <= 1e-8 and run["method"] == "gd" and run["nonzeros"] == 20 and .5 < run["accuracy"] == run["optimal_accuracy"], run' ||
   fail "JSON of one method: $(cat log)"
-expect 1 '\| gossip --control \|' fit rows.svm --l2 0.1 --method gossip --codec int4:g16 --control --max-rounds 50 --out page
+expect 0 '\| gossip \(control\) \|' fit rows.svm --l2 0.1 --method gossip --codec int4:g16 --control --out page
 grep -q '<canvas id="bytes"' page/fit.html && grep -q '"method":"gossip"' page/fit.html || fail "page of --out"
 ! grep -qE '(src|href)="(https?:)?//' page/fit.html || fail "the page loads from the network"
 expect 0 '\| scaffnew \| [0-9]+ \|' fit rows.svm --l2 0.1
@@ -72,6 +73,7 @@ expect 2 '--graph torus: 10 clients' fit rows.svm --l2 1 --method gossip --clien
 expect 3 'star: ' fit rows.svm --l2 1 --method gossip --graph star
 expect 2 '--codec mxfp4: expected none or int8 to int2' fit rows.svm --l2 1 --method gossip --codec mxfp4
 expect 2 '--tokens 17: 16 clients' fit rows.svm --l2 1 --method api-bcd --tokens 17
+expect 2 '--control: gd has none' fit rows.svm --l2 1 --method gd --control
 expect 2 '--l1 0.1: scaffnew takes --l2 only' fit rows.svm --l1 .1 --method scaffnew
 expect 2 '--fail 3@0: expected CLIENT@ROUND' fit rows.svm --l2 1 --method tamuna --fail 3@0
 exit $((failures > 0))

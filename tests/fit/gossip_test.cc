@@ -131,6 +131,9 @@ TEST(GossipTest, FewBitsTakeTheRoundsOfUncompressedValues) {
       EXPECT_LE(double(few.last.rounds), 1.1 * double(full.last.rounds)) << graph << " " << codec;
       EXPECT_LE(8 * few.last.bytes_sent, full.last.bytes_sent) << graph << " " << codec;
     }
+    options.codec = Wire::parse("int2");
+    EXPECT_TRUE(run("gossip", problem, options).reached_tol) << graph;
+    options.codec = Wire::parse("int4");
     options.control = true;
     options.max_rounds = 4 * full.last.rounds;
     EXPECT_GT(run("gossip", problem, options).last.distance, 1e-3) << graph;

@@ -90,6 +90,11 @@ TEST_F(LibsvmTest, OtherNumbersOfLabelsAreRefused) {
   }
 }
 
+TEST_F(LibsvmTest, AccuracyCountsTheRightSide) {
+  const Dataset data = read("1 1:1\n-1 1:1\n-1 2:1 3:9\n1 2:-2\n1 3:1\n");
+  EXPECT_DOUBLE_EQ(accuracy(data, std::vector<double>{1, -1}), 0.6);  // 0 is no side
+}
+
 TEST_F(LibsvmTest, ShuffleMovesRowsWhole) {
   Dataset data = read("1 1:1\n2 1:2 2:2\n3 3:3\n4\n5 1:5 2:5 3:5\n"), before = data;
   shuffle_rows(data, 5);

@@ -44,7 +44,6 @@ TEST(MethodsTest, OptionsThatNoMethodReadsAreRefused) {
   EXPECT_THROW(check({"scaffnew"}, {.sparsity = 2}), InvalidArgument);
   EXPECT_THROW(check({"scaffnew"}, {.cohort = 4}), InvalidArgument);
   EXPECT_NO_THROW(check({"scaffnew", "tamuna"}, {.cohort = 4}));
-  EXPECT_THROW(check({"gd"}, {.control = true}), InvalidArgument);
   EXPECT_THROW(check({"scaffnew"}, {.l1 = 0.1}), InvalidArgument);
   EXPECT_NO_THROW(check({"gd"}, {.l1 = 0.1}));
   EXPECT_THROW(check({"tamuna"}, {.clients = 4, .failures = {{4, 1, 2}}}), InvalidArgument);

@@ -68,6 +68,8 @@ class ApiBcd final : public Method {
     return answers;
   }
 
+  bool moves_answers() const override { return true; }
+
   std::vector<Setting> settings() const override {
     return {{"tokens", double(params_.tokens)}, {"tau", params_.tau}};
   }

@@ -17,6 +17,12 @@
 namespace tandem::fit {
 namespace {
 
+/// Whether errors may be larger than the values, so that smaller weights must keep them from
+/// growing.
+bool is_coarse(const Wire& wire) {
+  return wire.codec == Codec::int2;
+}
+
 class Gossip final : public Method {
  public:
   explicit Gossip(const Setup& setup)
@@ -27,8 +33,10 @@ class Gossip final : public Method {
                           setup.options.seed)),
         step_(setup.options.step.value_or(1) * 2 /
               (setup.problem.max_smoothness() + setup.problem.l2())),
-        alpha_(setup.options.control ? 0 : 1),
-        theta_(0.5 / step_) {
+        alpha_(setup.options.control ? 0
+               : is_coarse(wire_)    ? 0.25
+                                     : 1),
+        theta_((is_coarse(wire_) ? 0.1 : 0.5) / step_) {
     if (!wire_.is_none() && !codec::can_dither(wire_)) {
       throw InvalidArgument(fmt::format(
           "--codec {}: expected none or int8 to int2, whose codes are rounded stochastically",

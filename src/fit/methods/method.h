@@ -37,6 +37,8 @@ class Method {
   virtual FloatCount run_round(int64_t round) = 0;
   /// Vectors of this rank whose distance to the answer counts: the server's, or each client's.
   virtual std::vector<std::span<const double>> answers() const = 0;
+  /// Whether answers travel between clients, so that those of rank 0 depend on the number of ranks.
+  virtual bool moves_answers() const { return false; }
   virtual std::vector<Setting> settings() const = 0;
   /// Whether further rounds would change nothing. May differ between ranks.
   virtual bool is_finished() const { return false; }
@@ -72,8 +74,8 @@ struct MethodRow {
 std::span<const MethodRow> methods();
 /// Throws InvalidArgument, with the nearest name, for another one.
 const MethodRow& find_method(const std::string& name);
-/// Throws InvalidArgument for an option that none of `rows` reads, and for --l1 or --control with a
-/// method that has no use for it.
+/// Throws InvalidArgument for an option that none of `rows` reads, for --l1 with a method that does
+/// not take it, and for failures of clients that do not exist.
 void check_options(std::span<const MethodRow* const> rows, const FitOptions& options);
 
 }  // namespace tandem::fit

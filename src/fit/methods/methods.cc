@@ -64,8 +64,6 @@ void check_options(std::span<const MethodRow* const> rows, const FitOptions& opt
   for (const MethodRow* row : rows) {
     if (options.l1 > 0 && !row->takes_l1)
       throw InvalidArgument(fmt::format("--l1 {:g}: {} takes --l2 only", options.l1, row->name));
-    if (options.control && row->control == nullptr)
-      throw InvalidArgument(fmt::format("--control: {} has none", row->name));
   }
   for (const Failure& failure : options.failures) {
     if (failure.client >= options.clients) {

@@ -28,6 +28,19 @@ void make_classes(Dataset& data, const std::string& path) {
   for (double& label : data.labels) label = label == first ? -1 : 1;
 }
 
+double accuracy(const Dataset& data, std::span<const double> x) {
+  int64_t right = 0;
+  for (size_t row = 0; row < data.labels.size(); ++row) {
+    double margin = 0;
+    for (int64_t k = data.offsets[row]; k < data.offsets[row + 1]; ++k) {
+      const size_t column = size_t(data.columns[size_t(k)]);
+      if (column < x.size()) margin += data.values[size_t(k)] * x[column];
+    }
+    right += margin * data.labels[row] > 0;
+  }
+  return double(right) / double(data.rows());
+}
+
 void shuffle_rows(Dataset& data, uint64_t seed) {
   std::vector<int64_t> order(size_t(data.rows()));
   std::iota(order.begin(), order.end(), int64_t(0));

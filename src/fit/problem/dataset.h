@@ -31,6 +31,10 @@ Dataset read_libsvm(const std::string& path);
 /// `path`, unless there are exactly two distinct labels.
 void make_classes(Dataset& data, const std::string& path);
 
+/// Share of the rows of `data`, whose labels are classes, that x puts on the right side. Features
+/// beyond those of x count as 0.
+double accuracy(const Dataset& data, std::span<const double> x);
+
 /// Permutes the rows by `seed`, so that clients get random samples of them.
 void shuffle_rows(Dataset& data, uint64_t seed);
 
