@@ -38,7 +38,7 @@ void average_local_answers(const Setup& setup, std::span<double> mean) {
       [&](int client, std::span<double> to) {
         std::fill(to.begin(), to.end(), 0.0);
         const Objective f = setup.problem.client(client);
-        if (minimize({.f = f, .l1 = setup.problem.l1()}, to)) return;
+        if (minimize({.f = f, .l1 = setup.problem.l1()}, to, kFlatTolerance)) return;
         throw Error(fmt::format("client {}: the answer to its {} rows has not converged", client,
                                 f.rows()));
       },

@@ -71,8 +71,8 @@ class ProxCsl final : public Method {
     f.gradient(x_, linear);
     for (size_t k = 0; k < linear.size(); ++k) linear[k] = mean[k] - linear[k];
     minimize(
-        {.f = f, .linear = linear, .attraction = alpha, .center = x_, .l1 = setup_.problem.l1()},
-        v);
+        {.f = f, .linear = linear, .attraction = alpha, .center = x_, .l1 = setup_.problem.l1()}, v,
+        kFlatTolerance);
     return v;
   }
 

@@ -64,7 +64,7 @@ void Subproblem::gradient(std::span<const double> x, std::span<double> out) cons
   }
 }
 
-bool minimize(const Subproblem& problem, std::span<double> x) {
+bool minimize(const Subproblem& problem, std::span<double> x, double tolerance) {
   const double ridge = problem.f.l2() + problem.attraction;
   Vector gradient(x.size()), best(x.begin(), x.end());
   double first = 0, smallest = 0;
@@ -80,8 +80,7 @@ bool minimize(const Subproblem& problem, std::span<double> x) {
     } else {
       ++without_progress;
     }
-    constexpr double kConverged = 1e-11;
-    if (size == 0 || (without_progress >= 2 && smallest <= kConverged * (1 + first))) {
+    if (size == 0 || (without_progress >= 2 && smallest <= tolerance * (1 + first))) {
       std::copy(best.begin(), best.end(), x.begin());
       return true;
     }

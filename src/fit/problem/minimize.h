@@ -21,10 +21,13 @@ struct Subproblem {
   void gradient(std::span<const double> x, std::span<double> out) const;
 };
 
-/// Minimizes F from `x` on, until rounding ends progress: conjugate gradients on Newton's system if
-/// l1 = 0, else coordinate descent on the quadratic models of proximal Newton steps (Lee, Sun,
-/// Saunders, 2014). Returns whether it has converged within 200 steps: not if F is not bounded
-/// from below.
-bool minimize(const Subproblem& problem, std::span<double> x);
+/// Tolerance of clients' subproblems with L1, which may be flat in some directions.
+constexpr double kFlatTolerance = 1e-6;
+
+/// Minimizes F from `x` on until two steps in turn do not halve its shortest subgradient and that
+/// is at most `tolerance` times 1 + the first. Conjugate gradients on Newton's system if l1 = 0,
+/// else coordinate descent on the quadratic models of proximal Newton steps (Lee, Sun, Saunders,
+/// 2014). Returns whether it has converged within 200 steps: not if F is not bounded from below.
+bool minimize(const Subproblem& problem, std::span<double> x, double tolerance = 1e-11);
 
 }  // namespace tandem::fit
