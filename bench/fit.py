@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """fit.py TANDEM OUT [CASE...]: runs of `tandem fit` on Debian's packages (tools/package_data.py), a JSON file for each
 case in OUT: the chosen parameters of each method at seeds 0 to 4, with the grid that they were chosen on. Cases:
-convex (n 16, kappa 100), many (n 128), kappa (rounds against kappa), gossip, walk (api-bcd), link (emulated)."""
+convex (n 16, kappa 100), gossip, sparse (proxcsl, L1), kappa (rounds against kappa), many (n 128), walk (api-bcd), link
+(emulated)."""
 import itertools
 import json
 import math
@@ -16,10 +17,12 @@ POINTS = 40  # of a saved history
 
 
 def data(folder, rows, words):
-    path = f"{folder}/packages-{rows}x{words}.svm"
+    return make(f"{folder}/packages-{rows}x{words}.svm", "--rows", str(rows), "--words", str(words))
+
+
+def make(path, *options):
     if not os.path.exists(path):
-        subprocess.run([sys.executable, HERE + "/../tools/package_data.py", "--rows", str(rows), "--words", str(words), path],
-                       check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, HERE + "/../tools/package_data.py", *options, path], check=True, stdout=subprocess.DEVNULL)
     return path
 
 
@@ -93,6 +96,33 @@ def gossip(tandem, folder):
         for graph in ("ring", "torus", "random4") for codec, control in (("none", False), ("int4", False), ("int3", False), ("int2", False), ("int4", True))]
 
 
+def exact_with(tandem, path, nonzeros, **options):
+    """Exact answer with about as many nonzeros, by bisection over l1."""
+    low, high = 1e-6, 1e-3
+    for _ in range(8):
+        l1 = math.sqrt(low * high)
+        run = fit(tandem, path, "average", clients=1, l1=l1, max_rounds=1, **options)
+        if abs(run["optimal_nonzeros"] / nonzeros - 1) < .03:
+            break
+        low, high = (l1, high) if run["optimal_nonzeros"] > nonzeros else (low, l1)
+    return run
+
+
+def sparse(tandem, folder):
+    test = folder + "/held-out.svm"
+    path = make(folder + "/packages.svm", "--held-out", test)
+    methods = []
+    for l1 in (1e-4, 3e-5):
+        common = dict(l1=l1, clients=8, ranks=2, shuffle=True, test=test)
+        runs = {updates: fit(tandem, path, "proxcsl", max_rounds=1 + updates, **common) for updates in (2, 4)}
+        methods += [{"method": f"proxcsl, l1 {l1:g}, {updates} updates", "runs": [run]} for updates, run in runs.items()]
+        methods.append({"method": f"exact, as many nonzeros as l1 {l1:g}, 2 updates",
+                        "runs": [exact_with(tandem, path, runs[2]["nonzeros"], shuffle=True, test=test)]})
+    methods.append({"method": "proxcsl --control, l1 0.0001, 32 clients", "runs": [
+        fit(tandem, path, "proxcsl", l1=1e-4, clients=32, ranks=2, shuffle=True, control=True, max_rounds=5)]})
+    return methods
+
+
 def walk(tandem, folder):
     path = data(folder, 3200, 100)
     return [{"method": f"api-bcd, {tokens} tokens", "runs": [
@@ -107,7 +137,7 @@ def link(tandem, folder):
             (("gd", {}), ("scaffnew", {"p": .15}), ("compressed-scaffnew", {"sparsity": 4, "p": .3}), ("tamuna", {"cohort": 4}))]
 
 
-CASES = {each.__name__: each for each in (convex, many, kappa, gossip, walk, link)}
+CASES = {each.__name__: each for each in (convex, gossip, sparse, kappa, many, walk, link)}
 
 
 def main():
