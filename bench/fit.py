@@ -125,9 +125,9 @@ def sparse(tandem, folder):
 
 def walk(tandem, folder):
     path = data(folder, 3200, 100)
-    return [{"method": f"api-bcd, {tokens} tokens", "runs": [
+    return [{"method": f"{tokens} tokens" + (", tau {tau}".format(**extra) if extra else ""), "runs": [
         fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000, **extra)
-        for seed in SEEDS]} for extra in ({}, {"tau": 2}) for tokens in (1, 2, 4)]
+        for seed in SEEDS]} for extra in ({}, {"tau": .3}) for tokens in (1, 2, 4)]
 
 
 def link(tandem, folder):

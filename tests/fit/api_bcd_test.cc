@@ -125,8 +125,10 @@ TEST_P(ApiBcdTest, TokensOutliveTheirHolders) {
   EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol);
   options.failures = {{1, 20, 1 << 30}};  // never back: the run goes on without its rows
   options.max_rounds = 300;
+  options.tokens = 1;
   const FitRun lost = run("api-bcd", problem, options, 2);
   EXPECT_EQ(lost.last.rounds, 300);
+  EXPECT_GE(lost.last.floats.up, 300 * 12);  // the token moves in every round
   EXPECT_LT(lost.last.distance, 1);
 }
 
