@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,11 +63,19 @@ std::optional<fit::Dataset> read_test(const FitArguments& arguments) {
   return test;
 }
 
+/// Digest of the rows, by which processes tell whether they have read the same.
+std::string digest(const fit::Dataset& data) {
+  return content_hash(std::as_bytes(std::span(data.labels))) + "-" +
+         content_hash(std::as_bytes(std::span(data.columns))) + "-" +
+         content_hash(std::as_bytes(std::span(data.values)));
+}
+
 /// Runs the methods in turn, each from the start; on other processes than rank 0's returns none.
 std::vector<FinishedFit> run_methods(const FitArguments& arguments, const fit::Problem& problem,
                                      const std::vector<const fit::MethodRow*>& rows) {
   std::vector<FinishedFit> finished;
   run_world(arguments.world, [&](Communicator& comm) {
+    comm.require_same("digest of the rows", digest(problem.data()));
     std::optional<ProgressLine> progress;
     if (comm.rank() == 0) progress.emplace();
     for (const fit::MethodRow* row : rows) {

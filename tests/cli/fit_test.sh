@@ -38,6 +38,10 @@ done
 [ -s 1.txt ] || fail "no results"
 if [ "$mpirun" != - ]; then
   "$mpirun" 3 "$tandem" "${solve[@]}" --json mpi.json >mpi.log 2>&1
+  cp rows.svm rows0.svm
+  sed 1d rows.svm >rows1.svm
+  "$mpirun" 2 sh -c '"$0" fit rows$OMPI_COMM_WORLD_RANK.svm --l2 1' "$tandem" >differ.log 2>&1 && fail "different files"
+  grep -q 'digest of the rows.*rank 1' differ.log || fail "different files: $(cat differ.log)"
   results mpi.json | cmp 1.txt || fail "three processes differ from one rank: $(cat mpi.log)"
 fi
 
