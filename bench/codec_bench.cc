@@ -1,11 +1,14 @@
 // Encodes and decodes 64 MiB of f32 (lossless: of bf16) from memory, compared with memcpy of the
-// same bytes, in CPU time. Bytes per second refer to the values.
+// same bytes, in CPU time; so do stochastic rounding and sparse messages. Bytes per second refer to
+// the values.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "codec/dither.h"
+#include "codec/topk.h"
 #include "core/system/machine.h"
 #include "core/version.h"
 #include "tandem/codec.h"
@@ -79,6 +82,41 @@ void decoding(benchmark::State& state, const std::string& text) {
   values.report(state);
 }
 
+void dithering(benchmark::State& state, const std::string& text) {
+  const Values values(text);
+  std::vector<std::byte> message(values.wire.bytes(values.elements, values.dtype));
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(codec::encode_dithered(values.wire, values.tensor, {1, 2}, message));
+  }
+  values.report(state);
+}
+
+/// The error holds what earlier messages left out, as in training.
+void sparse_encoding(benchmark::State& state, const codec::TopK& topk) {
+  const Values values("none");
+  Memory memory{size_t(kBytes)};
+  const Tensor error = memory.view(DType::f32, {values.elements});
+  std::vector<std::byte> message(size_t(topk.bytes(values.elements)));
+  for (int warmup = 0; warmup < 3; ++warmup) {
+    encode_topk(Exec(), topk, 0.95f, values.tensor, error, message.data());
+  }
+  for (auto _ : state) encode_topk(Exec(), topk, 0.95f, values.tensor, error, message.data());
+  values.report(state);
+  state.counters["bits"] = 8 * double(message.size()) / double(values.elements);
+}
+
+void sparse_mean(benchmark::State& state, const codec::TopK& topk, int ranks) {
+  const Values values("none");
+  Memory memory{size_t(kBytes)};
+  const Tensor error = memory.view(DType::f32, {values.elements});
+  std::vector<std::byte> message(size_t(topk.bytes(values.elements)));
+  encode_topk(Exec(), topk, 0.95f, values.tensor, error, message.data());
+  const std::vector<const std::byte*> messages(size_t(ranks), message.data());
+  for (auto _ : state) mean_topk(Exec(), topk, messages, codec::TopKMean::ranks, error);
+  values.report(state);
+  state.counters["bits"] = 8 * double(message.size()) / double(values.elements);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -91,6 +129,15 @@ int main(int argc, char** argv) {
     const std::string name = text;
     benchmark::RegisterBenchmark(("encode/" + name).c_str(), encoding, name);
     benchmark::RegisterBenchmark(("decode/" + name).c_str(), decoding, name);
+  }
+  for (const char* text : {"int8", "int4:g32", "int3"}) {
+    const std::string name = text;
+    benchmark::RegisterBenchmark(("dither/" + name).c_str(), dithering, name);
+  }
+  for (const codec::TopK& topk : {codec::TopK{4096, 64, 2}, codec::TopK{4096, 32, 8}}) {
+    const std::string name = "topk/" + std::to_string(topk.k) + "/" + std::to_string(topk.bits);
+    benchmark::RegisterBenchmark((name + "/encode").c_str(), sparse_encoding, topk);
+    benchmark::RegisterBenchmark((name + "/mean_of_4").c_str(), sparse_mean, topk, 4);
   }
   benchmark::AddCustomContext("hardware", this_machine().describe());
   benchmark::AddCustomContext("commit", kCommit);
