@@ -1,6 +1,6 @@
 // Encodes and decodes 64 MiB of f32 (lossless: of bf16) from memory, compared with memcpy of the
-// same bytes, in CPU time; so do stochastic rounding and sparse messages. Bytes per second refer to
-// the values.
+// same bytes, in CPU time; so do stochastic rounding, sparse messages and the transform before
+// them. Bytes per second refer to the values.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "codec/topk.h"
 #include "core/system/machine.h"
 #include "core/version.h"
+#include "kernels/dct.h"
 #include "tandem/codec.h"
 #include "tandem/random.h"
 
@@ -117,6 +118,15 @@ void sparse_mean(benchmark::State& state, const codec::TopK& topk, int ranks) {
   state.counters["bits"] = 8 * double(message.size()) / double(values.elements);
 }
 
+void transforming(benchmark::State& state, int side) {
+  const Values values("none");
+  Memory memory{size_t(kBytes)};
+  const Tensor coefficients = memory.view(DType::f32, {values.elements});
+  const DctTiles tiles = DctTiles::of(values.elements / 4096, 4096, side);
+  for (auto _ : state) dct_forward(Exec(), tiles, 1, values.tensor, coefficients);
+  values.report(state);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -138,6 +148,9 @@ int main(int argc, char** argv) {
     const std::string name = "topk/" + std::to_string(topk.k) + "/" + std::to_string(topk.bits);
     benchmark::RegisterBenchmark((name + "/encode").c_str(), sparse_encoding, topk);
     benchmark::RegisterBenchmark((name + "/mean_of_4").c_str(), sparse_mean, topk, 4);
+  }
+  for (const int side : {32, 64}) {
+    benchmark::RegisterBenchmark(("dct/" + std::to_string(side)).c_str(), transforming, side);
   }
   benchmark::AddCustomContext("hardware", this_machine().describe());
   benchmark::AddCustomContext("commit", kCommit);

@@ -174,6 +174,14 @@ std::string describe_cudnn() {
   return "absent: this build has no CUDA";
 }
 
+void dct_forward(CUstream_st*, const DctTiles&, float, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void dct_inverse(CUstream_st*, const DctTiles&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 void adamw(CUstream_st*, const AdamConstants&, float, const AdamState&, const Tensor&,
            const Tensor&) {
   refuse();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cross_entropy.h"
+#include "kernels/dct.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
@@ -217,6 +218,27 @@ TEST_P(Kernels, AddAndCastHaveTheCpusBits) {
         }
       }
     });
+  });
+}
+
+TEST_P(Kernels, CosineTransformsMatchTheCpu) {
+  run([](Communicator& comm) {
+    for (const auto& [rows, columns] :
+         {std::pair{1, 1}, {1, 200}, {67, 71}, {48, 96}, {192, 128}}) {
+      const DctTiles tiles = DctTiles::of(rows, columns, kMaxDctTile);
+      for (const int64_t start : {0, 1}) {
+        const Alignment alignment{.start = start};
+        const Operand x = matrix("x", DType::f32, rows, columns, alignment);
+        const Operand y = matrix("y", DType::f32, rows, columns, alignment);
+        expect_equal(comm, "dct_forward", {x, close(y, 8)},
+                     [&](const Exec& exec, const TensorList& t) {
+                       dct_forward(exec, tiles, 0.5f, t[0], t[1]);
+                     });
+        expect_equal(
+            comm, "dct_inverse", {y, close(x, 8)},
+            [&](const Exec& exec, const TensorList& t) { dct_inverse(exec, tiles, t[0], t[1]); });
+      }
+    }
   });
 }
 

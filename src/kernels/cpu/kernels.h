@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/attention/paged_attention.h"
+#include "kernels/dct.h"
 #include "kernels/router.h"
 
 namespace tandem::cpu {
@@ -30,6 +31,8 @@ void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, c
 void add(const Tensor& x, const Tensor& y, const Tensor& out);
 void sum(std::span<const Tensor> terms, const Tensor& out);
 void cast(const Tensor& from, const Tensor& to);
+void dct_forward(const DctTiles& tiles, float scale, const Tensor& x, const Tensor& coefficients);
+void dct_inverse(const DctTiles& tiles, const Tensor& coefficients, const Tensor& x);
 void embedding_forward(const Tensor& tokens, const Tensor& table, int64_t begin, const Tensor& out);
 void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable);

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/paged_attention.h"
+#include "kernels/dct.h"
 #include "tandem/tensor.h"
 
 struct CUstream_st;  // CUDA's: cudaStream_t points to it
@@ -30,6 +31,10 @@ void swiglu_backward(CUstream_st* stream, const Tensor& gate, const Tensor& up, 
 void add(CUstream_st* stream, const Tensor& x, const Tensor& y, const Tensor& out);
 void sum(CUstream_st* stream, std::span<const Tensor> terms, const Tensor& out);
 void cast(CUstream_st* stream, const Tensor& from, const Tensor& to);
+void dct_forward(CUstream_st* stream, const DctTiles& tiles, float scale, const Tensor& x,
+                 const Tensor& coefficients);
+void dct_inverse(CUstream_st* stream, const DctTiles& tiles, const Tensor& coefficients,
+                 const Tensor& x);
 void embedding_forward(CUstream_st* stream, const Tensor& tokens, const Tensor& table,
                        int64_t begin, const Tensor& out);
 void embedding_backward(CUstream_st* stream, const Tensor& tokens, const Tensor& dout,

@@ -1,0 +1,58 @@
+#include "kernels/dct.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+int largest_divisor(int64_t size, int maximum) {
+  int64_t divisor = std::min<int64_t>(size, maximum);
+  while (size % divisor != 0) --divisor;
+  return int(divisor);
+}
+
+void require(const Exec& exec, const char* op, const char* name, const Tensor& tensor,
+             int64_t elements) {
+  const bool fits = tensor.dtype() == DType::f32 && tensor.contiguous() &&
+                    tensor.device().kind == exec.device.kind && tensor.elements() == elements;
+  if (fits) return;
+  throw InvalidArgument(fmt::format("{}: {} {}: expected {} contiguous f32 on the kernel's device",
+                                    op, name, tensor.describe(), elements));
+}
+
+}  // namespace
+
+DctTiles DctTiles::of(int64_t rows, int64_t columns, int side) {
+  if (rows < 1 || columns < 1) {
+    throw InvalidArgument(
+        fmt::format("dct: matrix {} x {}: expected sizes of at least 1", rows, columns));
+  }
+  if (side < 1 || side > kMaxDctTile) {
+    throw InvalidArgument(fmt::format("dct: tile {}: expected 1 to {}", side, kMaxDctTile));
+  }
+  return {rows, columns, largest_divisor(rows, side), largest_divisor(columns, side)};
+}
+
+void dct_forward(const Exec& exec, const DctTiles& tiles, float scale, const Tensor& x,
+                 const Tensor& coefficients) {
+  require(exec, "dct_forward", "x", x, tiles.rows * tiles.columns);
+  require(exec, "dct_forward", "coefficients", coefficients, tiles.rows * tiles.columns);
+  if (exec.on_gpu()) return gpu::dct_forward(exec.stream, tiles, scale, x, coefficients);
+  cpu::dct_forward(tiles, scale, x, coefficients);
+}
+
+void dct_inverse(const Exec& exec, const DctTiles& tiles, const Tensor& coefficients,
+                 const Tensor& x) {
+  require(exec, "dct_inverse", "coefficients", coefficients, tiles.rows * tiles.columns);
+  require(exec, "dct_inverse", "x", x, tiles.rows * tiles.columns);
+  if (exec.on_gpu()) return gpu::dct_inverse(exec.stream, tiles, coefficients, x);
+  cpu::dct_inverse(tiles, coefficients, x);
+}
+
+}  // namespace tandem
