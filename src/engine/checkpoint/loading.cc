@@ -109,7 +109,10 @@ void adopt_weights(const TrainedRanks& ranks) {
 /// State of one of several learners.
 void load_learner(const TrainedRanks& ranks, const SafetensorsFile& weights,
                   const SafetensorsFile& moments) {
-  for (const Section& section : learner_sections(ranks.learner, ranks.has_outer(Moment::sent))) {
+  const std::string& first = ranks.parameter_list().front().name;
+  for (const Section& section : learner_sections(ranks.learner, ranks.outer)) {
+    // A run whose messages left nothing out has none: this one begins with zeros.
+    if (section.moment == Moment::unsent && !moments.find(section.prefix + first)) continue;
     if (section.moment == Moment::weights) {
       load_prefixed(ranks, moments, section.prefix);
       adopt_weights(ranks);
@@ -118,8 +121,7 @@ void load_learner(const TrainedRanks& ranks, const SafetensorsFile& weights,
     }
   }
   read_section(ranks, weights, kAnchor);
-  const bool has_momentum =
-      moments.find(kOuterMomentum.prefix + ranks.parameter_list().front().name);
+  const bool has_momentum = moments.find(kOuterMomentum.prefix + first);
   if (has_momentum && ranks.has_outer(Moment::outer_momentum)) {
     read_section(ranks, moments, kOuterMomentum);
   }

@@ -131,7 +131,7 @@ std::vector<Section> optimizer_sections(const TrainedRanks& ranks) {
   }
   if (ranks.has_outer(Moment::outer_momentum)) sections.push_back(kOuterMomentum);
   for (int learner = 0; learner < ranks.learners; ++learner) {
-    const auto all = learner_sections(learner, ranks.has_outer(Moment::sent));
+    const auto all = learner_sections(learner, ranks.outer);
     sections.insert(sections.end(), all.begin(), all.end());
   }
   return sections;

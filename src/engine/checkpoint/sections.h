@@ -26,14 +26,17 @@ const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
 /// State that all learners have, of which the first has the file's.
 const Section kAnchor{"", Moment::anchor}, kOuterMomentum{"outer.", Moment::outer_momentum};
 
-/// Weights, moments and, if an exchange may run meanwhile, what was sent, of one of several
-/// learners.
-inline std::vector<Section> learner_sections(int learner, bool has_sent) {
+/// Weights, moments and, of `outer`, what was sent in an exchange that may run meanwhile and what
+/// messages have left out, of one of several learners.
+inline std::vector<Section> learner_sections(int learner, const std::vector<Moment>& outer) {
   const std::string prefix = fmt::format("learner.{}.", learner);
   std::vector<Section> sections{{prefix, Moment::weights, learner},
                                 {prefix + kFirst.prefix, Moment::first, learner},
                                 {prefix + kSecond.prefix, Moment::second, learner}};
-  if (has_sent) sections.push_back({prefix + "sent.", Moment::sent, learner});
+  for (const Moment moment : outer) {
+    if (moment == Moment::sent) sections.push_back({prefix + "sent.", moment, learner});
+    if (moment == Moment::unsent) sections.push_back({prefix + "unsent.", moment, learner});
+  }
   return sections;
 }
 

@@ -84,7 +84,9 @@ TEST(ResumeLearners, HasTheBitsOfAnUndisturbedRun) {
   const std::vector<std::string> single{"sync.every=3"};
   const std::vector<std::string> encoded{"sync.every=4", "sync.fragments=2", "sync.delay=1",
                                          "sync.codec=int8"};
-  for (const auto& sync : {single, kDelayed, encoded}) {
+  const std::vector<std::string> sparse{"sync.every=4", "sync.fragments=2", "sync.delay=1",
+                                        "sync.topk=0.05"};
+  for (const auto& sync : {single, kDelayed, encoded, sparse}) {
     const TempDir dir;
     const std::string whole = dir / "whole";
     resume(make_request({}, sync, whole));

@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -15,32 +13,15 @@
 #include "core/formats/safetensors.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/optim/learning_rate.h"
-#include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/plan/cost/memory.h"
-#include "engine/train/model_ranks.h"
-#include "engine/train/step_executor.h"
 #include "tandem/codec.h"
-#include "tests/engine/data/open_configured.h"
+#include "tests/engine/parallel/simulated_learners.h"
 #include "tests/engine/train/layouts.h"
 #include "tests/engine/train/model_metrics.h"
 #include "tests/engine/train/temp_dir.h"
 
 namespace tandem {
 namespace {
-
-using Tensors = std::map<std::string, std::vector<float>>;
-
-Tensors make_tensors(std::span<const Parameter> list, std::span<const float> flat) {
-  Tensors tensors;
-  ParameterSlices(list).for_each({0, int64_t(flat.size())}, [&](const ParameterSlice& slice) {
-    const Parameter& p = list[slice.parameter];
-    std::vector<float>& values = tensors[p.name];
-    values.resize(size_t(p.shape[0] * (p.shape.size() > 1 ? p.shape[1] : 1)));
-    std::copy_n(flat.begin() + slice.flat, slice.count, values.begin() + slice.whole);
-  });
-  return tensors;
-}
 
 /// Tensors of a checkpoint's or a model's file whose names begin with `prefix`.
 Tensors read_tensors(const std::string& path, const std::string& prefix, const Tensors& like) {
@@ -54,141 +35,6 @@ Tensors read_tensors(const std::string& path, const std::string& prefix, const T
   }
   return tensors;
 }
-
-struct Learners {
-  Tensors initial, anchor;
-  std::vector<Tensors> weights;  ///< by learner
-};
-
-/// A learner's arrays; all have the same flat layout, of one rank.
-struct Simulated {
-  std::vector<float> initial, weights, anchor, momentum, sent;
-};
-
-class Simulation {
- public:
-  Simulation(const TrainRequest& request)
-      : config_(request.config),
-        sync_(config_.parallel.sync),
-        learners_(int(sync_.learners)),
-        source_(open_configured(config_)),
-        all_(size_t(learners_)) {
-    config_.parallel.sync = {};
-    config_.parallel.dp = 1;
-    config_.train.batch /= learners_;
-  }
-
-  Learners run() {
-    WorldOptions options;
-    options.ranks = learners_;
-    run_threads(options, [this](Communicator& world) { train_learner(world); });
-    Learners result{make_tensors(list_, all_[0].initial), make_tensors(list_, all_[0].anchor), {}};
-    for (const Simulated& s : all_) {
-      EXPECT_EQ(s.anchor, all_[0].anchor);
-      result.weights.push_back(make_tensors(list_, s.weights));
-    }
-    return result;
-  }
-
- private:
-  void train_learner(Communicator& world) {
-    const int learner = world.rank();
-    const auto alone = world.split(learner, 0);
-    const ParallelGroups groups(*alone, ParallelDims(1, 1), config_.model.experts > 0);
-    const int64_t share = config_.train.batch;
-    const Sampler sampler(
-        *source_, config_.train.seq, uint64_t(config_.train.seed),
-        make_sampler_options(config_.data, [this, share, learner](int64_t sample) {
-          return sample / share * share * learners_ + learner * share + sample % share;
-        }));
-    ModelRanks ranks(groups, config_, {});
-    StepExecutor executor(config_.train, config_.parallel, groups, *source_, sampler, ranks);
-    Stage& stage = ranks.chunks.front().stage;
-    ShardedOptimizer& optimizer = ranks.chunks.front().optimizer;
-    stage.initialize(uint64_t(config_.train.seed));
-    optimizer.adopt_weights(stage.parameter_staging());
-    stage.end_staging();
-    executor.weights_changed();
-    Simulated& local = all_[size_t(learner)];
-    local.weights.resize(size_t(stage.weights().elements()));
-    for (auto* zeros : {&local.momentum, &local.sent}) zeros->resize(local.weights.size());
-    copy_weights(optimizer, local.weights, true);
-    local.initial = local.anchor = local.weights;
-    if (learner == 0) list_ = stage.parameter_list();
-    for (int64_t step = 0; step < config_.train.steps; ++step) {
-      const int64_t first = step * share;
-      const StepExecutor::Result result = executor.compute(first, executor.targets(first));
-      const double lr = learning_rate(config_.optimizer, config_.train, step, 0, 0);
-      executor.update(AdamStep::make(config_.optimizer, step, lr, std::sqrt(result.squares)));
-      executor.await_weights();
-      copy_weights(optimizer, local.weights, true);
-      world.barrier();
-      exchange(world, local, step + 1);
-      world.barrier();
-      copy_weights(optimizer, local.weights, false);
-      executor.gather_weights();
-    }
-    executor.await_weights();
-  }
-
-  static void copy_weights(const ShardedOptimizer& optimizer, std::vector<float>& flat, bool out) {
-    for (const StateSlice& slice : optimizer.slices(Moment::weights)) {
-      float* const values = slice.values.as<float>();
-      for (int64_t i = 0; i < slice.values.elements(); ++i) {
-        float& to = flat[size_t(slice.begin + i)];
-        out ? to = values[i] : values[i] = to;
-      }
-    }
-  }
-
-  /// Steps after which the fragment is sent.
-  bool sends(int fragment, int64_t step) const {
-    const int64_t offset = fragment * sync_.every / sync_.num_fragments();
-    return step > 0 && (step - offset) % sync_.every == 0;
-  }
-
-  void exchange(Communicator& world, Simulated& local, int64_t step) {
-    const std::vector<int> fragment_of = assign_fragments(list_, sync_.num_fragments());
-    for (int fragment = 0; fragment < sync_.num_fragments(); ++fragment) {
-      std::vector<size_t> elements;
-      ParameterSlices(list_).for_each({0, int64_t(local.weights.size())},
-                                      [&](const ParameterSlice& slice) {
-                                        if (fragment_of[slice.parameter] != fragment) return;
-                                        for (int64_t i = 0; i < slice.count; ++i)
-                                          elements.push_back(size_t(slice.flat + i));
-                                      });
-      if (sync_.delay > 0 && sends(fragment, step - sync_.delay)) outer_step(local, elements);
-      if (sends(fragment, step)) {
-        for (const size_t i : elements) local.sent[i] = local.anchor[i] - local.weights[i];
-      }
-      world.barrier();
-      if (sync_.delay == 0 && sends(fragment, step)) outer_step(local, elements);
-      world.barrier();
-    }
-  }
-
-  void outer_step(Simulated& local, const std::vector<size_t>& elements) const {
-    const auto lr = float(sync_.lr()), momentum = float(sync_.momentum()),
-               mix = float(sync_.local_share());
-    for (const size_t i : elements) {
-      float mean = 0;
-      for (const Simulated& s : all_) mean += s.sent[i];
-      mean /= float(learners_);
-      float& v = local.momentum[i];
-      v = momentum * v + mean;
-      local.anchor[i] -= lr * (momentum > 0 && sync_.outer_nesterov ? mean + momentum * v : v);
-      local.weights[i] =
-          sync_.delay == 0 ? local.anchor[i] : mix * local.weights[i] + (1 - mix) * local.anchor[i];
-    }
-  }
-
-  TrainConfig config_;
-  const SyncConfig sync_;
-  const int learners_;
-  const std::unique_ptr<const TokenSource> source_;
-  std::vector<Simulated> all_;
-  std::vector<Parameter> list_;
-};
 
 struct SyncCase {
   int learners = 2;
@@ -244,6 +90,9 @@ TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
       {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1"}, .steps = 9},
       {.learners = 3, .keys = {"sync.every=3", "sync.delay=2", "sync.mix=0.25"}, .steps = 8},
       {.keys = {"sync.every=2"}, .steps = 4, .config = "moe.toml"},
+      {.keys = {"sync.every=2", "sync.topk=0.02"}},
+      {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
+      {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
   };
   for (const SyncCase& c : cases) {
     SCOPED_TRACE(fmt::format("{} learners, {}", c.learners, fmt::join(c.keys, " ")));
@@ -312,6 +161,7 @@ TEST(OuterSync, TakesTheMemoryThatIsExpected) {
   };
   for (const Case& c :
        {Case{{"sync.every=2"}, 4}, Case{{"sync.every=2", "sync.outer.momentum=0"}, 2},
+        Case{{"sync.every=2", "sync.topk=0.1"}, 4},
         Case{{"sync.every=4", "sync.fragments=2", "sync.delay=1"}, 6}}) {
     const TempDir dir;
     const TrainRequest request =
@@ -324,6 +174,16 @@ TEST(OuterSync, TakesTheMemoryThatIsExpected) {
     EXPECT_NEAR(measured, expected.total(), 0.1 * measured);
     EXPECT_GT(measured, 1.1 * (expected.total() - c.outer));
   }
+}
+
+TEST(OuterSync, SparseMessagesHaveTheBytesOfTheirFormula) {
+  const TempDir dir;
+  const SyncCase local{.keys = {"sync.every=2", "sync.topk=0.015625"}, .steps = 2};
+  const TrainRequest request = make_request(local, dir / "out");
+  run_on_threads(request);
+  Simulation simulation(request);
+  simulation.run();
+  EXPECT_EQ(sync_bytes(dir / "out").back(), simulation.message_bytes());
 }
 
 TEST(OuterSync, LearnersOfSeveralRanksTrainAsOfOne) {

@@ -14,7 +14,7 @@ uint64_t TrainedRanks::bytes() const {
         uint64_t(std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>()));
   }
   const uint64_t shared = 1 + has_outer(Moment::outer_momentum);
-  const uint64_t of_learner = 3 + has_outer(Moment::sent);
+  const uint64_t of_learner = 3 + has_outer(Moment::sent) + has_outer(Moment::unsent);
   const uint64_t copies =
       learners > 1 ? shared + uint64_t(learners) * of_learner : 3 + has_masters();
   return copies * sizeof(float) * elements;

@@ -15,12 +15,22 @@
 namespace tandem {
 
 /// The owners' weights, both moments, and master weights if those of all ranks are sums of decoded
-/// differences. Of learners also the weights and the momentum of their last exchange, and what this
-/// one has sent in the exchange that runs (engine/parallel/sync/outer_sync.h).
-enum class Moment : uint8_t { weights, first, second, master, anchor, outer_momentum, sent };
+/// differences. Of learners also the weights and the momentum of their last exchange, what this one
+/// has sent in the exchange that runs, and what all its messages have left out
+/// (engine/parallel/sync/outer_sync.h).
+enum class Moment : uint8_t {
+  weights,
+  first,
+  second,
+  master,
+  anchor,
+  outer_momentum,
+  sent,
+  unsent
+};
 constexpr Moment kAllMoments[] = {Moment::weights, Moment::first,  Moment::second,
                                   Moment::master,  Moment::anchor, Moment::outer_momentum,
-                                  Moment::sent};
+                                  Moment::sent,    Moment::unsent};
 
 /// Contiguous elements of a rank's flat array.
 struct StateSlice {

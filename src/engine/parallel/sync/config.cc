@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "engine/config/section.h"
 #include "tandem/codec.h"
 #include "tandem/error.h"
@@ -24,19 +27,20 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
     {"codec", &SyncConfig::codec, kAny,
      "wire format of what is exchanged, as --codec: \"int4:g32\""},
     {"outer.lr", &SyncConfig::outer_lr, Range(-1, 1e3),
-     "step of the exchanged weights along the learners' mean change (-1: 0.7)"},
+     "step of the exchanged weights along the learners' mean change (-1: 0.7; 1 with sync.topk)"},
     {"outer.momentum", &SyncConfig::outer_momentum, Range(-1, 0.999999),
-     "of that change (-1: 0.9)"},
+     "of that change (-1: 0.9; 0 with sync.topk)"},
     {"outer.nesterov", &SyncConfig::outer_nesterov, kAny, "Nesterov's momentum"},
     {"mix", &SyncConfig::mix, Range(-1, 1),
      "share of its own weights that a learner keeps with sync.delay (-1: 0.5)"},
     {"quorum", &SyncConfig::quorum, Range(0, 4096),
      "learners that an exchange waits for (0: sync.learners)"},
-    {"topk", &SyncConfig::topk, Range(-1, 4096),
-     "share of the changes that is sent, the largest (-1: all)"},
-    {"bits", &SyncConfig::bits, Range(0, 16), "of each change that is sent with sync.topk"},
-    {"beta", &SyncConfig::beta, Range(-1, 1),
-     "decay of the changes that were not sent (-1: the method's)"},
+    {"topk", &SyncConfig::topk, Range(-1, 1),
+     "share of each 4096 changes that is sent, the largest; the rest is added to the next (-1: "
+     "all)"},
+    {"bits", &SyncConfig::bits, Range(0, 8),
+     "of each change that is sent with sync.topk, 2 to 8 (0: 2)"},
+    {"beta", &SyncConfig::beta, Range(-1, 1), "decay of the changes that were not sent (-1: 0.95)"},
     {"tile", &SyncConfig::tile, Range(0, 4096), "side of the tiles that are transformed"},
 };
 
@@ -45,18 +49,22 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
   throw ConfigError(fmt::format("sync.{} is {}: expected {}", key, value, expected));
 }
 
+bool is_used(const SyncConfig& sync, std::string_view key) {
+  if (key == "method") return true;
+  if (!sync.is_on() || key == "tile") return false;
+  if (key == "codec") return !sync.is_sparse();
+  return sync.is_sparse() || (key != "bits" && key != "beta");
+}
+
 /// Keys that are given and that the method does not use.
 void check_unused(const SyncConfig& sync) {
   const SyncConfig fresh;
-  const bool is_on = sync.is_on();
   for (const Key<SyncConfig>& key : SyncConfig::keys()) {
     SyncConfig given = sync, absent = fresh;
     const ConfigSlot value = key.value(given), unset = key.value(absent);
     const bool is_set = std::visit(
         [&unset](auto* slot) { return *slot != *std::get<decltype(slot)>(unset); }, value);
-    const bool is_used = is_on && key.name != "topk" && key.name != "bits" && key.name != "beta" &&
-                         key.name != "tile";
-    if (!is_set || is_used || key.name == "method") continue;
+    if (!is_set || is_used(sync, key.name)) continue;
     const std::string text = std::visit(
         [](auto* slot) {
           if constexpr (std::is_arithmetic_v<std::remove_pointer_t<decltype(slot)>>) {
@@ -69,8 +77,11 @@ void check_unused(const SyncConfig& sync) {
         },
         value);
     reject(key.name, text,
-           is_on ? fmt::format("no such key with sync.method = \"{}\"", sync.method)
-                 : "sync.method = \"local\" with it");
+           !sync.is_on()                              ? "sync.method = \"local\" with it"
+           : key.name == "bits" || key.name == "beta" ? "sync.topk with it"
+           : key.name == "codec"
+               ? "no such key with sync.topk"
+               : fmt::format("no such key with sync.method = \"{}\"", sync.method));
   }
 }
 
@@ -80,11 +91,25 @@ std::span<const Key<SyncConfig>> SyncConfig::keys() {
   return kSyncKeys;
 }
 
+codec::TopK SyncConfig::sparse() const {
+  codec::TopK all;
+  all.k = std::max(1, int(std::lround(topk * all.chunk)));
+  if (bits > 0) all.bits = int(bits);
+  return all;
+}
+
+double SyncConfig::message_bits() const {
+  if (!is_sparse()) return Wire::parse(codec).bits_per_element(DType::f32);
+  constexpr int kChunk = codec::kMaxTopKChunk;
+  return 8 * double(sparse().bytes(kChunk)) / kChunk;
+}
+
 void SyncConfig::check(int64_t dp) const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
-  if (topk == 0) reject("topk", "0", "a share above 0");
+  if (topk <= 0 && topk != -1) reject("topk", text(topk), "a share above 0, at most 1");
   check_unused(*this);
   if (!is_on()) return;
+  if (bits == 1) reject("bits", "1", "2 to 8");
   if (learners < 1 || dp % learners != 0) {
     reject("learners", text(learners), fmt::format("a divisor of parallel.dp = {}", dp));
   }

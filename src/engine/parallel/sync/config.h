@@ -1,10 +1,13 @@
 // Table `sync`: learners, replicas that train apart and exchange what they have learned every few
-// steps (DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512).
+// steps (DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512; SparseLoCo, arXiv
+// 2508.15706).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+
+#include "codec/topk.h"
 
 namespace tandem {
 
@@ -31,8 +34,15 @@ struct SyncConfig {
   bool is_on() const { return method != "none"; }
   int64_t num_learners() const { return is_on() && learners > 0 ? learners : 1; }
   int64_t num_fragments() const { return fragments > 0 ? fragments : 1; }
-  double lr() const { return outer_lr >= 0 ? outer_lr : 0.7; }
-  double momentum() const { return outer_momentum >= 0 ? outer_momentum : 0.9; }
+  bool is_sparse() const { return topk > 0; }
+  /// Sparse messages: of each 4096 changes that share, at least one.
+  codec::TopK sparse() const;
+  /// Bits a change that a large message has.
+  double message_bits() const;
+  /// Factor of changes that were not sent, from one message to the next.
+  double decay() const { return beta >= 0 ? beta : 0.95; }
+  double lr() const { return outer_lr >= 0 ? outer_lr : is_sparse() ? 1 : 0.7; }
+  double momentum() const { return outer_momentum >= 0 ? outer_momentum : is_sparse() ? 0 : 0.9; }
   /// Share of a learner's weights that an exchange leaves.
   double local_share() const { return delay == 0 ? 0 : mix >= 0 ? mix : 0.5; }
 

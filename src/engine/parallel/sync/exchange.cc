@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/whole.h"
+#include "engine/parallel/sync/sparse_exchange.h"
 #include "tandem/codec.h"
 
 namespace tandem {
@@ -31,7 +32,8 @@ class Dense : public Exchange {
     return bytes;
   }
 
-  size_t encode(const SyncShard& shard, const Tensor& changes, std::byte* message) override {
+  size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor&,
+                std::byte* message) override {
     std::byte* to = message;
     size_t used = 0;
     for_each(shard, [&](int64_t begin, int64_t count, bool encoded) {
@@ -105,6 +107,7 @@ class Dense : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> make_exchange(const SyncConfig& config) {
+  if (config.is_sparse()) return make_sparse_exchange(config.sparse(), config.decay());
   return std::make_unique<Dense>(Wire::parse(config.codec));
 }
 

@@ -41,8 +41,10 @@ class Exchange {
   /// Bytes of the largest message of the shard.
   virtual size_t max_bytes(const SyncShard& shard) const = 0;
   /// Encodes the shard's changes, the anchor minus the learner's weights, f32 [elements]. Returns
-  /// the bytes used.
-  virtual size_t encode(const SyncShard& shard, const Tensor& changes, std::byte* message) = 0;
+  /// the bytes used. `unsent`: f32 [elements], what messages have left out so far, which is
+  /// updated; without data unless sync.topk is given.
+  virtual size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor& unsent,
+                        std::byte* message) = 0;
   /// Sets `mean`, f32 [elements], to the learners' mean change. `messages`: of max_bytes, a learner
   /// each, whose bytes past those used are arbitrary. Of one message: what it holds.
   virtual void combine(const SyncShard& shard, std::span<const std::byte* const> messages,

@@ -1,6 +1,7 @@
 #include "engine/parallel/sync/outer_sync.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "observe/recorder.h"
@@ -37,6 +38,7 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
   std::vector<Moment> moments{Moment::anchor};
   if (config.momentum() > 0) moments.push_back(Moment::outer_momentum);
   if (config.delay > 0) moments.push_back(Moment::sent);
+  if (config.is_sparse()) moments.push_back(Moment::unsent);
   return moments;
 }
 
@@ -55,6 +57,7 @@ OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vect
     for (const Values& values : fragment.values) copy({}, values.weights, values.anchor);
   }
   changes_.resize(size_t(elements));
+  if (config.is_sparse()) unsent_.resize(changes_.size());
   message_room_ = (message_room_ + 15) / 16 * 16;
   buffer_ = learners_->allocate(
       std::max<size_t>(kSlots * size_t(learners.size()) * message_room_, 16), learners.size());
@@ -66,8 +69,13 @@ void OuterSync::add_stage(const Stage& stage) {
   const ParameterSlices slices(stage.list);
   const auto find = [&stage](Moment moment) { return stage.optimizer.slices(moment); };
   const std::vector<StateSlice> weights = find(Moment::weights), anchors = find(Moment::anchor),
-                                momenta = find(Moment::outer_momentum), sent = find(Moment::sent);
-  for (size_t run = 0; run < weights.size(); ++run) {
+                                momenta = find(Moment::outer_momentum), sent = find(Moment::sent),
+                                unsent = find(Moment::unsent);
+  // In the order of the flat array, so that what is adjacent there is in a message, too.
+  std::vector<size_t> runs(weights.size());
+  std::iota(runs.begin(), runs.end(), size_t{0});
+  std::ranges::sort(runs, {}, [&weights](size_t run) { return weights[run].begin; });
+  for (const size_t run : runs) {
     const FlatRange range{weights[run].begin, weights[run].values.elements()};
     for (const ParameterSlice& slice : split_by_parameter(slices, range)) {
       const auto narrow = [&](const std::vector<StateSlice>& all) {
@@ -77,7 +85,8 @@ void OuterSync::add_stage(const Stage& stage) {
       Fragment& fragment = fragments_[size_t(fragment_of[slice.parameter])];
       fragment.shard.slices.push_back({slice.parameter, fragment.shard.elements(), slice.count,
                                        stage.list[slice.parameter].sharding.over_tp()});
-      fragment.values.push_back({narrow(weights), narrow(anchors), narrow(momenta), narrow(sent)});
+      fragment.values.push_back(
+          {narrow(weights), narrow(anchors), narrow(momenta), narrow(sent), narrow(unsent)});
     }
   }
 }
@@ -108,7 +117,6 @@ void OuterSync::send(int index) {
   ++round_;
   has_mean_ = false;
   if (fragment.values.empty()) return;
-  const Tensor changes = changes_of(fragment);
   const int learner = learners_->rank();
   size_t bytes = 0;
   {
@@ -121,7 +129,7 @@ void OuterSync::send(int index) {
         changes_[size_t(slice.begin + j)] = anchor[j] - weights[j];
       }
     }
-    bytes = exchange_->encode(fragment.shard, changes, message(learner));
+    bytes = encode(fragment);
     if (fragment.values.front().sent.data()) keep_sent(fragment);
   }
   sent_bytes_ += bytes * uint64_t(learners_->size() - 1);
@@ -143,6 +151,29 @@ void OuterSync::put(const std::byte* message, size_t bytes, size_t max_chunk) {
     }
     if (!is_last) learners_->flush();
   }
+}
+
+/// Encodes the changes to this learner's message. Returns its bytes.
+size_t OuterSync::encode(const Fragment& fragment) {
+  Tensor unsent;
+  const bool has_unsent = !unsent_.empty();
+  if (has_unsent) {
+    const int64_t elements = fragment.shard.elements();
+    unsent = Tensor::of(std::span(unsent_).first(size_t(elements)), {elements});
+  }
+  const auto exchange_unsent = [&](bool load) {
+    for (size_t i = 0; i < fragment.values.size() && has_unsent; ++i) {
+      const Tensor slice =
+          unsent.narrow(0, fragment.shard.slices[i].begin, fragment.shard.slices[i].count);
+      const Tensor& stored = fragment.values[i].unsent;
+      load ? copy({}, stored, slice) : copy({}, slice, stored);
+    }
+  };
+  exchange_unsent(true);
+  const size_t bytes =
+      exchange_->encode(fragment.shard, changes_of(fragment), unsent, message(learners_->rank()));
+  exchange_unsent(false);
+  return bytes;
 }
 
 /// Stores what the others decode, for a run that is resumed meanwhile.

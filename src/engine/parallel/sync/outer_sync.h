@@ -61,7 +61,7 @@ class OuterSync {
  private:
   /// Elements in this rank's memory, in the order of the shard.
   struct Values {
-    Tensor weights, anchor, momentum, sent;  // f32; the last two may be empty
+    Tensor weights, anchor, momentum, sent, unsent;  // f32; the last three may be empty
   };
   struct Fragment {
     SyncShard shard;
@@ -70,6 +70,7 @@ class OuterSync {
   void add_stage(const Stage& stage);
   void begin_again(const SentFragment& sent);
   void send(int fragment);
+  size_t encode(const Fragment& fragment);
   void keep_sent(const Fragment& fragment);
   void receive(int fragment);
   void apply(const Fragment& fragment);
@@ -82,6 +83,7 @@ class OuterSync {
   std::unique_ptr<Exchange> exchange_;
   std::vector<Fragment> fragments_;
   std::vector<float> changes_;  // of a fragment: this learner's, then the mean
+  std::vector<float> unsent_;   // of a fragment that is encoded, if messages leave something out
   std::shared_ptr<SymmetricBuffer> buffer_;
   size_t message_room_ = 0;
   uint64_t round_ = 0;  // exchanges begun

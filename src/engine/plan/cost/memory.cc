@@ -117,13 +117,15 @@ double MemoryEstimate::message_bytes(double parameters) const {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-/// Bytes of a rank's changes of a fragment, and of the messages of all learners with them.
+/// Bytes of a rank's changes of a fragment, with those not sent, and of the messages of all
+/// learners with them.
 double MemoryEstimate::exchange_bytes(double parameters) const {
   const SyncConfig& sync = parallel_.sync;
   if (dims_.learners() == 1) return 0;
-  const double message = Wire::parse(sync.codec).bits_per_element(DType::f32) / 8;
+  const double message = sync.message_bits() / 8;
   return parameters * owned_share(dims_.dp()) / double(sync.num_fragments()) *
-         (sizeof(float) + OuterSync::kSlots * dims_.learners() * message);
+         ((sync.is_sparse() ? 2 : 1) * sizeof(float) +
+          OuterSync::kSlots * dims_.learners() * message);
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'

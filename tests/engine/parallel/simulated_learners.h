@@ -1,0 +1,223 @@
+// Learners simulated in one process with plain loops over whole arrays, a thread each.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/optim/learning_rate.h"
+#include "engine/parallel/sharded/parameter_slices.h"
+#include "engine/train/model_ranks.h"
+#include "engine/train/step_executor.h"
+#include "tests/codec/topk_reference.h"
+#include "tests/engine/data/open_configured.h"
+#include "tests/engine/train/layouts.h"
+
+namespace tandem {
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+inline Tensors make_tensors(std::span<const Parameter> list, std::span<const float> flat) {
+  Tensors tensors;
+  ParameterSlices(list).for_each({0, int64_t(flat.size())}, [&](const ParameterSlice& slice) {
+    const Parameter& p = list[slice.parameter];
+    std::vector<float>& values = tensors[p.name];
+    values.resize(size_t(p.shape[0] * (p.shape.size() > 1 ? p.shape[1] : 1)));
+    std::copy_n(flat.begin() + slice.flat, slice.count, values.begin() + slice.whole);
+  });
+  return tensors;
+}
+
+struct Learners {
+  Tensors initial, anchor;
+  std::vector<Tensors> weights;  ///< by learner
+};
+
+/// A learner's arrays; all have the same flat layout, of one rank.
+struct Simulated {
+  std::vector<float> initial, weights, anchor, momentum, sent, unsent;
+};
+
+class Simulation {
+ public:
+  Simulation(const TrainRequest& request)
+      : config_(request.config),
+        sync_(config_.parallel.sync),
+        learners_(int(sync_.learners)),
+        source_(open_configured(config_)),
+        all_(size_t(learners_)) {
+    config_.parallel.sync = {};
+    config_.parallel.dp = 1;
+    config_.train.batch /= learners_;
+  }
+
+  /// Bytes of a sparse message of all weights, after `run`.
+  double message_bytes() const {
+    std::vector<Parameter> list = list_;
+    std::ranges::sort(list, {}, &Parameter::offset);
+    int64_t bytes = 0, adjacent = 0;
+    for (const Parameter& p : list) {
+      const int64_t count = (p.shape.size() > 1 ? p.shape[0] : 1) * p.shape.back();
+      if (!p.sharding.over_tp()) {
+        bytes += 4 * count + sync_.sparse().bytes(std::exchange(adjacent, 0));
+      } else {
+        adjacent += count;
+      }
+    }
+    return double(bytes + sync_.sparse().bytes(adjacent));
+  }
+
+  Learners run() {
+    WorldOptions options;
+    options.ranks = learners_;
+    run_threads(options, [this](Communicator& world) { train_learner(world); });
+    Learners result{make_tensors(list_, all_[0].initial), make_tensors(list_, all_[0].anchor), {}};
+    for (const Simulated& s : all_) {
+      EXPECT_EQ(s.anchor, all_[0].anchor);
+      result.weights.push_back(make_tensors(list_, s.weights));
+    }
+    return result;
+  }
+
+ private:
+  void train_learner(Communicator& world) {
+    const int learner = world.rank();
+    const auto alone = world.split(learner, 0);
+    const ParallelGroups groups(*alone, ParallelDims(1, 1), config_.model.experts > 0);
+    const int64_t share = config_.train.batch;
+    const Sampler sampler(
+        *source_, config_.train.seq, uint64_t(config_.train.seed),
+        make_sampler_options(config_.data, [this, share, learner](int64_t sample) {
+          return sample / share * share * learners_ + learner * share + sample % share;
+        }));
+    ModelRanks ranks(groups, config_, {});
+    StepExecutor executor(config_.train, config_.parallel, groups, *source_, sampler, ranks);
+    Stage& stage = ranks.chunks.front().stage;
+    ShardedOptimizer& optimizer = ranks.chunks.front().optimizer;
+    stage.initialize(uint64_t(config_.train.seed));
+    optimizer.adopt_weights(stage.parameter_staging());
+    stage.end_staging();
+    executor.weights_changed();
+    Simulated& local = all_[size_t(learner)];
+    local.weights.resize(size_t(stage.weights().elements()));
+    for (auto* zeros : {&local.momentum, &local.sent, &local.unsent}) {
+      zeros->resize(local.weights.size());
+    }
+    copy_weights(optimizer, local.weights, true);
+    local.initial = local.anchor = local.weights;
+    if (learner == 0) list_ = stage.parameter_list();
+    for (int64_t step = 0; step < config_.train.steps; ++step) {
+      const int64_t first = step * share;
+      const StepExecutor::Result result = executor.compute(first, executor.targets(first));
+      const double lr = learning_rate(config_.optimizer, config_.train, step, 0, 0);
+      const auto update = AdamStep::make(config_.optimizer, step, lr, std::sqrt(result.squares));
+      executor.update(update);
+      executor.await_weights();
+      copy_weights(optimizer, local.weights, true);
+      world.barrier();
+      exchange(world, local, step + 1);
+      world.barrier();
+      copy_weights(optimizer, local.weights, false);
+      executor.gather_weights();
+    }
+    executor.await_weights();
+  }
+
+  static void copy_weights(const ShardedOptimizer& optimizer, std::vector<float>& flat, bool out) {
+    for (const StateSlice& slice : optimizer.slices(Moment::weights)) {
+      float* const values = slice.values.as<float>();
+      for (int64_t i = 0; i < slice.values.elements(); ++i) {
+        float& to = flat[size_t(slice.begin + i)];
+        out ? to = values[i] : values[i] = to;
+      }
+    }
+  }
+
+  /// Steps after which the fragment is sent.
+  bool sends(int fragment, int64_t step) const {
+    const int64_t offset = fragment * sync_.every / sync_.num_fragments();
+    return step > 0 && (step - offset) % sync_.every == 0;
+  }
+
+  void exchange(Communicator& world, Simulated& local, int64_t step) {
+    const std::vector<int> fragment_of = assign_fragments(list_, sync_.num_fragments());
+    for (int fragment = 0; fragment < sync_.num_fragments(); ++fragment) {
+      std::vector<size_t> elements;
+      ParameterSlices(list_).for_each({0, int64_t(local.weights.size())},
+                                      [&](const ParameterSlice& slice) {
+                                        if (fragment_of[slice.parameter] != fragment) return;
+                                        for (int64_t i = 0; i < slice.count; ++i)
+                                          elements.push_back(size_t(slice.flat + i));
+                                      });
+      if (sync_.delay > 0 && sends(fragment, step - sync_.delay)) outer_step(local, elements);
+      if (sends(fragment, step)) {
+        for (const size_t i : elements) local.sent[i] = local.anchor[i] - local.weights[i];
+        if (sync_.is_sparse()) make_sparse(local, fragment, fragment_of);
+      }
+      world.barrier();
+      if (sync_.delay == 0 && sends(fragment, step)) outer_step(local, elements);
+      world.barrier();
+    }
+  }
+
+  void outer_step(Simulated& local, const std::vector<size_t>& elements) const {
+    const auto lr = float(sync_.lr()), momentum = float(sync_.momentum()),
+               mix = float(sync_.local_share());
+    for (const size_t i : elements) {
+      float mean = 0;
+      for (const Simulated& s : all_) mean += s.sent[i];
+      mean /= float(learners_);
+      float& v = local.momentum[i];
+      v = momentum * v + mean;
+      local.anchor[i] -= lr * (momentum > 0 && sync_.outer_nesterov ? mean + momentum * v : v);
+      local.weights[i] =
+          sync_.delay == 0 ? local.anchor[i] : mix * local.weights[i] + (1 - mix) * local.anchor[i];
+    }
+  }
+
+  /// Replaces what the fragment sends by what sparse messages of it hold: one of adjacent
+  /// parameters that are sharded.
+  void make_sparse(Simulated& local, int fragment, const std::vector<int>& fragment_of) const {
+    std::vector<size_t> segment;
+    const auto end_segment = [&] {
+      std::vector<float> rest;
+      for (const size_t i : segment) {
+        rest.push_back(local.unsent[i] * float(sync_.decay()) + local.sent[i]);
+        local.sent[i] = 0;
+      }
+      const test::SparseReference reference{sync_.sparse()};
+      const auto message = reference.encode(rest);
+      for (const auto& [index, value] : reference.decode(message, int64_t(segment.size()))) {
+        local.sent[segment[size_t(index)]] = value;
+      }
+      for (size_t i = 0; i < segment.size(); ++i) local.unsent[segment[i]] = rest[i];
+      segment.clear();
+    };
+    ParameterSlices(list_).for_each({0, int64_t(local.sent.size())},
+                                    [&](const ParameterSlice& slice) {
+                                      if (fragment_of[slice.parameter] != fragment) return;
+                                      if (!list_[slice.parameter].sharding.over_tp())
+                                        return end_segment();
+                                      for (int64_t i = 0; i < slice.count; ++i)
+                                        segment.push_back(size_t(slice.flat + i));
+                                    });
+    end_segment();
+  }
+
+  TrainConfig config_;
+  const SyncConfig sync_;
+  const int learners_;
+  const std::unique_ptr<const TokenSource> source_;
+  std::vector<Simulated> all_;
+  std::vector<Parameter> list_;
+};
+
+}  // namespace tandem
