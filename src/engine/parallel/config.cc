@@ -164,6 +164,12 @@ std::span<const Key<ParallelConfig>> ParallelConfig::keys() {
 
 void ParallelConfig::check() const {
   sync.check(dp);
+  for (const auto& [key, size] : {std::pair("tp", tp), std::pair("ep", ep)}) {
+    if (!sync.is_demo() || size == 1) continue;
+    throw ConfigError(fmt::format(
+        "parallel.{} is {} with sync.method = \"demo\": expected 1, as tiles are of whole tensors",
+        key, size));
+  }
   check_learners(*this, parse_codec(codec));
   check_replicas(*this, parse_codec(codec));
   if (learner_dp() % ep != 0) {

@@ -9,6 +9,7 @@
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/step_placements.h"
+#include "engine/parallel/sync/demo.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tune/gemm_choices.h"
@@ -59,7 +60,7 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
           .error_feedback = parallel.error_feedback,
           .overlap = groups.tp().size() == 1 && !groups.experts(),
           .gradient_memory = &stage.gradient_memory(),
-          .optimizer = find_optimizer(optimizer.name),
+          .optimizer = parallel.sync.is_demo() ? kDemoOptimizer : find_optimizer(optimizer.name),
           .norm_axes = groups.stage_axes(),
           .check = check,
           .outer = outer_moments(parallel.sync)};

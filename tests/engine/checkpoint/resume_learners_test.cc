@@ -86,7 +86,8 @@ TEST(ResumeLearners, HasTheBitsOfAnUndisturbedRun) {
                                          "sync.codec=int8"};
   const std::vector<std::string> sparse{"sync.every=4", "sync.fragments=2", "sync.delay=1",
                                         "sync.topk=0.05"};
-  for (const auto& sync : {single, kDelayed, encoded, sparse}) {
+  const std::vector<std::string> demo{"sync.every=1", "sync.method=demo"};
+  for (const auto& sync : {single, kDelayed, encoded, sparse, demo}) {
     const TempDir dir;
     const std::string whole = dir / "whole";
     resume(make_request({}, sync, whole));

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -93,6 +94,11 @@ TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
       {.keys = {"sync.every=2", "sync.topk=0.02"}},
       {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
       {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
+      {.keys = {"sync.method=demo", "sync.every=1"}},
+      {.learners = 3,
+       .keys = {"sync.method=demo", "sync.every=1", "sync.topk=0.05", "sync.tile=16", "sync.bits=3",
+                "sync.beta=0.9"},
+       .steps = 3},
   };
   for (const SyncCase& c : cases) {
     SCOPED_TRACE(fmt::format("{} learners, {}", c.learners, fmt::join(c.keys, " ")));
@@ -179,11 +185,37 @@ TEST(OuterSync, TakesTheMemoryThatIsExpected) {
 TEST(OuterSync, SparseMessagesHaveTheBytesOfTheirFormula) {
   const TempDir dir;
   const SyncCase local{.keys = {"sync.every=2", "sync.topk=0.015625"}, .steps = 2};
-  const TrainRequest request = make_request(local, dir / "out");
-  run_on_threads(request);
-  Simulation simulation(request);
-  simulation.run();
-  EXPECT_EQ(sync_bytes(dir / "out").back(), simulation.message_bytes());
+  const SyncCase demo{.keys = {"sync.method=demo", "sync.every=1"}, .steps = 2};
+  for (const SyncCase& c : {local, demo}) {
+    const std::string out = dir / c.keys.front();
+    const TrainRequest request = make_request(c, out);
+    run_on_threads(request);
+    Simulation simulation(request);
+    simulation.run();
+    EXPECT_EQ(sync_bytes(out).back(), simulation.message_bytes()) << c.keys.front();
+  }
+}
+
+/// Mean of the last quarter.
+double last_loss(const std::vector<double>& losses) {
+  const size_t count = losses.size() / 4;
+  return std::accumulate(losses.end() - std::ptrdiff_t(count), losses.end(), 0.0) / double(count);
+}
+
+/// Each at its best of the learning rates 1e-3, 1.5e-3, 2e-3, 4e-3 and 8e-3.
+TEST(OuterSync, MomentumThatKeepsWhatItHasSentLearnsLess) {
+  const TempDir dir;
+  const auto run = [&](const char* lr, bool forgets) {
+    const TrainRequest request =
+        make_request({.keys = {"sync.method=demo", "sync.every=1", "optimizer.min_lr=0",
+                               std::string("optimizer.lr=") + lr},
+                      .steps = 160},
+                     dir / "out");
+    return last_loss(Simulation(request, forgets).run().losses);
+  };
+  const double with = run("4e-3", false);
+  EXPECT_LT(with, 3.2) << "begins at 5.5";
+  EXPECT_GT(run("2e-3", true), 1.03 * with) << "control: what was sent is not subtracted";
 }
 
 TEST(OuterSync, LearnersOfSeveralRanksTrainAsOfOne) {

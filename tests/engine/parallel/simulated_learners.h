@@ -17,6 +17,7 @@
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_executor.h"
+#include "kernels/dct.h"
 #include "tests/codec/topk_reference.h"
 #include "tests/engine/data/open_configured.h"
 #include "tests/engine/train/layouts.h"
@@ -39,19 +40,24 @@ inline Tensors make_tensors(std::span<const Parameter> list, std::span<const flo
 struct Learners {
   Tensors initial, anchor;
   std::vector<Tensors> weights;  ///< by learner
+  std::vector<double> losses;    ///< of each step
 };
 
 /// A learner's arrays; all have the same flat layout, of one rank.
 struct Simulated {
   std::vector<float> initial, weights, anchor, momentum, sent, unsent;
+  std::vector<std::byte> message;
+  std::vector<double> losses;
 };
 
 class Simulation {
  public:
-  Simulation(const TrainRequest& request)
+  /// `forgets`: sparse messages are not subtracted from what is still to be sent, a control.
+  Simulation(const TrainRequest& request, bool forgets = false)
       : config_(request.config),
         sync_(config_.parallel.sync),
         learners_(int(sync_.learners)),
+        forgets_(forgets),
         source_(open_configured(config_)),
         all_(size_t(learners_)) {
     config_.parallel.sync = {};
@@ -65,9 +71,12 @@ class Simulation {
     std::ranges::sort(list, {}, &Parameter::offset);
     int64_t bytes = 0, adjacent = 0;
     for (const Parameter& p : list) {
-      const int64_t count = (p.shape.size() > 1 ? p.shape[0] : 1) * p.shape.back();
+      const Matrix matrix(p);
+      const auto count = int64_t(matrix.elements());
       if (!p.sharding.over_tp()) {
         bytes += 4 * count + sync_.sparse().bytes(std::exchange(adjacent, 0));
+      } else if (sync_.is_demo()) {
+        bytes += sync_.sparse(matrix.tiles(sync_).elements()).bytes(count);
       } else {
         adjacent += count;
       }
@@ -79,10 +88,14 @@ class Simulation {
     WorldOptions options;
     options.ranks = learners_;
     run_threads(options, [this](Communicator& world) { train_learner(world); });
-    Learners result{make_tensors(list_, all_[0].initial), make_tensors(list_, all_[0].anchor), {}};
+    Learners result{make_tensors(list_, all_[0].initial),
+                    make_tensors(list_, all_[0].anchor),
+                    {},
+                    std::vector<double>(all_[0].losses.size())};
     for (const Simulated& s : all_) {
       EXPECT_EQ(s.anchor, all_[0].anchor);
       result.weights.push_back(make_tensors(list_, s.weights));
+      for (size_t i = 0; i < s.losses.size(); ++i) result.losses[i] += s.losses[i] / learners_;
     }
     return result;
   }
@@ -117,13 +130,20 @@ class Simulation {
     for (int64_t step = 0; step < config_.train.steps; ++step) {
       const int64_t first = step * share;
       const StepExecutor::Result result = executor.compute(first, executor.targets(first));
+      local.losses.push_back(result.loss / double(executor.targets(first)));
       const double lr = learning_rate(config_.optimizer, config_.train, step, 0, 0);
       const auto update = AdamStep::make(config_.optimizer, step, lr, std::sqrt(result.squares));
-      executor.update(update);
-      executor.await_weights();
-      copy_weights(optimizer, local.weights, true);
-      world.barrier();
-      exchange(world, local, step + 1);
+      if (sync_.is_demo()) {
+        decay_and_send(local, update, optimizer.reduced_gradients());
+        world.barrier();
+        follow_signs(local, update);
+      } else {
+        executor.update(update);
+        executor.await_weights();
+        copy_weights(optimizer, local.weights, true);
+        world.barrier();
+        exchange(world, local, step + 1);
+      }
       world.barrier();
       copy_weights(optimizer, local.weights, false);
       executor.gather_weights();
@@ -212,9 +232,103 @@ class Simulation {
     end_segment();
   }
 
+  /// DeMo's first half: whole parameters, whose message is the learner's for the second.
+  void decay_and_send(Simulated& local, const AdamStep& update,
+                      const std::vector<StateSlice>& gradients) const {
+    std::vector<float> scaled(local.weights.size());
+    for (const StateSlice& slice : gradients) {
+      for (int64_t i = 0; i < slice.values.elements(); ++i) {
+        scaled[size_t(slice.begin + i)] =
+            update.lr * update.gradient_scale * slice.values.as<float>()[i];
+      }
+    }
+    local.message.clear();
+    for (const Parameter& p : list_) {
+      const Matrix matrix(p);
+      const std::span values = std::span(scaled).subspan(size_t(p.offset), matrix.elements());
+      if (p.decay) {
+        for (float& w : std::span(local.weights).subspan(size_t(p.offset), matrix.elements())) {
+          w *= 1 - update.lr * update.weight_decay;
+        }
+      }
+      std::vector<std::byte> message(std::as_bytes(values).begin(), std::as_bytes(values).end());
+      if (p.sharding.over_tp()) message = send_cosines(local, p, values);
+      local.message.insert(local.message.end(), message.begin(), message.end());
+    }
+  }
+
+  std::vector<std::byte> send_cosines(Simulated& local, const Parameter& p,
+                                      std::span<float> values) const {
+    const DctTiles tiles = Matrix(p).tiles(sync_);
+    const auto count = int64_t(values.size());
+    std::vector<float> cosines(values.size());
+    dct_forward({}, tiles, 1, Tensor::of(values, {count}), Tensor::of(std::span(cosines), {count}));
+    const std::span unsent = std::span(local.unsent).subspan(size_t(p.offset), values.size());
+    for (size_t i = 0; i < cosines.size(); ++i) cosines[i] += unsent[i] * float(sync_.decay());
+    std::vector<float> rest = cosines;
+    const auto message = test::SparseReference{sync_.sparse(tiles.elements())}.encode(rest);
+    std::ranges::copy(forgets_ ? cosines : rest, unsent.begin());
+    return message;
+  }
+
+  /// DeMo's second half.
+  void follow_signs(Simulated& local, const AdamStep& update) const {
+    std::vector<const std::byte*> from;
+    for (const Simulated& s : all_) from.push_back(s.message.data());
+    for (const Parameter& p : list_) {
+      const std::vector<float> mean = mean_of(p, from);
+      for (size_t i = 0; i < mean.size(); ++i) {
+        const float sign = mean[i] > 0 ? 1.0f : mean[i] < 0 ? -1.0f : 0.0f;
+        local.weights[size_t(p.offset) + i] -= update.lr * sign;
+      }
+    }
+    local.anchor = local.weights;
+  }
+
+  std::vector<float> mean_of(const Parameter& p, std::vector<const std::byte*>& from) const {
+    const size_t count = Matrix(p).elements();
+    std::vector<float> mean(count), senders(count);
+    for (const std::byte*& message : from) {
+      if (!p.sharding.over_tp()) {
+        for (size_t i = 0; i < count; ++i, message += sizeof(float)) {
+          float value;
+          std::memcpy(&value, message, sizeof value);
+          mean[i] += value;
+          senders[i] += 1;
+        }
+        continue;
+      }
+      const auto topk = sync_.sparse(Matrix(p).tiles(sync_).elements());
+      const auto bytes = size_t(topk.bytes(int64_t(count)));
+      const std::vector<std::byte> all(message, message + bytes);
+      for (const auto& [i, value] : test::SparseReference{topk}.decode(all, int64_t(count))) {
+        mean[size_t(i)] += value;
+        senders[size_t(i)] += 1;
+      }
+      message += bytes;
+    }
+    for (size_t i = 0; i < count; ++i) mean[i] /= std::max(senders[i], 1.0f);
+    if (!p.sharding.over_tp()) return mean;
+    std::vector<float> values(count);
+    dct_inverse({}, Matrix(p).tiles(sync_), Tensor::of(std::span(mean), {int64_t(count)}),
+                Tensor::of(std::span(values), {int64_t(count)}));
+    return values;
+  }
+
+  struct Matrix {
+    int64_t rows, columns;
+    explicit Matrix(const Parameter& p)
+        : rows(p.shape.size() > 1 ? p.shape[0] : 1), columns(p.shape.back()) {}
+    size_t elements() const { return size_t(rows * columns); }
+    DctTiles tiles(const SyncConfig& sync) const {
+      return DctTiles::of(rows, columns, sync.tile_side());
+    }
+  };
+
   TrainConfig config_;
   const SyncConfig sync_;
   const int learners_;
+  const bool forgets_;
   const std::unique_ptr<const TokenSource> source_;
   std::vector<Simulated> all_;
   std::vector<Parameter> list_;

@@ -82,6 +82,10 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
                     found.num_learners(), expected.num_learners(), checkpoint.path)};
   }
   if (found.num_learners() == 1) return different;
+  if (found.method != expected.method) {
+    different.push_back(fmt::format("sync.method is \"{}\" in this checkpoint: expected \"{}\"",
+                                    found.method, expected.method));
+  }
   for (const auto& [key, of_checkpoint, of_run] :
        {std::tuple("every", found.every, expected.every),
         std::tuple("fragments", found.num_fragments(), expected.num_fragments()),

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "engine/config/section.h"
+#include "kernels/dct.h"
 #include "tandem/codec.h"
 #include "tandem/error.h"
 
@@ -13,9 +14,10 @@ namespace tandem {
 namespace {
 
 constexpr Key<SyncConfig> kSyncKeys[] = {
-    {"method", &SyncConfig::method, one_of("none", "local"),
+    {"method", &SyncConfig::method, one_of("none", "local", "demo"),
      "replicas exchange: none, the gradients of every step; local, what learners have changed in "
-     "sync.every steps (docs/guide/skip.md)"},
+     "sync.every steps; demo, the largest cosines of every step's gradients, whose signs are the "
+     "update (docs/guide/skip.md)"},
     {"learners", &SyncConfig::learners, Range(0, 4096),
      "groups of consecutive ranks that train apart; divides parallel.dp"},
     {"every", &SyncConfig::every, Range(0, kBig),
@@ -37,11 +39,13 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
      "learners that an exchange waits for (0: sync.learners)"},
     {"topk", &SyncConfig::topk, Range(-1, 1),
      "share of each 4096 changes that is sent, the largest; the rest is added to the next (-1: "
-     "all)"},
+     "all; with method demo 1/128 of each tile)"},
     {"bits", &SyncConfig::bits, Range(0, 8),
-     "of each change that is sent with sync.topk, 2 to 8 (0: 2)"},
-    {"beta", &SyncConfig::beta, Range(-1, 1), "decay of the changes that were not sent (-1: 0.95)"},
-    {"tile", &SyncConfig::tile, Range(0, 4096), "side of the tiles that are transformed"},
+     "of each change that is sent with sync.topk, 2 to 8 (0: 2; with method demo 8)"},
+    {"beta", &SyncConfig::beta, Range(-1, 1),
+     "decay of the changes that were not sent (-1: 0.95; with method demo 0.999)"},
+    {"tile", &SyncConfig::tile, Range(0, kMaxDctTile),
+     "largest side of the tiles that method demo transforms (0: 64)"},
 };
 
 [[noreturn]] void reject(std::string_view key, const std::string& value,
@@ -50,10 +54,14 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
 }
 
 bool is_used(const SyncConfig& sync, std::string_view key) {
+  const auto is_one_of = [key](std::initializer_list<std::string_view> keys) {
+    return std::ranges::find(keys, key) != keys.end();
+  };
   if (key == "method") return true;
-  if (!sync.is_on() || key == "tile") return false;
-  if (key == "codec") return !sync.is_sparse();
-  return sync.is_sparse() || (key != "bits" && key != "beta");
+  if (!sync.is_on() || (key == "codec" && sync.is_sparse())) return false;
+  if (is_one_of({"bits", "beta"})) return sync.is_sparse();
+  if (key == "tile") return sync.is_demo();
+  return !sync.is_demo() || is_one_of({"learners", "every", "topk", "quorum"});
 }
 
 /// Keys that are given and that the method does not use.
@@ -79,7 +87,7 @@ void check_unused(const SyncConfig& sync) {
     reject(key.name, text,
            !sync.is_on()                              ? "sync.method = \"local\" with it"
            : key.name == "bits" || key.name == "beta" ? "sync.topk with it"
-           : key.name == "codec"
+           : key.name == "codec" && !sync.is_demo()
                ? "no such key with sync.topk"
                : fmt::format("no such key with sync.method = \"{}\"", sync.method));
   }
@@ -91,11 +99,12 @@ std::span<const Key<SyncConfig>> SyncConfig::keys() {
   return kSyncKeys;
 }
 
-codec::TopK SyncConfig::sparse() const {
-  codec::TopK all;
-  all.k = std::max(1, int(std::lround(topk * all.chunk)));
-  if (bits > 0) all.bits = int(bits);
-  return all;
+codec::TopK SyncConfig::sparse(int chunk) const {
+  const double share = topk > 0 ? topk : 1.0 / 128;
+  const int of_method = is_demo() ? 8 : 2;
+  return {.chunk = chunk,
+          .k = std::max(1, int(std::lround(share * chunk))),
+          .bits = bits > 0 ? int(bits) : of_method};
 }
 
 double SyncConfig::message_bits() const {
@@ -110,6 +119,11 @@ void SyncConfig::check(int64_t dp) const {
   check_unused(*this);
   if (!is_on()) return;
   if (bits == 1) reject("bits", "1", "2 to 8");
+  if (is_demo() && (learners != dp || learners < 2)) {
+    reject("learners", text(learners),
+           fmt::format("parallel.dp = {}, at least 2, with sync.method = \"demo\"", dp));
+  }
+  if (is_demo() && every != 1) reject("every", text(every), "1 with sync.method = \"demo\"");
   if (learners < 1 || dp % learners != 0) {
     reject("learners", text(learners), fmt::format("a divisor of parallel.dp = {}", dp));
   }

@@ -1,6 +1,6 @@
 // Table `sync`: learners, replicas that train apart and exchange what they have learned every few
 // steps (DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512; SparseLoCo, arXiv
-// 2508.15706).
+// 2508.15706), or the largest cosines of their gradients in every step (DeMo, arXiv 2411.19870).
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,15 @@ struct SyncConfig {
   bool is_on() const { return method != "none"; }
   int64_t num_learners() const { return is_on() && learners > 0 ? learners : 1; }
   int64_t num_fragments() const { return fragments > 0 ? fragments : 1; }
-  bool is_sparse() const { return topk > 0; }
-  /// Sparse messages: of each 4096 changes that share, at least one.
-  codec::TopK sparse() const;
+  bool is_demo() const { return method == "demo"; }
+  bool is_sparse() const { return topk > 0 || is_demo(); }
+  /// Sparse messages with a share of `chunk` values, at least one.
+  codec::TopK sparse(int chunk = codec::kMaxTopKChunk) const;
   /// Bits a change that a large message has.
   double message_bits() const;
   /// Factor of changes that were not sent, from one message to the next.
-  double decay() const { return beta >= 0 ? beta : 0.95; }
+  double decay() const { return beta >= 0 ? beta : is_demo() ? 0.999 : 0.95; }
+  int tile_side() const { return tile > 0 ? int(tile) : 64; }
   double lr() const { return outer_lr >= 0 ? outer_lr : is_sparse() ? 1 : 0.7; }
   double momentum() const { return outer_momentum >= 0 ? outer_momentum : is_sparse() ? 0 : 0.9; }
   /// Share of a learner's weights that an exchange leaves.
@@ -48,7 +50,7 @@ struct SyncConfig {
 
   static std::span<const Key<SyncConfig>> keys();
   /// `dp`: parallel.dp. Throws ConfigError for a key without effect, learners that do not divide
-  /// the ranks, and exchanges that would overlap.
+  /// the ranks, or are not ranks with method demo, and exchanges that would overlap.
   void check(int64_t dp) const;
 };
 

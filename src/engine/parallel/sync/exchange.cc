@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "codec/whole.h"
+#include "engine/parallel/sync/demo.h"
 #include "engine/parallel/sync/sparse_exchange.h"
 #include "tandem/codec.h"
 
@@ -107,6 +108,7 @@ class Dense : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> make_exchange(const SyncConfig& config) {
+  if (config.is_demo()) return make_demo_exchange(config);
   if (config.is_sparse()) return make_sparse_exchange(config.sparse(), config.decay());
   return std::make_unique<Dense>(Wire::parse(config.codec));
 }

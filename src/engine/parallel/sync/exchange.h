@@ -21,6 +21,7 @@ namespace tandem {
 struct SyncSlice {
   size_t parameter = 0;  ///< index in the model's list
   int64_t begin = 0, count = 0;
+  int64_t rows = 1, columns = 0;  ///< of the whole parameter; a vector is one row
   /// Sharded over tensor-parallel ranks. All others hold the same values of it and begin elsewhere:
   /// what they send of the rest (norms, routers) must decode to the same values at any place.
   bool sharded = true;
@@ -40,13 +41,15 @@ class Exchange {
   virtual ~Exchange() = default;
   /// Bytes of the largest message of the shard.
   virtual size_t max_bytes(const SyncShard& shard) const = 0;
-  /// Encodes the shard's changes, the anchor minus the learner's weights, f32 [elements]. Returns
-  /// the bytes used. `unsent`: f32 [elements], what messages have left out so far, which is
-  /// updated; without data unless sync.topk is given.
+  /// Encodes the shard's changes, the anchor minus the learner's weights or with method demo the
+  /// gradients times the learning rate, f32 [elements]. Returns the bytes used. `unsent`: f32
+  /// [elements], what messages have left out so far, which is updated; without data unless the
+  /// messages are sparse.
   virtual size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor& unsent,
                         std::byte* message) = 0;
   /// Sets `mean`, f32 [elements], to the learners' mean change. `messages`: of max_bytes, a learner
-  /// each, whose bytes past those used are arbitrary. Of one message: what it holds.
+  /// each, whose bytes past those used are arbitrary. Of one message: what it holds. With method
+  /// demo the signs of the mean.
   virtual void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
                        const Tensor& mean) const = 0;
 };

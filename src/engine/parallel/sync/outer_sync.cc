@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "engine/parallel/sharded/parameter_slices.h"
+#include "engine/parallel/sync/demo.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -38,7 +39,7 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
   std::vector<Moment> moments{Moment::anchor};
   if (config.momentum() > 0) moments.push_back(Moment::outer_momentum);
   if (config.delay > 0) moments.push_back(Moment::sent);
-  if (config.is_sparse()) moments.push_back(Moment::unsent);
+  if (config.is_sparse() && !config.is_demo()) moments.push_back(Moment::unsent);
   return moments;
 }
 
@@ -70,7 +71,9 @@ void OuterSync::add_stage(const Stage& stage) {
   const auto find = [&stage](Moment moment) { return stage.optimizer.slices(moment); };
   const std::vector<StateSlice> weights = find(Moment::weights), anchors = find(Moment::anchor),
                                 momenta = find(Moment::outer_momentum), sent = find(Moment::sent),
-                                unsent = find(Moment::unsent);
+                                unsent = find(config_.is_demo() ? kDemoUnsent : Moment::unsent),
+                                gradients = config_.is_demo() ? find(kDemoGradients)
+                                                              : std::vector<StateSlice>();
   // In the order of the flat array, so that what is adjacent there is in a message, too.
   std::vector<size_t> runs(weights.size());
   std::iota(runs.begin(), runs.end(), size_t{0});
@@ -83,15 +86,18 @@ void OuterSync::add_stage(const Stage& stage) {
                            : all[run].values.narrow(0, slice.flat - range.begin, slice.count);
       };
       Fragment& fragment = fragments_[size_t(fragment_of[slice.parameter])];
+      const Parameter& p = stage.list[slice.parameter];
       fragment.shard.slices.push_back({slice.parameter, fragment.shard.elements(), slice.count,
-                                       stage.list[slice.parameter].sharding.over_tp()});
-      fragment.values.push_back(
-          {narrow(weights), narrow(anchors), narrow(momenta), narrow(sent), narrow(unsent)});
+                                       p.shape.size() > 1 ? p.shape[0] : 1, p.shape.back(),
+                                       p.sharding.over_tp()});
+      fragment.values.push_back({narrow(weights), narrow(anchors), narrow(momenta), narrow(sent),
+                                 narrow(unsent), narrow(gradients), p.lr_scale});
     }
   }
 }
 
-bool OuterSync::after_update(int64_t step) {
+bool OuterSync::after_update(int64_t step, double lr) {
+  lr_ = lr;
   const auto arrives = fragment_due(config_, step - config_.delay);
   const auto leaves = fragment_due(config_, step);
   if (arrives && config_.delay > 0) receive(*arrives);
@@ -121,14 +127,7 @@ void OuterSync::send(int index) {
   size_t bytes = 0;
   {
     const ScopedSpan span(SpanKind::compute, "encode_changes", index);
-    for (size_t i = 0; i < fragment.values.size(); ++i) {
-      const auto* weights = fragment.values[i].weights.as<float>();
-      const auto* anchor = fragment.values[i].anchor.as<float>();
-      const SyncSlice& slice = fragment.shard.slices[i];
-      for (int64_t j = 0; j < slice.count; ++j) {
-        changes_[size_t(slice.begin + j)] = anchor[j] - weights[j];
-      }
-    }
+    find_changes(fragment);
     bytes = encode(fragment);
     if (fragment.values.front().sent.data()) keep_sent(fragment);
   }
@@ -150,6 +149,20 @@ void OuterSync::put(const std::byte* message, size_t bytes, size_t max_chunk) {
                      count, learner, is_last ? round_ : round_ - 1);
     }
     if (!is_last) learners_->flush();
+  }
+}
+
+void OuterSync::find_changes(const Fragment& fragment) {
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    const Values& values = fragment.values[i];
+    const SyncSlice& slice = fragment.shard.slices[i];
+    float* const changes = &changes_[size_t(slice.begin)];
+    if (values.gradients.data()) {
+      std::copy_n(values.gradients.as<const float>(), slice.count, changes);
+      continue;
+    }
+    const auto *weights = values.weights.as<float>(), *anchor = values.anchor.as<float>();
+    for (int64_t j = 0; j < slice.count; ++j) changes[j] = anchor[j] - weights[j];
   }
 }
 
@@ -225,7 +238,7 @@ void OuterSync::receive(int index) {
     const ScopedSpan span(SpanKind::compute, "decode_changes", index);
     exchange_->combine(fragment.shard, messages, changes_of(fragment));
   }
-  apply(fragment);
+  config_.is_demo() ? apply_signs(fragment) : apply(fragment);
 }
 
 /// Makes the outer step with the mean change.
@@ -247,6 +260,20 @@ void OuterSync::apply(const Fragment& fragment) {
       }
       anchor[j] -= lr * outer;
       weights[j] = mix == 0 ? anchor[j] : mix * weights[j] + (1 - mix) * anchor[j];
+    }
+  }
+}
+
+void OuterSync::apply_signs(const Fragment& fragment) {
+  const ScopedSpan span(SpanKind::compute, "outer_step");
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    const Values& values = fragment.values[i];
+    const SyncSlice& slice = fragment.shard.slices[i];
+    const auto lr = float(lr_ * double(values.lr_scale));
+    auto *const weights = values.weights.as<float>(), *const anchor = values.anchor.as<float>();
+    for (int64_t j = 0; j < slice.count; ++j) {
+      weights[j] -= lr * changes_[size_t(slice.begin + j)];
+      anchor[j] = weights[j];
     }
   }
 }

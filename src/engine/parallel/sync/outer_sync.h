@@ -10,6 +10,10 @@
 // are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). A thread then sends, by small chunks,
 // so that the ranks' messages of each step, which share the link, need not wait for all of it.
 // Anchors and momenta are bitwise equal in all learners.
+//
+// With method demo every step exchanges the largest cosines of its gradients
+// (engine/parallel/sync/demo.h); the update has only decayed the weights, and w -= lr x their
+// signs.
 #pragma once
 
 #include <cstdint>
@@ -52,16 +56,17 @@ class OuterSync {
   bool applies(int64_t step) const { return sends(step - config_.delay); }
   /// After the update of `step`: sends the fragment that is due, and applies one whose delay is
   /// over, for which it waits for all learners. Slices that it reads must be updated, and before it
-  /// changes them all weights awaited. Returns whether it has. Throws Timeout or Aborted.
-  /// Collective.
-  bool after_update(int64_t step);
+  /// changes them all weights awaited. Returns whether it has. `lr`: of the update. Throws Timeout
+  /// or Aborted. Collective.
+  bool after_update(int64_t step, double lr);
   /// Bytes sent by this rank since the last call.
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
 
  private:
   /// Elements in this rank's memory, in the order of the shard.
   struct Values {
-    Tensor weights, anchor, momentum, sent, unsent;  // f32; the last three may be empty
+    Tensor weights, anchor, momentum, sent, unsent, gradients;  // f32; the last four may be empty
+    float lr_scale = 1;
   };
   struct Fragment {
     SyncShard shard;
@@ -74,6 +79,8 @@ class OuterSync {
   void keep_sent(const Fragment& fragment);
   void receive(int fragment);
   void apply(const Fragment& fragment);
+  void apply_signs(const Fragment& fragment);
+  void find_changes(const Fragment& fragment);
   Tensor changes_of(const Fragment& fragment);
   void put(const std::byte* message, size_t bytes, size_t max_chunk);
   std::byte* message(int learner) const;
@@ -88,6 +95,7 @@ class OuterSync {
   size_t message_room_ = 0;
   uint64_t round_ = 0;  // exchanges begun
   bool has_mean_ = false;
+  double lr_ = 0;  // of the last update
   uint64_t sent_bytes_ = 0;
   std::future<void> sending_;  // last: its thread uses the members above
 };

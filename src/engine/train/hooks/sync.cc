@@ -17,7 +17,7 @@ class Sync : public StepHook {
     if (!applies && !sync_.sends(run_.state.step)) return;
     // Weights that only leave need not be here from all owners.
     applies ? run_.executor->await_weights() : run_.executor->await_slices();
-    if (sync_.after_update(run_.state.step)) run_.executor->gather_weights();
+    if (sync_.after_update(run_.state.step, step.record.lr)) run_.executor->gather_weights();
     step.record.sync_bytes = sync_.take_sent();
   }
 
