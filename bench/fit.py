@@ -125,8 +125,8 @@ def sparse(tandem, folder):
 def walk(tandem, folder):
     path = data(folder, 3200, 100)
     return [{"method": f"{tokens} tokens", "runs": [
-        fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000, **extra)
-        for seed in SEEDS]} for extra in ({},) for tokens in (1, 2, 4)]
+        fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000)
+        for seed in SEEDS]} for tokens in (1, 2, 4)]
 
 
 def link(tandem, folder):
