@@ -7,6 +7,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,30 +20,76 @@ RESULTS = ROOT / "bench/results/cpu/skip"
 PYTHON = "/usr/bin/python3"
 
 
+TEXT = ["src", "include", "tests", "docs"]
+LAST = 50  # steps whose mean loss is compared
+
+
 def varco_cases():
-    """(name, arguments of graph_sage.py)."""
-    yield "full", ["--exchange", "full"]
-    for slope in 2, 3, 4, 5:
-        yield f"VARCO, slope {slope}", ["--exchange", "varco", "--slope", str(slope)]
-        yield f"reversed, slope {slope}", ["--exchange", "reversed", "--slope", str(slope)]
-    for ratio in 1.25, 1.5, 2, 4, 16:
-        yield f"fixed ratio {ratio}", ["--exchange", "fixed", "--ratio", str(ratio)]
-    yield "none", ["--exchange", "none"]
+    """(name, arguments of graph_sage.py): full, and for each number of bytes the schedule, its reverse and a
+    fixed ratio. No grid: all take the example's learning rate."""
+    steps = 60
+    yield "full exchange", [{"exchange": "full", "steps": steps}]
+    for slope in 1.25, 1.5, 2, 3:
+        ratios = [max(1, 128 - slope * 127 / steps * step) for step in range(steps)]
+        share = sum(1 / ratio for ratio in ratios) / steps
+        yield f"VARCO, slope {slope}", [{"exchange": "varco", "slope": slope, "steps": steps}]
+        yield f"reversed, slope {slope}", [{"exchange": "reversed", "slope": slope, "steps": steps}]
+        yield f"fixed ratio {1 / share:.2f}", [{"exchange": "fixed", "ratio": round(1 / share, 2), "steps": steps}]
+    yield "no exchange", [{"exchange": "none", "steps": steps}]
 
 
-def run_varco(arguments, seed, folder):
+def run_varco(args, settings, seed, folder):
     graph = ROOT / "out/packages.npz"
     if not graph.exists():
         graph.parent.mkdir(exist_ok=True)
         subprocess.run([PYTHON, ROOT / "examples/python/package_graph.py", graph], check=True)
-    subprocess.run([PYTHON, ROOT / "examples/python/graph_sage.py", "--data", graph, *arguments, "--seed", str(seed),
+    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    subprocess.run([PYTHON, ROOT / "examples/python/graph_sage.py", "--data", graph, *words, "--seed", str(seed),
                     "--json", folder / "run.json"], check=True, capture_output=True,
                    env={"PYTHONPATH": str(ROOT / "build/python"), "PATH": "/usr/bin:/bin", "TANDEM_TUNE": "0"})
     result = json.loads((folder / "run.json").read_text())
     return {key: result[key] for key in ("accuracy", "bytes_sent", "loss")}
 
 
-GROUPS = {"varco": (varco_cases, run_varco)}
+def training_cases():
+    """(name, grid of settings): the grid's best at the first seed runs with all seeds."""
+    lrs = 1e-3, 2e-3, 4e-3
+
+    def grid(**settings):
+        """Every combination of the learning rates and of settings with several values."""
+        points = [{"optimizer.lr": lr, "optimizer.min_lr": lr / 10} for lr in lrs]
+        for key, values in settings.items():
+            key = key.replace("__", ".")
+            values = values if isinstance(values, tuple) else (values,)
+            points = [{**point, key: value} for point in points for value in values]
+        return points
+
+    local = {"sync__method": "local", "sync__learners": 4}
+    yield "AdamW, every step", grid()
+    yield "local, f32", grid(**local, sync__every=30, sync__outer__lr=(0.4, 0.7, 1.0))
+    yield "local, int4", grid(**local, sync__every=30, sync__outer__lr=(0.4, 0.7, 1.0), sync__codec="int4:g32")
+    yield "local, 1 of 64, 2 bits", grid(**local, sync__every=30, sync__topk=1 / 64, sync__outer__lr=(0.4, 0.7, 1.0))
+    yield "demo", [{"sync.method": "demo", "sync.learners": 4, "optimizer.lr": lr, "optimizer.min_lr": lr / 10}
+                   for lr in (1e-4, 3e-4, 1e-3, 3e-3)]
+    yield "local, every 200", grid(**local, sync__every=200, sync__outer__lr=(0.4, 0.7, 1.0))
+    yield "averages, every 200", grid(**local, sync__every=200, sync__outer__lr=1.0, sync__outer__momentum=0.0)
+    yield "never", grid(**local, sync__every=1000000)
+
+
+def run_training(args, settings, seed, folder):
+    table = {"parallel.dp": 4, "train.steps": 1500, "train.batch": 16, "train.seed": seed, "train.validate_every": 1500,
+             "data.paths": TEXT, "data.val_fraction": 0.05, "optimizer.warmup": 50, **settings}
+    words = [word for key, value in table.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    subprocess.run([args.tandem, "train", ROOT / "configs/tiny.toml", "--out", folder / "run", *words], cwd=ROOT,
+                   check=True, capture_output=True)
+    steps = [json.loads(line) for line in open(folder / "run/metrics.jsonl")]
+    return {"loss": statistics.mean(step["loss"] for step in steps[-LAST:]),
+            "validation_loss": steps[-1]["validation_loss"],
+            "bytes_sent": sum(sum(step["sent_bytes"].values()) for step in steps)}
+
+
+# By name: cases, what runs one of them, and which key of a result a grid is chosen by (the least).
+GROUPS = {"varco": (varco_cases, run_varco, None), "training": (training_cases, run_training, "validation_loss")}
 
 
 def git(*arguments):
@@ -55,29 +102,43 @@ def load(file):
     return {"hardware": cpu(), "commit": git("describe", "--always", "--dirty"), "cases": []}
 
 
-def run_group(name, seeds, end):
-    cases, run = GROUPS[name]
-    file = RESULTS / f"{name}.json"
-    content = load(file)
-    for case, arguments in cases():
-        entry = next((entry for entry in content["cases"] if entry["arguments"] == arguments), None)
+class Group:
+    def __init__(self, args, name, end):
+        self.args, self.name, self.end = args, name, end
+        self.cases, self.run, self.chosen_by = GROUPS[name]
+        self.file = RESULTS / f"{name}.json"
+        self.content = load(self.file)
+
+    def result(self, case, settings, seed):
+        """Of the file, or of a run."""
+        entry = next((entry for entry in self.content["cases"]
+                      if entry["name"] == case and entry["settings"] == settings), None)
         if entry is None:
-            entry = {"name": case, "arguments": arguments, "runs": []}
-            content["cases"].append(entry)
-        for seed in range(1, seeds + 1):
-            if any(one["seed"] == seed for one in entry["runs"]):
-                continue
-            if time.monotonic() > end:
-                sys.exit("time is up: call again to go on")
-            begin = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                result = run(arguments, seed, pathlib.Path(folder))
-            entry["runs"].append({"seed": seed, "seconds": round(time.monotonic() - begin, 1), **result})
-            content |= {"command": f"bench/skip.py --only {name} --seeds {seeds}",
-                        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(content, indent=1) + "\n")
-            print(f"{name}: {case}, seed {seed}: {result}", flush=True)
+            entry = {"name": case, "settings": settings, "runs": []}
+            self.content["cases"].append(entry)
+        known = next((run for run in entry["runs"] if run["seed"] == seed), None)
+        if known:
+            return known
+        if time.monotonic() > self.end:
+            sys.exit("time is up: call again to go on")
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            result = self.run(self.args, settings, seed, pathlib.Path(folder))
+        entry["runs"].append({"seed": seed, "seconds": round(time.monotonic() - begin, 1), **result})
+        self.content |= {"command": f"bench/skip.py --only {self.name} --seeds {self.args.seeds}",
+                         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.content, indent=1) + "\n")
+        print(f"{self.name}: {case}, {settings}, seed {seed}: {result}", flush=True)
+        return entry["runs"][-1]
+
+    def run_all(self):
+        for case, grid in self.cases():
+            best = grid[0]
+            if len(grid) > 1:
+                best = min(grid, key=lambda point: self.result(case, point, 1)[self.chosen_by])
+            for seed in range(1, self.args.seeds + 1):
+                self.result(case, best, seed)
 
 
 def main():
@@ -85,10 +146,11 @@ def main():
     parser.add_argument("--only", choices=list(GROUPS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hours", type=float, default=3)
+    parser.add_argument("--tandem", default=str(ROOT / "build/bin/tandem"))
     args = parser.parse_args()
     end = time.monotonic() + args.hours * 3600
     for name in [args.only] if args.only else GROUPS:
-        run_group(name, args.seeds, end)
+        Group(args, name, end).run_all()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class Part:
         self.sent = torch.from_numpy(position[numpy.concatenate(wanted)])
         position[halo] = len(self.nodes) + numpy.arange(len(halo))
         self.edges = torch.from_numpy(position[numpy.stack(into)])
+        degree = torch.bincount(self.edges[1], minlength=len(self.nodes)).clamp(min=1)
+        self.mean = torch.sparse_coo_tensor(self.edges.flip(0), 1 / degree[self.edges[1]],
+                                            (len(self.nodes), len(self.nodes) + len(halo))).coalesce()
 
 
 class BoundaryRows(torch.autograd.Function):
@@ -71,11 +74,9 @@ class SageLayer(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(2 * features, out)
 
-    def forward(self, x, edges):
+    def forward(self, x, part):
         x_all, x_own = x
-        degree = torch.bincount(edges[1], minlength=len(x_own)).clamp(min=1)[:, None]
-        mean = torch.zeros_like(x_own).index_add(0, edges[1], x_all[edges[0]]) / degree
-        return self.linear(torch.cat([x_own, mean], 1))
+        return self.linear(torch.cat([x_own, torch.sparse.mm(part.mean, x_all)], 1))
 
 
 class GraphSage(torch.nn.Module):
@@ -89,7 +90,7 @@ class GraphSage(torch.nn.Module):
             columns = columns_of(index, x.shape[1])
             halo = (BoundaryRows.apply(x, part, columns) if len(columns)
                     else x.new_zeros(sum(part.recv_counts), x.shape[1]))
-            x = layer((torch.cat([x, halo]), x), part.edges)
+            x = layer((torch.cat([x, halo]), x), part)
             if index + 1 < len(self.layers):
                 x = torch.relu(x)
         return x
@@ -99,7 +100,12 @@ def make_layer(name):
     if name == "own":
         return SageLayer
     from torch_geometric.nn import SAGEConv
-    return lambda features, out: SAGEConv((features, features), out, aggr="mean")
+
+    class Layer(SAGEConv):
+        def forward(self, x, part):
+            return super().forward(x, part.edges)
+
+    return lambda features, out: Layer((features, features), out, aggr="mean")
 
 
 def ratio_at(options, step):
@@ -248,8 +254,8 @@ def main():
     parser.add_argument("--slope", type=float, default=3, help="of varco's ratio, in runs")
     parser.add_argument("--ratio", type=float, default=1.5, help="of fixed")
     parser.add_argument("--layer", default="own", choices=["own", "torch_geometric"])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="file to write the result to")
     options = parser.parse_args()

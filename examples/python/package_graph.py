@@ -38,7 +38,7 @@ def edges_of(packages):
 
 
 def features_of(packages, names, width, generator):
-    """[nodes, width], rows of length 1."""
+    """[nodes, width], elements of mean square 1."""
     words = [set(re.findall("[a-z][a-z+]+", f"{name} {packages[name].get('Description', '').lower()}"))
              for name in names]
     count = collections.Counter(word for of_node in words for word in of_node)
@@ -49,7 +49,8 @@ def features_of(packages, names, width, generator):
     rows = numpy.zeros((len(names), width))
     for row, of_node in zip(rows, words):
         row += projected[[index[word] for word in sorted(of_node) if word in index]].sum(0)
-    return (rows / numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)).astype("f4")
+    scale = width ** 0.5 / numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    return (rows * scale).astype("f4")
 
 
 def main():
