@@ -94,9 +94,9 @@ TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
       {.keys = {"sync.every=2", "sync.topk=0.02"}},
       {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
       {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
-      {.keys = {"sync.method=demo", "sync.every=1"}},
+      {.keys = {"sync.method=demo"}},
       {.learners = 3,
-       .keys = {"sync.method=demo", "sync.every=1", "sync.topk=0.05", "sync.tile=16", "sync.bits=3",
+       .keys = {"sync.method=demo", "sync.every=1", "sync.topk=13", "sync.tile=16", "sync.bits=3",
                 "sync.beta=0.9"},
        .steps = 3},
   };

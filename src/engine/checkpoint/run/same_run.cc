@@ -87,7 +87,7 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
                                     found.method, expected.method));
   }
   for (const auto& [key, of_checkpoint, of_run] :
-       {std::tuple("every", found.every, expected.every),
+       {std::tuple("every", found.period(), expected.period()),
         std::tuple("fragments", found.num_fragments(), expected.num_fragments()),
         std::tuple("delay", found.delay, expected.delay)}) {
     if (of_checkpoint == of_run) continue;

@@ -21,7 +21,7 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
     {"learners", &SyncConfig::learners, Range(0, 4096),
      "groups of consecutive ranks that train apart; divides parallel.dp"},
     {"every", &SyncConfig::every, Range(0, kBig),
-     "steps from one exchange of a weight to the next"},
+     "steps from one exchange of a weight to the next; 1 with method demo"},
     {"fragments", &SyncConfig::fragments, Range(0, 4096),
      "parts of the model that are exchanged in turn (0: 1)"},
     {"delay", &SyncConfig::delay, Range(0, kBig),
@@ -37,9 +37,9 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
      "share of its own weights that a learner keeps with sync.delay (-1: 0.5)"},
     {"quorum", &SyncConfig::quorum, Range(0, 4096),
      "learners that an exchange waits for (0: sync.learners)"},
-    {"topk", &SyncConfig::topk, Range(-1, 1),
+    {"topk", &SyncConfig::topk, Range(-1, kMaxDctTile* kMaxDctTile),
      "share of each 4096 changes that is sent, the largest; the rest is added to the next (-1: "
-     "all; with method demo 1/128 of each tile)"},
+     "all); with method demo cosines of each tile (-1: 32)"},
     {"bits", &SyncConfig::bits, Range(0, 8),
      "of each change that is sent with sync.topk, 2 to 8 (0: 2; with method demo 8)"},
     {"beta", &SyncConfig::beta, Range(-1, 1),
@@ -100,11 +100,9 @@ std::span<const Key<SyncConfig>> SyncConfig::keys() {
 }
 
 codec::TopK SyncConfig::sparse(int chunk) const {
-  const double share = topk > 0 ? topk : 1.0 / 128;
   const int of_method = is_demo() ? 8 : 2;
-  return {.chunk = chunk,
-          .k = std::max(1, int(std::lround(share * chunk))),
-          .bits = bits > 0 ? int(bits) : of_method};
+  const int k = !is_demo() ? int(std::lround(topk * chunk)) : topk > 0 ? int(topk) : 32;
+  return {.chunk = chunk, .k = std::clamp(k, 1, chunk), .bits = bits > 0 ? int(bits) : of_method};
 }
 
 double SyncConfig::message_bits() const {
@@ -115,7 +113,13 @@ double SyncConfig::message_bits() const {
 
 void SyncConfig::check(int64_t dp) const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
-  if (topk <= 0 && topk != -1) reject("topk", text(topk), "a share above 0, at most 1");
+  const bool is_given = topk != -1;
+  if (is_given && is_demo() && (topk < 1 || topk != std::floor(topk))) {
+    reject("topk", text(topk), "a number of cosines, at least 1, with sync.method = \"demo\"");
+  }
+  if (is_given && !is_demo() && (topk <= 0 || topk > 1)) {
+    reject("topk", text(topk), "a share above 0, at most 1");
+  }
   check_unused(*this);
   if (!is_on()) return;
   if (bits == 1) reject("bits", "1", "2 to 8");
@@ -123,12 +127,12 @@ void SyncConfig::check(int64_t dp) const {
     reject("learners", text(learners),
            fmt::format("parallel.dp = {}, at least 2, with sync.method = \"demo\"", dp));
   }
-  if (is_demo() && every != 1) reject("every", text(every), "1 with sync.method = \"demo\"");
+  if (is_demo() && every > 1) reject("every", text(every), "1 with sync.method = \"demo\"");
   if (learners < 1 || dp % learners != 0) {
     reject("learners", text(learners), fmt::format("a divisor of parallel.dp = {}", dp));
   }
-  if (every < 1) reject("every", text(every), "at least 1 step");
-  if (num_fragments() > every) {
+  if (period() < 1) reject("every", text(every), "at least 1 step");
+  if (num_fragments() > period()) {
     reject("fragments", text(fragments), fmt::format("at most sync.every = {}", every));
   }
   if (delay > 0 && delay >= every / num_fragments()) {

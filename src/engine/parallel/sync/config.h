@@ -26,7 +26,7 @@ struct SyncConfig {
   bool outer_nesterov = true;
   double mix = -1;     ///< -1: 0.5 with a delay
   int64_t quorum = 0;  ///< 0: learners
-  double topk = -1;    ///< -1: dense messages
+  double topk = -1;    ///< -1: dense messages; with method demo 32
   int64_t bits = 0;    ///< this and the next two, as -1: not given
   double beta = -1;
   int64_t tile = 0;
@@ -36,7 +36,9 @@ struct SyncConfig {
   int64_t num_fragments() const { return fragments > 0 ? fragments : 1; }
   bool is_demo() const { return method == "demo"; }
   bool is_sparse() const { return topk > 0 || is_demo(); }
-  /// Sparse messages with a share of `chunk` values, at least one.
+  /// Steps from one exchange of a weight to the next.
+  int64_t period() const { return is_demo() ? 1 : every; }
+  /// Sparse messages: of `chunk` values a share, at least one, or with method demo topk.
   codec::TopK sparse(int chunk = codec::kMaxTopKChunk) const;
   /// Bits a change that a large message has.
   double message_bits() const;

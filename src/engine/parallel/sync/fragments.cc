@@ -23,9 +23,9 @@ std::vector<int> assign_fragments(std::span<const Parameter> list, int64_t fragm
 }
 
 std::optional<int> fragment_due(const SyncConfig& config, int64_t step) {
-  const int64_t fragments = config.num_fragments();
+  const int64_t fragments = config.num_fragments(), period = config.period();
   for (int64_t p = 0; step > 0 && p < fragments; ++p) {
-    if (step % config.every == p * config.every / fragments) return int(p);
+    if (step % period == p * period / fragments) return int(p);
   }
   return std::nullopt;
 }
