@@ -31,7 +31,7 @@ std::string fit_json(const FitHeader& header, const std::vector<FinishedFit>& fi
 /// Page with these numbers and their curves, which opens offline.
 std::string fit_page(const FitHeader& header, const std::vector<FinishedFit>& finished);
 
-/// The same numbers as a table, without the history.
+/// Table of these numbers, without the history.
 std::string fit_table(const FitHeader& header, const std::vector<FinishedFit>& finished);
 
 }  // namespace tandem::cli
