@@ -3,6 +3,7 @@
 case in OUT: the chosen parameters of each method at seeds 0 to 4, with the grid that they were chosen on. Cases:
 convex (n 16, kappa 100), gossip, sparse (proxcsl, L1), kappa (rounds against kappa), many (n 128), walk (api-bcd), link
 (emulated)."""
+import datetime
 import itertools
 import json
 import math
@@ -10,6 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
+
+from processors import cpu
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEEDS = range(5)
@@ -124,7 +127,7 @@ def sparse(tandem, folder):
 
 def walk(tandem, folder):
     path = data(folder, 3200, 100)
-    return [{"method": f"{tokens} tokens", "runs": [
+    return [{"method": f"{tokens} token{'s' * (tokens > 1)}", "runs": [
         fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000)
         for seed in SEEDS]} for tokens in (1, 2, 4)]
 
@@ -134,6 +137,10 @@ def link(tandem, folder):
     common = dict(l2="auto:kappa=100", clients=16, ranks=4, link="20Mbit/s,10ms", tol=1e-6, max_rounds=4000)
     return [{"method": method, "runs": [fit(tandem, path, method, **common, **options)]} for method, options in
             (("gd", {}), ("scaffnew", {"p": .15}), ("compressed-scaffnew", {"sparsity": 4, "p": .3}), ("tamuna", {"cohort": 4}))]
+
+
+def commit():
+    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
 CASES = {each.__name__: each for each in (convex, gossip, sparse, kappa, many, walk, link)}
@@ -146,7 +153,8 @@ def main():
     os.makedirs(out, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[3:] or CASES:
-            result = {"command": f"bench/fit.py TANDEM OUT {name}", "methods": CASES[name](tandem, folder)}
+            result = {"command": f"bench/fit.py TANDEM OUT {name}", "hardware": cpu(), "commit": commit(),
+                      "date": datetime.date.today().isoformat(), "methods": CASES[name](tandem, folder)}
             with open(f"{out}/{name}.json", "w") as file:
                 json.dump(result, file, indent=1)
                 file.write("\n")

@@ -23,6 +23,7 @@ import moe_table
 import pipelines_table
 import planner_table
 import recovery_table
+import skip_table
 from bench_results import ROOT
 
 KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "floor": cpu_table.floor_table,
@@ -44,6 +45,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "pipelines": pipelines_table.table,
          "planner": planner_table.table, "planner_memory": planner_table.memory,
          "own_runs": planner_table.own_runs,
+         "varco": skip_table.varco, "learners": skip_table.training,
          "recovery_campaign": recovery_table.campaign, "recovery": recovery_table.recoveries,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))))
