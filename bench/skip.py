@@ -77,7 +77,7 @@ def training_cases():
 
 
 def run_training(args, settings, seed, folder):
-    table = {"parallel.dp": 4, "train.steps": 1500, "train.batch": 16, "train.seed": seed, "train.validate_every": 1500,
+    table = {"parallel.dp": 4, "train.steps": 1800, "train.batch": 16, "train.seed": seed, "train.validate_every": 1800,
              "data.paths": TEXT, "data.val_fraction": 0.05, "optimizer.warmup": 50, **settings}
     words = [word for key, value in table.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     subprocess.run([args.tandem, "train", ROOT / "configs/tiny.toml", "--out", folder / "run", *words], cwd=ROOT,
@@ -99,7 +99,7 @@ def git(*arguments):
 def load(file):
     if file.exists():
         return json.loads(file.read_text())
-    return {"hardware": cpu(), "commit": git("describe", "--always", "--dirty"), "cases": []}
+    return {"hardware": cpu(), "cases": []}
 
 
 class Group:
@@ -124,8 +124,8 @@ class Group:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             result = self.run(self.args, settings, seed, pathlib.Path(folder))
-        entry["runs"].append({"seed": seed, "seconds": round(time.monotonic() - begin, 1), **result})
-        self.content |= {"command": f"bench/skip.py --only {self.name} --seeds {self.args.seeds}",
+        entry["runs"].append({"seed": seed, "commit": git("describe", "--always", "--dirty"), "seconds": round(time.monotonic() - begin, 1), **result})
+        self.content |= {"commit": git("describe", "--always", "--dirty"), "command": f"bench/skip.py --only {self.name} --seeds {self.args.seeds}",
                          "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(self.content, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """Independent subnetwork training (IST, arXiv 2306.16484) of an MLP: in each round every rank has
-other hidden units, trains them alone on its own data, and sends them once. A rank then holds 1/n of
-the hidden layers and sends far less than data parallelism; the loss is higher, and printed.
+other hidden units, trains them alone on its own data, and sends each to the rank that trains it next.
+A rank holds 1/n of the hidden layers and sends at most that much in a round. What that costs, or here
+gains, is printed: the losses of both, each at its best learning rate.
 
     python3 examples/python/ist.py                   # four ranks, threads of this process
     mpirun -n 4 python3 examples/python/ist.py       # the same, in processes
@@ -50,27 +51,48 @@ def steps(units, data, first, count, lr, scale, add=None):
     return units
 
 
-def train(comm, data, units, rounds, lr, is_ist):
-    """Returns (all hidden units, hidden units that this rank trains at once)."""
-    begin, rows = tandem.shard_of(len(data[0]), comm.size, comm.rank)
-    own_data = [of_data[begin:begin + rows] for of_data in data]
+def order_of(round_):
+    """Hidden units in the order in which ranks hold them, drawn alike on all ranks."""
+    return numpy.random.default_rng([5, round_]).permutation(HIDDEN)
 
+
+def move(comm, units, order, next_order):
+    """Sends each hidden unit to the rank that trains it next: a rank never holds more than its own."""
+    shards = [tandem.shard_of(HIDDEN, comm.size, rank) for rank in range(comm.size)]
+    position, holder = numpy.empty(HIDDEN, int), numpy.empty(HIDDEN, int)
+    position[next_order] = numpy.arange(HIDDEN)
+    for rank, (begin, count) in enumerate(shards):
+        holder[order[begin:begin + count]] = rank
+    begin, count = shards[comm.rank]
+    local, received = order[begin:begin + count], next_order[begin:begin + count]
+    leaving = numpy.argsort(position[local])             # by rank, and within it as that rank has them
+    arriving = numpy.argsort(holder[received], kind="stable")
+    bounds = [first for first, _ in shards] + [HIDDEN]
+    send_counts = numpy.histogram(position[local], bounds)[0].tolist()
+    recv_counts = numpy.bincount(holder[received], minlength=comm.size).tolist()
+    moved = torch.empty_like(units[:1]).expand(count, -1).clone()
+    moved[torch.from_numpy(arriving)] = tandem.all_to_all(
+        comm, units[torch.from_numpy(leaving)].contiguous(), send_counts, recv_counts)
+    return moved
+
+
+def train_ist(comm, data, units, rounds, lr):
+    """This rank's hidden units."""
+    begin, count = tandem.shard_of(HIDDEN, comm.size, comm.rank)
+    units = units[torch.from_numpy(order_of(0)[begin:begin + count])]
+    for round_ in range(rounds):
+        # A subnetwork stands for all of them: its output is scaled by their number.
+        units = steps(units, data, round_ * LOCAL_STEPS, LOCAL_STEPS, lr, comm.size)
+        units = move(comm, units, order_of(round_), order_of(round_ + 1))
+    return units
+
+
+def train_replicas(comm, data, units, rounds, lr):
     def add(gradient):
         tandem.all_reduce(comm, gradient)
         return gradient / comm.size
 
-    for round_ in range(rounds):
-        first = round_ * LOCAL_STEPS
-        if not is_ist:
-            units = steps(units, own_data, first, LOCAL_STEPS, lr, 1, add)
-            continue
-        # Drawn alike on all ranks. A subnetwork stands for all of them: its output is scaled by n.
-        order = torch.from_numpy(numpy.random.default_rng([5, round_]).permutation(HIDDEN))
-        begin, count = tandem.shard_of(HIDDEN, comm.size, comm.rank)
-        own = steps(units[order[begin:begin + count]], own_data, first, LOCAL_STEPS, lr, comm.size)
-        units = units.clone()
-        units[order] = tandem.all_gather(comm, own.contiguous())
-    return units, (tandem.shard_of(HIDDEN, comm.size, comm.rank)[1] if is_ist else HIDDEN)
+    return steps(units, data, 0, rounds * LOCAL_STEPS, lr, 1, add)
 
 
 def loss_of(units, data):
@@ -83,20 +105,25 @@ def body(comm, options):
     data, chosen_with, test = make_data(generator)
     initial = make_weights(generator)
     losses = {}
-    for name in "data parallel", "IST":
+    begin, rows = tandem.shard_of(SAMPLES, comm.size, comm.rank)
+    own_data = [of_data[begin:begin + rows] for of_data in data]
+    for name, train in ("data parallel", train_replicas), ("IST", train_ist):
         # Both take the best of the same learning rates.
         best = None
         for lr in options.lr:
             before = comm.bytes_sent
-            units, held = train(comm, data, initial, options.rounds, lr, name == "IST")
+            units = train(comm, own_data, initial, options.rounds, lr)
+            held, sent = len(units), comm.bytes_sent - before
+            if held < HIDDEN:  # in any order
+                units = tandem.all_gather(comm, units.contiguous())
             loss = loss_of(units, chosen_with)
             if best is None or loss < best[0]:
-                best = loss, units, held, comm.bytes_sent - before, lr
+                best = loss, units, held, sent, lr
         _, units, held, sent, lr = best
         losses[name] = loss_of(units, test)
         if comm.rank == 0:
             print(f"{name:>13}, lr {lr}: loss {loss_of(units, data):.4f}, of the test {losses[name]:.4f}; a "
-                  f"rank trains {held} of {HIDDEN} hidden units at once and sent {sent / 1e6:.2f} MB")
+                  f"rank holds {held} of {HIDDEN} hidden units and sent {sent / 1e6:.2f} MB")
     if comm.rank == 0:
         print(f"IST's loss of the test: {losses['IST'] / losses['data parallel'] - 1:+.1%}")
     return max(losses.values()) < 0.7 * loss_of(initial, test)
@@ -105,7 +132,7 @@ def body(comm, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.1, 0.2, 0.4])
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE")

@@ -78,6 +78,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
     const size_t bytes = std::min(layout.slot_bytes, data.bytes() - at);
     const size_t offset = layout.slot_at(Stream::pair, comm.rank(), sent);
     ++sent;
+    space.bytes_sent += bytes;
     comm.put(peer, *space.buffer, offset, data.as<std::byte>() + at, bytes, signal, sent);
     at += bytes;
     guard.missing = at < data.bytes();

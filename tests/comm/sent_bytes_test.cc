@@ -46,6 +46,22 @@ TEST_P(SentBytes, AreThoseOfTheDataInEveryForm) {
   });
 }
 
+TEST_P(SentBytes, OfMessagesToo) {
+  if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
+  run([&](Communicator& comm) {
+    for (const int64_t elements : {int64_t(0), int64_t(7), int64_t(300'000)}) {
+      std::vector<float> values(size_t(elements), 1.0f);
+      const Tensor data = Tensor::of(std::span(values), {elements});
+      EXPECT_EQ(sent_in(comm,
+                        [&] {
+                          if (comm.rank() == 0) send(comm, data, 1);
+                          if (comm.rank() == 1) recv(comm, data, 0);
+                        }),
+                data.bytes());
+    }
+  });
+}
+
 TEST_P(SentBytes, LeaveOutRowsThatStayAndCounts) {
   run([&](Communicator& comm) {
     for (const int64_t rows : {int64_t(1), int64_t(9), int64_t(30'001)}) {

@@ -57,6 +57,14 @@ void check_trust_ratios(const ParallelConfig& parallel, const std::string& optim
 }
 
 /// Replicas that a rank runs in turn must have the auxiliary loss of one rank each.
+/// Routers' biases change by each learner's load, and DeMo exchanges only what follows gradients.
+void check_router_bias(const ParallelConfig& parallel, const ModelConfig& model) {
+  if (!parallel.sync.is_demo() || model.router_bias_update_rate == 0) return;
+  throw ConfigError(
+      fmt::format("model.router_bias_update_rate is {} with sync.method = \"demo\": expected 0",
+                  model.router_bias_update_rate));
+}
+
 void check_replicas(const ParallelConfig& parallel, const RunConfig& train,
                     const ModelConfig& model) {
   if (parallel.replicas <= parallel.dp || model.experts == 0 || model.aux_loss_coeff == 0) return;
@@ -170,6 +178,7 @@ void check_config(const TrainConfig& config) {
   const DataConfig& data = config.data;
   const CheckpointConfig& checkpoint = config.checkpoint;
   parallel.check();
+  check_router_bias(parallel, model);
   if (config.optimizer.uses_trust_ratios()) {
     check_trust_ratios(parallel, config.optimizer.name);
   }

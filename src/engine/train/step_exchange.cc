@@ -11,15 +11,15 @@
 namespace tandem {
 namespace {
 
-/// `local` of all ranks, combined along each axis in rank order: combine(total, other). `name`: of
-/// the wait.
+/// `local` of all ranks, combined along each axis in rank order: combine(total, other). `name` and
+/// `phase`: of the wait.
 template <typename Record, typename Combine>
 Record combine_along(const WorldAxes& axes, const Record& local, const char* name, const char* what,
-                     const Combine& combine) {
+                     const Combine& combine, Phase phase = Phase::step_wait) {
   Record total = local;
   for (Communicator* axis : axes) {
     if (axis->size() == 1) continue;
-    const ScopedWait span(Phase::step_wait, name, -1, collective_call(*axis));
+    const ScopedWait span(phase, name, -1, collective_call(*axis));
     const Record of_rank = total;
     bool is_first = true;
     for (const auto& blob : axis->exchange(std::as_bytes(std::span(&of_rank, 1)), what)) {
@@ -52,7 +52,8 @@ StepSums exchange_sums(const ParallelGroups& groups, const StepSums& local) {
       combine_along(groups.learner_axes(), local, "gradient_norm", "step sums", combine);
   sums.learner_squares = sums.squares;
   if (!groups.sync()) return sums;
-  StepSums all = combine_along({groups.sync()}, sums, "gradient_norm", "step sums", combine);
+  StepSums all =
+      combine_along({groups.sync()}, sums, "gradient_norm", "step sums", combine, Phase::sync_wait);
   all.learner_squares = sums.learner_squares;
   return all;
 }

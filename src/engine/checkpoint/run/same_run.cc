@@ -89,7 +89,8 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
   for (const auto& [key, of_checkpoint, of_run] :
        {std::tuple("every", found.period(), expected.period()),
         std::tuple("fragments", found.num_fragments(), expected.num_fragments()),
-        std::tuple("delay", found.delay, expected.delay)}) {
+        std::tuple("delay", found.delay, expected.delay),
+        std::tuple("tile", int64_t(found.tile_side()), int64_t(expected.tile_side()))}) {
     if (of_checkpoint == of_run) continue;
     different.push_back(
         fmt::format("sync.{} is {} in this checkpoint: expected {}", key, of_checkpoint, of_run));

@@ -39,7 +39,8 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
      "learners that an exchange waits for (0: sync.learners)"},
     {"topk", &SyncConfig::topk, Range(-1, kMaxDctTile* kMaxDctTile),
      "share of each 4096 changes that is sent, the largest; the rest is added to the next (-1: "
-     "all); with method demo cosines of each tile (-1: 32)"},
+     "all); with method demo cosines of each tile x tile, and of a smaller tile as many in "
+     "proportion, at least one (-1: 32)"},
     {"bits", &SyncConfig::bits, Range(0, 8),
      "of each change that is sent with sync.topk, 2 to 8 (0: 2; with method demo 8)"},
     {"beta", &SyncConfig::beta, Range(-1, 1),
@@ -101,8 +102,11 @@ std::span<const Key<SyncConfig>> SyncConfig::keys() {
 
 codec::TopK SyncConfig::sparse(int chunk) const {
   const int of_method = is_demo() ? 8 : 2;
-  const int k = !is_demo() ? int(std::lround(topk * chunk)) : topk > 0 ? int(topk) : 32;
-  return {.chunk = chunk, .k = std::clamp(k, 1, chunk), .bits = bits > 0 ? int(bits) : of_method};
+  const double of_tile = topk > 0 ? topk : 32;
+  const double share = is_demo() ? of_tile / (tile_side() * tile_side()) : topk;
+  return {.chunk = chunk,
+          .k = std::clamp(int(std::lround(share * chunk)), 1, chunk),
+          .bits = bits > 0 ? int(bits) : of_method};
 }
 
 double SyncConfig::message_bits() const {
@@ -119,6 +123,11 @@ void SyncConfig::check(int64_t dp) const {
   }
   if (is_given && !is_demo() && (topk <= 0 || topk > 1)) {
     reject("topk", text(topk), "a share above 0, at most 1");
+  }
+  for (const auto& [key, value] :
+       {std::pair("outer.lr", outer_lr), std::pair("outer.momentum", outer_momentum),
+        std::pair("mix", mix), std::pair("beta", beta)}) {
+    if (value < 0 && value != -1) reject(key, text(value), "0 or more");
   }
   check_unused(*this);
   if (!is_on()) return;

@@ -38,7 +38,7 @@ struct SyncConfig {
   bool is_sparse() const { return topk > 0 || is_demo(); }
   /// Steps from one exchange of a weight to the next.
   int64_t period() const { return is_demo() ? 1 : every; }
-  /// Sparse messages: of `chunk` values a share, at least one, or with method demo topk.
+  /// Sparse messages: of `chunk` values a share, at least one.
   codec::TopK sparse(int chunk = codec::kMaxTopKChunk) const;
   /// Bits a change that a large message has.
   double message_bits() const;

@@ -106,6 +106,28 @@ bool OuterSync::after_update(int64_t step, double lr) {
   return arrives.has_value();
 }
 
+void OuterSync::average_weights(int64_t step) {
+  if (sending_.valid()) sending_.get();
+  const bool are_equal = fragments_.size() == 1 && config_.delay == 0 && sends(step);
+  if (are_equal) return;
+  for (const Fragment& fragment : fragments_) {
+    const auto elements = size_t(fragment.shard.elements());
+    const std::span mean = std::span(changes_).first(elements);
+    if (elements == 0) continue;
+    for (size_t i = 0; i < fragment.values.size(); ++i) {
+      const SyncSlice& slice = fragment.shard.slices[i];
+      std::copy_n(fragment.values[i].weights.as<const float>(), slice.count,
+                  &mean[size_t(slice.begin)]);
+    }
+    all_reduce(*learners_, changes_of(fragment));
+    for (float& value : mean) value /= float(learners_->size());
+    for (size_t i = 0; i < fragment.values.size(); ++i) {
+      const SyncSlice& slice = fragment.shard.slices[i];
+      std::copy_n(&mean[size_t(slice.begin)], slice.count, fragment.values[i].anchor.as<float>());
+    }
+  }
+}
+
 Tensor OuterSync::changes_of(const Fragment& fragment) {
   const int64_t elements = fragment.shard.elements();
   return Tensor::of(std::span(changes_).first(size_t(elements)), {elements});
@@ -120,9 +142,9 @@ std::byte* OuterSync::message(int learner) const {
 /// A message may be overwritten two rounds later: by then the others have answered.
 void OuterSync::send(int index) {
   const Fragment& fragment = fragments_[size_t(index)];
-  ++round_;
   has_mean_ = false;
-  if (fragment.values.empty()) return;
+  if (fragment.values.empty()) return;  // no message, thus no round: none would answer
+  ++round_;
   const int learner = learners_->rank();
   size_t bytes = 0;
   {

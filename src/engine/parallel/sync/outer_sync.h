@@ -59,6 +59,10 @@ class OuterSync {
   /// changes them all weights awaited. Returns whether it has. `lr`: of the update. Throws Timeout
   /// or Aborted. Collective.
   bool after_update(int64_t step, double lr);
+  /// Sets the anchors to the mean of the learners' weights after `step`, the run's last, unless an
+  /// exchange has just made these equal. Training must not go on after it. Weights must be updated.
+  /// Collective.
+  void average_weights(int64_t step);
   /// Bytes sent by this rank since the last call.
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
 

@@ -20,6 +20,12 @@ class Sync : public StepHook {
     if (sync_.after_update(run_.state.step, step.record.lr)) run_.executor->gather_weights();
     step.record.sync_bytes = sync_.take_sent();
   }
+  /// For the final model: the last steps are in no exchange, or in one that is not applied.
+  void at_end() override {
+    if (!run_.is_finished()) return;
+    run_.executor->await_weights();
+    sync_.average_weights(run_.state.step);
+  }
 
  private:
   Run& run_;
