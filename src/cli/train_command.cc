@@ -176,8 +176,9 @@ bool train_as_member(control::Member& member, TrainRequest& request, WorldOption
   request.before_step = [&member](int64_t step) { member.note_step(step); };
   request.leave_corrupt = [&member] { member.leave_corrupt(); };
   const ParallelConfig& parallel = request.config.parallel;
-  if (parallel.sync.num_learners() > 1) return;  // a learner cannot lose a replica: not --min-dp
-  member.note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
+  if (parallel.sync.num_learners() == 1) {  // others cannot lose a replica: no --min-dp
+    member.note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
+  }
   return run_recovering(member, [&] {
     request.resume |= member.resumes();
     set_dp(request.config, member.dp());
