@@ -13,6 +13,7 @@
 namespace tandem::fit {
 namespace {
 
+using test::make_contrasts;
 using test::make_data;
 using test::run;
 

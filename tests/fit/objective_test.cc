@@ -2,6 +2,7 @@
 // conditions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "fit/problem/minimize.h"
@@ -12,6 +13,7 @@
 namespace tandem::fit {
 namespace {
 
+using test::make_contrasts;
 using test::make_data;
 
 double dense_value(const Dataset& data, Loss loss, Shard rows, double weight, double l2,
@@ -74,6 +76,31 @@ TEST_P(LossTest, SmoothnessBoundsEveryDirection) {
   }
   EXPECT_LE(largest, bound * (1 + 1e-6));
   EXPECT_GE(largest, 0.3 * bound);
+}
+
+TEST_P(LossTest, SmoothnessOfContrastsIsThatOfTheirPairs) {
+  for (const int64_t pairs : {1, 3, 8}) {
+    const Dataset data = make_contrasts(48, pairs, GetParam());
+    const double weight = 0.5, curvature = GetParam() == Loss::logistic ? 0.25 : 1;
+    for (const Shard rows : {Shard{0, 48}, Shard{5, 20}}) {
+      Vector squares(size_t(pairs), 0.0);  // (v, -v) has the eigenvalue 2 v^2
+      for (int64_t r = rows.begin; r < rows.begin + rows.count; ++r)
+        squares[size_t(r % pairs)] += 2 * std::pow(data.values[size_t(2 * r)], 2);
+      const double expected =
+          weight * curvature * *std::max_element(squares.begin(), squares.end());
+      const Objective f(data, rows, weight, GetParam(), 0);
+      EXPECT_NEAR(f.smoothness(), expected, 1e-5 * expected) << pairs;
+    }
+  }
+}
+
+TEST_P(LossTest, SmoothnessIsZeroOnlyWithoutValues) {
+  Dataset data = make_data({}, GetParam());
+  for (const double value : {1e-9, 0.0}) {
+    std::fill(data.values.begin(), data.values.end(), value);
+    const Objective f(data, {0, data.rows()}, 1, GetParam(), 0);
+    EXPECT_EQ(f.smoothness() > 0, value > 0) << value;
+  }
 }
 
 TEST_P(LossTest, ExtremeMarginsStayFinite) {

@@ -50,6 +50,27 @@ Dataset make_data(const Shape& shape, Loss loss) {
   return data;
 }
 
+Dataset make_contrasts(int64_t rows, int64_t pairs, Loss loss) {
+  Dataset data;
+  data.features = 2 * pairs;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t column = int32_t(2 * (row % pairs));
+    const double value = double(normal(1, 4, uint64_t(row)));
+    data.columns.insert(data.columns.end(), {column, column + 1});
+    data.values.insert(data.values.end(), {value, -value});
+    data.offsets.push_back(int64_t(data.columns.size()));
+    data.labels.push_back(loss == Loss::squared ? double(normal(1, 5, uint64_t(row)))
+                          : row < rows / 2      ? -1
+                                                : 1);
+  }
+  return data;
+}
+
+void check(const std::string& method, const FitOptions& options) {
+  const MethodRow* row = &find_method(method);
+  check_options({&row, 1}, options);
+}
+
 FitRun run(const std::string& method, const Problem& problem, const FitOptions& options,
            int ranks) {
   FitRun result;

@@ -18,6 +18,13 @@ struct Shape {
 /// so that the first clients have one class and the last ones the other.
 Dataset make_data(const Shape& shape, Loss loss);
 
+/// Rows whose features sum to 0, so that a vector of equal values is no part of the data: v and -v,
+/// normal, in columns 2k and 2k + 1, k = row % pairs. Labels as those of make_data.
+Dataset make_contrasts(int64_t rows, int64_t pairs, Loss loss);
+
+/// check_options of `method`.
+void check(const std::string& method, const FitOptions& options);
+
 /// `method` on `problem`, with `ranks` threads.
 FitRun run(const std::string& method, const Problem& problem, const FitOptions& options,
            int ranks = 1);

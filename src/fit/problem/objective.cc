@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "fit/problem/vectors.h"
+#include "tandem/random.h"
 
 namespace tandem::fit {
 namespace {
@@ -91,14 +92,18 @@ void Objective::hessian_product(std::span<const double> curvature, std::span<con
 double Objective::smoothness() const {
   // The Hessian is largest where each row's curvature is: at x = 0 for both losses.
   const Vector zero(size_t(features()), 0.0), largest = curvature(zero);
-  Vector v(size_t(features()), 1 / std::sqrt(double(features()))), product(v.size());
+  // A random start has a part along the largest eigenvector, whatever the rows have in common.
+  Vector v(zero.size()), product(zero.size());
+  for (size_t k = 0; k < v.size(); ++k) v[k] = normal(0, stream_of("fit smoothness"), k);
+  const double start = norm(v);
+  for (double& value : v) value /= start;
   double estimate = 0;
   constexpr int kMaxIterations = 300;
   constexpr double kPrecise = 1e-7;
   for (int i = 0; i < kMaxIterations; ++i) {
     hessian_product(largest, v, product, true);
     const double size = norm(product);
-    if (size == 0) return estimate;  // the rows have no entries along v
+    if (size == 0) return 0;  // no row has a value
     for (size_t k = 0; k < v.size(); ++k) v[k] = product[k] / size;
     if (size <= estimate * (1 + kPrecise)) return size;
     estimate = size;
