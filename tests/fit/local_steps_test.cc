@@ -151,6 +151,25 @@ TEST_P(LocalStepsTest, ProximalGradientDescentReachesTheL1Answer) {
   EXPECT_TRUE(run("gd", problem, options).reached_tol);
 }
 
+TEST_P(LocalStepsTest, ProximalGradientDescentNeedsNoL2) {
+  FitOptions options = options_for(GetParam(), 4);
+  options.l1 = 0.02;
+  options.l2 = {};
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  EXPECT_TRUE(run("gd", problem, options).reached_tol);
+  if (GetParam() == Loss::squared) {
+    options.step = 2 / 1.8;  // 2 / L: the control
+    EXPECT_FALSE(run("gd", problem, options).reached_tol);
+  }
+}
+
+TEST_P(LocalStepsTest, RowsWhoseFeaturesSumToZeroConverge) {
+  const FitOptions options = options_for(GetParam(), 4);
+  const Problem problem(make_contrasts(96, 6, GetParam()), "generated", options);
+  for (const char* method : {"gd", "scaffnew", "compressed-scaffnew", "tamuna"})
+    EXPECT_TRUE(run(method, problem, options).reached_tol) << method;
+}
+
 INSTANTIATE_TEST_SUITE_P(, LocalStepsTest, testing::Values(Loss::logistic, Loss::squared));
 
 TEST(LocalStepsCountTest, FloatsAndBytesAreThoseOfTheFormulas) {
