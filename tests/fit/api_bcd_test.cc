@@ -132,6 +132,22 @@ TEST_P(ApiBcdTest, TokensOutliveTheirHolders) {
   EXPECT_LT(lost.last.distance, 1);
 }
 
+TEST_P(ApiBcdTest, TokenWhoseFirstHolderHasFailedBeginsElsewhere) {
+  FitOptions options = options_for(GetParam());
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const int tokens : {1, 3}) {
+    options.tokens = tokens;
+    options.failures = {{0, 1, 40}, {1, 1, 20}, {4, 1, 3}};
+    options.max_rounds = 20000;
+    EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol) << tokens;
+    options.failures = {{0, 1, 1 << 30}};
+    options.max_rounds = 300;
+    const FitRun lost = run("api-bcd", problem, options, 2);
+    EXPECT_GE(lost.last.floats.up, 300 * 12) << tokens;  // a token moves in every round
+    EXPECT_LT(lost.last.distance, 1) << tokens;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, ApiBcdTest, testing::Values(Loss::logistic, Loss::squared));
 
 TEST(ApiBcdOptionsTest, ValuesOutOfRangeAreRefused) {

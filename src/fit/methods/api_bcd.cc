@@ -8,7 +8,8 @@
 // optimum is the bias, which falls with tau.
 //
 // A client remembers what it passed on. If the next holder has failed, the token is made again from
-// that and goes elsewhere: the failed client's state is that of its last completed visit.
+// that and goes elsewhere: the failed client's state is that of its last completed visit. A token
+// whose first holder has failed begins at the next client.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,6 +43,10 @@ class ApiBcd final : public Method {
     for (int m = 0; m < params_.tokens; ++m) {
       Token& token = tokens_[size_t(m)];
       if (is_alive(token.holder)) continue;
+      if (token.last_holder == kNone) {
+        token.holder = next_alive(token.holder, is_alive);
+        continue;
+      }
       const int to = choose_alive(token.last_holder, is_alive, draws);
       if (to >= 0) moves.push_back({m, token.last_holder, to});
     }
@@ -75,6 +80,8 @@ class ApiBcd final : public Method {
   }
 
  private:
+  static constexpr int kNone = -1;
+
   struct Client {
     Objective f;
     Vector x;
@@ -82,8 +89,9 @@ class ApiBcd final : public Method {
     std::vector<Vector> seen;    // x at the last visit of each token
   };
   struct Token {
-    int holder = 0, last_holder = 0;
-    Vector z;  // valid on the holder's rank
+    int holder = 0;
+    int last_holder = kNone;  // kNone before the first visit, while z is 0 on all ranks
+    Vector z;                 // valid on the holder's rank
   };
   struct Move {
     int token, from, to;
@@ -103,13 +111,23 @@ class ApiBcd final : public Method {
       clients_.push_back({setup.problem.client(int(c)), zero, zeros, zeros});
     for (int m = 0; m < params.tokens; ++m) {
       const int holder = int(int64_t(m) * setup.channel.clients() / params.tokens);
-      tokens_.push_back({holder, holder, zero});
+      tokens_.push_back({.holder = holder, .z = zero});
     }
   }
 
   Client& local(int client) {
     return clients_[size_t(client - setup_.channel.local_clients().begin)];
   }
+  /// The first client from `from` on that takes part, or `from`.
+  template <typename IsAlive>
+  int next_alive(int from, const IsAlive& is_alive) const {
+    for (int step = 1; step < graph_.size(); ++step) {
+      const int client = (from + step) % graph_.size();
+      if (is_alive(client)) return client;
+    }
+    return from;
+  }
+
 
   /// A neighbour of `from` that takes part, or `from`; -1 if it does not take part itself.
   template <typename IsAlive>
