@@ -60,7 +60,8 @@ Vector penalized_optimum(const Problem& problem, double tau) {
   Envelope envelope(problem, tau);
   Vector z = problem.optimum(), gradient = envelope.gradient(z);
   const double scale = 1 + norm(z) * tau;
-  for (int i = 0; i < kMaxSteps; ++i) {
+  int steps = 0;
+  for (; steps < kMaxSteps; ++steps) {
     const Vector step = envelope.step(gradient);
     double length = 1;
     Vector next = z, next_gradient;
@@ -78,7 +79,7 @@ Vector penalized_optimum(const Problem& problem, double tau) {
     throw Error(
         fmt::format("api-bcd: the penalized problem's gradient is {:.3g} after {} steps: "
                     "expected {:.3g}; a smaller --tau is better conditioned",
-                    norm(gradient), kMaxSteps, kConverged * scale));
+                    norm(gradient), steps, kConverged * scale));
   }
   return z;
 }
