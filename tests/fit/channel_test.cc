@@ -7,6 +7,7 @@
 #include "fit/exchange/star.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/error_of.h"
 
 namespace tandem::fit {
 namespace {
@@ -81,6 +82,23 @@ TEST(ChannelTest, ServerReadsInTheOrderOfClients) {
   EXPECT_EQ(order, (std::vector<int>{4, 0, 3}));
 }
 
+// The message is so large that its memory, once freed, is unmapped under a link that still reads
+// it.
+TEST(ChannelTest, ErrorWaitsForMessagesUnderWay) {
+  constexpr size_t kBytes = 8 << 20;
+  const std::vector<Message> plan{{0, 1, kBytes}, {0, 1, 8}};
+  const auto write = [](size_t i, std::span<std::byte>) {
+    if (i == 1) throw Error("no second message");
+  };
+  const auto read = [](size_t, std::span<const std::byte>) {};
+  EXPECT_EQ(error_of([&] {
+              run_threads({.ranks = 2, .link = EmulatedLink{1e9, 0}}, [&](Communicator& comm) {
+                Channel(comm, 2).exchange(plan, write, read);
+              });
+            }),
+            "no second message");
+}
+
 TEST(ChannelTest, RankThatDoesNotComeIsReported) {
   try {
     run_threads({.ranks = 2, .deadline_s = 0.2}, [](Communicator& comm) {
@@ -95,7 +113,8 @@ TEST(ChannelTest, RankThatDoesNotComeIsReported) {
   } catch (const Timeout& error) {
     EXPECT_EQ(error.rank, 0);
     EXPECT_EQ(error.peer, 1);
-    EXPECT_EQ(error.op, "fit");
+    EXPECT_EQ(error.op, "fit exchange");
+    EXPECT_EQ(std::string(error.what()).find("tile"), std::string::npos);
   }
 }
 

@@ -6,8 +6,30 @@
 #include <algorithm>
 
 #include "schedule/ring.h"
+#include "tandem/error.h"
 
 namespace tandem::fit {
+namespace {
+
+/// Scope at whose end, also after an error, no put still reads memory made before it.
+class Flush {
+ public:
+  explicit Flush(Communicator& comm) : comm_(comm) {}
+  ~Flush() {
+    try {
+      comm_.flush();
+    } catch (const Error&) {
+      // The world has failed; the transport releases its sources before it reports that.
+    }
+  }
+  Flush(const Flush&) = delete;
+  Flush& operator=(const Flush&) = delete;
+
+ private:
+  Communicator& comm_;
+};
+
+}  // namespace
 
 int Channel::rank_of(int node) const {
   return node == kServer ? 0 : schedule::owner_of(clients_, comm_.size(), node);
@@ -44,6 +66,7 @@ void Channel::exchange(std::span<const Message> plan, const Write& write, const 
     if (is_local(message.from)) outgoing += message.bytes + sizeof(double);
   }
   std::vector<double> memory(outgoing / sizeof(double) + 1);
+  const Flush flush(comm_);
   auto* next = reinterpret_cast<std::byte*>(memory.data());
   for (size_t i = 0; i < plan.size(); ++i) {
     const Message& message = plan[i];
@@ -60,7 +83,7 @@ void Channel::exchange(std::span<const Message> plan, const Write& write, const 
   }
   for (int step = 0; step < comm_.size(); ++step) {
     const int peer = (comm_.rank() + step) % comm_.size();
-    comm_.wait(*buffer_, peer, epoch_, {"fit", peer, int64_t(epoch_)});
+    comm_.wait(*buffer_, peer, epoch_, {"fit exchange", peer});
   }
   for (size_t i = 0; i < plan.size(); ++i) {
     const Message& message = plan[i];
