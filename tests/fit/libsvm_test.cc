@@ -51,6 +51,8 @@ TEST_F(LibsvmTest, BadTextIsNamedWithFileLineAndToken) {
       {"1 0:2\n", ":1: \"0:2\": expected an index of 1 to"},
       {"1 -3:2\n", ":1: \"-3:2\": expected an index of 1 to"},
       {"1 99999999999:2\n", "expected an index of 1 to"},
+      {"1 1:2\n-1 2147483647:1\n", ":2: \"2147483647:1\": expected an index of 1 to 16777216"},
+      {"1 16777217:1\n", ":1: \"16777217:1\": expected an index of 1 to 16777216"},
       {"1 3:1 3:2\n", ":1: \"3:2\": expected an index above 3"},
       {"1 3:1 2:2\n", ":1: \"2:2\": expected an index above 3"},
       {"1 3:nan\n", ":1: \"3:nan\": expected a finite number as a value"},

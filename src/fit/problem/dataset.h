@@ -10,6 +10,9 @@ namespace tandem::fit {
 
 using Vector = std::vector<double>;
 
+/// Features that a file may have: vectors of as many doubles, several a client, take memory.
+constexpr int32_t kMaxFeatures = 1 << 24;
+
 /// Compressed sparse rows. Row r has the entries [offsets[r], offsets[r + 1]) of `columns`, which
 /// increase within a row, and `values`.
 struct Dataset {
@@ -24,7 +27,8 @@ struct Dataset {
 
 /// Reads LIBSVM text: a label, then index:value pairs per line, indices from 1 and increasing; `#`
 /// begins a comment. `features` is the largest index. Throws IoError, with file, line and token,
-/// for other text, numbers that are not finite, and a file without rows or without values.
+/// for other text, numbers that are not finite, indices above kMaxFeatures, and a file without rows
+/// or without values.
 Dataset read_libsvm(const std::string& path);
 
 /// Maps the smaller of two labels to -1 and the other to +1. Throws InvalidArgument, which names

@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <string_view>
 
 #include "core/system/files.h"
@@ -79,9 +78,9 @@ class LibsvmReader {
   int32_t to_index(std::string_view text, std::string_view token) const {
     int32_t index = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
-    if (error != std::errc() || end != text.data() + text.size() || index < 1) {
-      refuse(token,
-             fmt::format("expected an index of 1 to {}", std::numeric_limits<int32_t>::max()));
+    if (error != std::errc() || end != text.data() + text.size() || index < 1 ||
+        index > kMaxFeatures) {
+      refuse(token, fmt::format("expected an index of 1 to {}", kMaxFeatures));
     }
     return index;
   }
