@@ -152,15 +152,15 @@ INSTANTIATE_TEST_SUITE_P(, ApiBcdTest, testing::Values(Loss::logistic, Loss::squ
 
 TEST(ApiBcdOptionsTest, ValuesOutOfRangeAreRefused) {
   FitOptions options = options_for(Loss::logistic);
-  const Problem problem(make_data({}, Loss::logistic), "generated", options);
   for (const int tokens : {0, 7}) {
     options.tokens = tokens;
-    EXPECT_THROW(run("api-bcd", problem, options), InvalidArgument) << tokens;
+    EXPECT_THROW(test::check("api-bcd", options), InvalidArgument) << tokens;
   }
   options.tokens = 1;
+  EXPECT_NO_THROW(test::check("api-bcd", options));
   for (const double tau : {0.0, -1.0, std::nan("")}) {
     options.tau = tau;
-    EXPECT_THROW(run("api-bcd", problem, options), InvalidArgument) << tau;
+    EXPECT_THROW(test::check("api-bcd", options), InvalidArgument) << tau;
   }
 }
 

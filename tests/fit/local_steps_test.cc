@@ -209,12 +209,11 @@ TEST(LocalStepsFailureTest, LostClientComesBackToTheExactAnswer) {
 }
 
 TEST(LocalStepsOptionsTest, SizesOutOfRangeAreRefused) {
-  const FitOptions options = options_for(Loss::logistic, 8);
-  const Problem problem(make_data({}, Loss::logistic), "generated", options);
-  const auto refuses = [&](const char* method, auto change) {
-    FitOptions bad = options;
-    change(bad);
-    EXPECT_THROW(run(method, problem, bad), InvalidArgument) << method;
+  const auto refuses = [](const char* method, auto change) {
+    FitOptions options = options_for(Loss::logistic, 8);
+    EXPECT_NO_THROW(test::check(method, options));
+    change(options);
+    EXPECT_THROW(test::check(method, options), InvalidArgument) << method;
   };
   refuses("tamuna", [](FitOptions& o) { o.cohort = 9; });
   refuses("tamuna", [](FitOptions& o) { o.cohort = 1; });
@@ -223,6 +222,9 @@ TEST(LocalStepsOptionsTest, SizesOutOfRangeAreRefused) {
   refuses("compressed-scaffnew", [](FitOptions& o) { o.sparsity = 9; });
   refuses("scaffnew", [](FitOptions& o) { o.p = 0; });
   refuses("scaffnew", [](FitOptions& o) { o.p = 1.5; });
+  refuses("tamuna", [](FitOptions& o) { o.p = std::nan(""); });
+  for (const char* method : {"scaffnew", "compressed-scaffnew", "tamuna"})
+    refuses(method, [](FitOptions& o) { o.clients = 1; });
 }
 
 TEST(RanksTest, ResultsHaveTheSameBitsForAnyNumberOfRanks) {

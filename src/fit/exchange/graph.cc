@@ -143,4 +143,8 @@ Graph make_graph(const std::string& name, int clients, uint64_t seed) {
   return graph;
 }
 
+Graph choose_graph(const FitOptions& options) {
+  return make_graph(options.graph.value_or("ring"), options.clients, options.seed);
+}
+
 }  // namespace tandem::fit

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "fit/options.h"
+
 namespace tandem::fit {
 
 struct Graph {
@@ -26,5 +28,8 @@ struct Graph {
 /// an edge that is no pair of clients, a loop, or a graph in several components; IoError for a file
 /// that cannot be read.
 Graph make_graph(const std::string& name, int clients, uint64_t seed);
+
+/// Graph of --graph, or a ring.
+Graph choose_graph(const FitOptions& options);
 
 }  // namespace tandem::fit

@@ -102,8 +102,7 @@ class ApiBcd final : public Method {
         target_owner_(std::move(target)),
         setup_(setup),
         params_(params),
-        graph_(make_graph(setup.options.graph.value_or("ring"), setup.channel.clients(),
-                          setup.options.seed)) {
+        graph_(choose_graph(setup.options)) {
     const Vector zero(setup.problem.features(), 0.0);
     const std::vector<Vector> zeros(size_t(params.tokens), zero);
     const Shard range = setup.channel.local_clients();
@@ -118,6 +117,7 @@ class ApiBcd final : public Method {
   Client& local(int client) {
     return clients_[size_t(client - setup_.channel.local_clients().begin)];
   }
+
   /// The first client from `from` on that takes part, or `from`.
   template <typename IsAlive>
   int next_alive(int from, const IsAlive& is_alive) const {
@@ -127,7 +127,6 @@ class ApiBcd final : public Method {
     }
     return from;
   }
-
 
   /// A neighbour of `from` that takes part, or `from`; -1 if it does not take part itself.
   template <typename IsAlive>
@@ -184,16 +183,16 @@ class ApiBcd final : public Method {
   std::vector<Token> tokens_;
 };
 
-ApiBcdParams choose_params(const Setup& setup) {
-  const ApiBcdParams params{setup.options.tokens.value_or(1),
-                            setup.options.tau.value_or(setup.problem.max_smoothness())};
-  if (params.tokens < 1 || params.tokens > setup.channel.clients()) {
-    throw InvalidArgument(fmt::format("--tokens {}: {} clients: expected 1 to {}", params.tokens,
-                                      setup.channel.clients(), setup.channel.clients()));
+void check_api_bcd(const FitOptions& options) {
+  const int tokens = options.tokens.value_or(1);
+  if (tokens < 1 || tokens > options.clients) {
+    throw InvalidArgument(fmt::format("--tokens {}: {} clients: expected 1 to {}", tokens,
+                                      options.clients, options.clients));
   }
-  if (!(params.tau > 0 && params.tau < 1e12))
-    throw InvalidArgument(fmt::format("--tau {}: expected above 0 and below 1e12", params.tau));
-  return params;
+  const double tau = options.tau.value_or(1);
+  if (!(tau > 0 && tau < 1e12))
+    throw InvalidArgument(fmt::format("--tau {}: expected above 0 and below 1e12", tau));
+  choose_graph(options);
 }
 
 }  // namespace
@@ -204,8 +203,11 @@ const MethodRow& api_bcd_row() {
                              {&kGraphOption, &kTokensOption, &kTauOption, &kFailOption},
                              false,
                              nullptr,
+                             check_api_bcd,
                              [](const Setup& setup) -> std::unique_ptr<Method> {
-                               const ApiBcdParams params = choose_params(setup);
+                               const ApiBcdParams params{
+                                   setup.options.tokens.value_or(1),
+                                   setup.options.tau.value_or(setup.problem.max_smoothness())};
                                return std::make_unique<ApiBcd>(
                                    setup, params, penalized_optimum(setup.problem, params.tau));
                              }};

@@ -40,6 +40,7 @@ const MethodRow& average_row() {
                              {},
                              true,
                              nullptr,
+                             nullptr,
                              [](const Setup& setup) -> std::unique_ptr<Method> {
                                return std::make_unique<Average>(setup);
                              }};

@@ -6,6 +6,13 @@
 #include "fit/methods/rows.h"
 
 namespace tandem::fit {
+namespace {
+
+int choose_mask_sparsity(const FitOptions& options) {
+  return options.sparsity.value_or(std::max(2, options.clients / 4));
+}
+
+}  // namespace
 
 const MethodRow& compressed_scaffnew_row() {
   static const MethodRow row{
@@ -14,10 +21,12 @@ const MethodRow& compressed_scaffnew_row() {
       {&kPOption, &kStepOption, &kSparsityOption},
       false,
       "control variates change on all coordinates, not on sent ones",
+      [](const FitOptions& options) {
+        check_local_steps(options, options.clients, choose_mask_sparsity(options));
+      },
       [](const Setup& setup) {
-        const int n = setup.channel.clients();
-        const int sparsity = setup.options.sparsity.value_or(std::max(2, n / 4));
-        return make_local_steps(setup, {.cohort = n,
+        const int sparsity = choose_mask_sparsity(setup.options);
+        return make_local_steps(setup, {.cohort = setup.channel.clients(),
                                         .sparsity = sparsity,
                                         .p = choose_p(setup, sparsity),
                                         .all_coordinates = setup.options.control});

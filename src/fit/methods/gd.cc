@@ -53,6 +53,7 @@ const MethodRow& gd_row() {
                              {&kStepOption},
                              true,
                              nullptr,
+                             nullptr,
                              [](const Setup& setup) -> std::unique_ptr<Method> {
                                return std::make_unique<GradientDescent>(setup);
                              }};

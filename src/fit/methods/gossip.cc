@@ -29,19 +29,13 @@ class Gossip final : public Method {
       : Method(setup.problem.optimum()),
         setup_(setup),
         wire_(setup.options.codec.value_or(Wire{})),
-        graph_(make_graph(setup.options.graph.value_or("ring"), setup.channel.clients(),
-                          setup.options.seed)),
+        graph_(choose_graph(setup.options)),
         step_(setup.options.step.value_or(1) * 2 /
               (setup.problem.max_smoothness() + setup.problem.l2())),
         alpha_(setup.options.control ? 0
                : is_coarse(wire_)    ? 0.25
                                      : 1),
         theta_((is_coarse(wire_) ? 0.1 : 0.5) / step_) {
-    if (!wire_.is_none() && !codec::can_dither(wire_)) {
-      throw InvalidArgument(fmt::format(
-          "--codec {}: expected none or int8 to int2, whose codes are rounded stochastically",
-          wire_.describe()));
-    }
     const Vector zero(setup.problem.features(), 0.0);
     const Shard local = setup.channel.local_clients();
     for (int64_t c = local.begin; c < local.begin + local.count; ++c)
@@ -159,6 +153,16 @@ class Gossip final : public Method {
   Vector delta_;  // of the message that is read
 };
 
+void check_gossip(const FitOptions& options) {
+  const Wire wire = options.codec.value_or(Wire{});
+  if (!wire.is_none() && !codec::can_dither(wire)) {
+    throw InvalidArgument(fmt::format(
+        "--codec {}: expected none or int8 to int2, whose codes are rounded stochastically",
+        wire.describe()));
+  }
+  choose_graph(options);
+}
+
 }  // namespace
 
 const MethodRow& gossip_row() {
@@ -167,6 +171,7 @@ const MethodRow& gossip_row() {
                              {&kGraphOption, &kCodecOption, &kStepOption},
                              false,
                              "compresses values, not their differences to shifts",
+                             check_gossip,
                              [](const Setup& setup) -> std::unique_ptr<Method> {
                                return std::make_unique<Gossip>(setup);
                              }};

@@ -195,19 +195,23 @@ double choose_p(const Setup& setup, int sparsity) {
       std::min(1.0, std::sqrt(setup.channel.clients() / (sparsity * setup.problem.kappa()))));
 }
 
-std::unique_ptr<Method> make_local_steps(const Setup& setup, const LocalStepsParams& params) {
-  const int n = setup.channel.clients();
-  if (params.cohort < 2 || params.cohort > n) {
+void check_local_steps(const FitOptions& options, int cohort, int sparsity) {
+  const int n = options.clients;
+  if (n < 2) {
     throw InvalidArgument(
-        fmt::format("--cohort {}: {} clients: expected 2 to {}", params.cohort, n, n));
+        fmt::format("--clients {}: control variates take several clients: expected at least 2", n));
   }
-  if (params.sparsity < 2 || params.sparsity > params.cohort) {
+  if (cohort < 2 || cohort > n)
+    throw InvalidArgument(fmt::format("--cohort {}: {} clients: expected 2 to {}", cohort, n, n));
+  if (sparsity < 2 || sparsity > cohort) {
     throw InvalidArgument(fmt::format("--sparsity {}: a cohort of {} clients: expected 2 to {}",
-                                      params.sparsity, params.cohort, params.cohort));
+                                      sparsity, cohort, cohort));
   }
-  if (!(params.p > 0 && params.p <= 1)) {
-    throw InvalidArgument(fmt::format("--p {}: expected above 0 and at most 1", params.p));
-  }
+  if (const double p = options.p.value_or(1); !(p > 0 && p <= 1))
+    throw InvalidArgument(fmt::format("--p {}: expected above 0 and at most 1", p));
+}
+
+std::unique_ptr<Method> make_local_steps(const Setup& setup, const LocalStepsParams& params) {
   return std::make_unique<LocalSteps>(setup, params);
 }
 

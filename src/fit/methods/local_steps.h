@@ -23,7 +23,9 @@ struct LocalStepsParams {
   bool all_coordinates = false, partial_mean = false;
 };
 
-/// Throws InvalidArgument unless 2 <= sparsity <= cohort <= clients and 0 < p <= 1.
+/// Throws InvalidArgument unless 2 <= sparsity <= cohort <= clients and 0 < --p <= 1.
+void check_local_steps(const FitOptions& options, int cohort, int sparsity);
+
 std::unique_ptr<Method> make_local_steps(const Setup& setup, const LocalStepsParams& params);
 
 /// --p, or sqrt(clients / (sparsity * kappa)), at most 1, with which communication is least.

@@ -67,7 +67,10 @@ struct MethodRow {
   std::vector<const OptionRow*> reads;
   bool takes_l1;
   const char* control;  ///< what --control leaves out; nullptr: there is no control
-  /// Throws InvalidArgument for options out of range. Sends nothing.
+  /// Throws InvalidArgument for options out of range, before there is a problem. nullptr: all that
+  /// are parsed are in range.
+  void (*check)(const FitOptions& options);
+  /// Takes options that `check` has passed. Sends nothing.
   std::unique_ptr<Method> (*make)(const Setup& setup);
 };
 
@@ -75,7 +78,8 @@ std::span<const MethodRow> methods();
 /// Throws InvalidArgument, with the nearest name, for another one.
 const MethodRow& find_method(const std::string& name);
 /// Throws InvalidArgument for an option that none of `rows` reads, for --l1 with a method that does
-/// not take it, and for failures of clients that do not exist.
+/// not take it, for failures of clients that do not exist, and as the rows' checks do; IoError for
+/// a graph that cannot be read.
 void check_options(std::span<const MethodRow* const> rows, const FitOptions& options);
 
 }  // namespace tandem::fit

@@ -72,6 +72,9 @@ void check_options(std::span<const MethodRow* const> rows, const FitOptions& opt
                                         options.clients - 1));
     }
   }
+  for (const MethodRow* row : rows) {
+    if (row->check) row->check(options);
+  }
 }
 
 }  // namespace tandem::fit

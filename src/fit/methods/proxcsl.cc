@@ -112,6 +112,7 @@ const MethodRow& proxcsl_row() {
                              {},
                              true,
                              "alpha = 0: updates are not attracted to the last point",
+                             nullptr,
                              [](const Setup& setup) -> std::unique_ptr<Method> {
                                return std::make_unique<ProxCsl>(setup);
                              }};

@@ -13,10 +13,13 @@ const MethodRow& scaffnew_row() {
                              {&kPOption, &kStepOption},
                              false,
                              "averages over a random eighth of the clients, not over all",
+                             [](const FitOptions& options) {
+                               check_local_steps(options, options.clients, options.clients);
+                             },
                              [](const Setup& setup) {
                                const int n = setup.channel.clients();
                                const bool control = setup.options.control;
-                               const int cohort = control ? std::max(std::min(2, n), n / 8) : n;
+                               const int cohort = control ? std::max(2, n / 8) : n;
                                return make_local_steps(setup, {.cohort = cohort,
                                                                .sparsity = cohort,
                                                                .p = choose_p(setup, n),

@@ -6,6 +6,17 @@
 #include "fit/methods/rows.h"
 
 namespace tandem::fit {
+namespace {
+
+int choose_cohort(const FitOptions& options) {
+  return options.cohort.value_or(std::max(2, options.clients / 4));
+}
+
+int choose_cohort_sparsity(const FitOptions& options) {
+  return options.sparsity.value_or(std::max(2, choose_cohort(options) / 4));
+}
+
+}  // namespace
 
 const MethodRow& tamuna_row() {
   static const MethodRow row{
@@ -14,11 +25,12 @@ const MethodRow& tamuna_row() {
       {&kPOption, &kStepOption, &kSparsityOption, &kCohortOption, &kFailOption},
       false,
       "control variates change on all coordinates, not on sent ones",
+      [](const FitOptions& options) {
+        check_local_steps(options, choose_cohort(options), choose_cohort_sparsity(options));
+      },
       [](const Setup& setup) {
-        const int n = setup.channel.clients();
-        const int cohort = setup.options.cohort.value_or(std::max(std::min(2, n), n / 4));
-        const int sparsity = setup.options.sparsity.value_or(std::max(2, cohort / 4));
-        return make_local_steps(setup, {.cohort = cohort,
+        const int sparsity = choose_cohort_sparsity(setup.options);
+        return make_local_steps(setup, {.cohort = choose_cohort(setup.options),
                                         .sparsity = sparsity,
                                         .p = choose_p(setup, sparsity),
                                         .all_coordinates = setup.options.control});
