@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -23,6 +26,7 @@ namespace {
 
 constexpr int kNotReached = 1;  // exit code
 constexpr int kMaxClients = 4096;
+constexpr double kDeadlineS = 3600;  ///< a rank that solves its clients' problems is not lost
 
 struct FitArguments {
   std::string data, loss = "logistic", l2 = "0", codec, link, json, out, test;
@@ -32,8 +36,19 @@ struct FitArguments {
   fit::FitOptions options;
 };
 
+/// Refuses NaN, which passes the ranges of options.
+void check_finite(const fit::FitOptions& options) {
+  const std::pair<const char*, double> values[] = {
+      {"--l1", options.l1}, {"--tol", options.tol}, {"--step", options.step.value_or(1)}};
+  for (const auto& [name, value] : values) {
+    if (!std::isfinite(value))
+      throw InvalidArgument(fmt::format("{} {}: expected a finite number", name, value));
+  }
+}
+
 std::vector<const fit::MethodRow*> read_options(FitArguments& arguments) {
   fit::FitOptions& options = arguments.options;
+  check_finite(options);
   options.loss = arguments.loss == "squared" ? fit::Loss::squared : fit::Loss::logistic;
   options.l2 = fit::L2::parse(arguments.l2);
   if (!arguments.codec.empty()) options.codec = Wire::parse(arguments.codec);
@@ -43,6 +58,8 @@ std::vector<const fit::MethodRow*> read_options(FitArguments& arguments) {
   std::vector<const fit::MethodRow*> rows;
   for (const std::string& name : arguments.methods) rows.push_back(&fit::find_method(name));
   fit::check_options(rows, options);
+  if (!arguments.test.empty() && options.loss != fit::Loss::logistic)
+    throw InvalidArgument("--test: accuracy is that of classes: expected --loss logistic");
   const auto has_control = [](const fit::MethodRow* row) { return row->control != nullptr; };
   if (arguments.control && std::ranges::none_of(rows, has_control))
     throw InvalidArgument(fmt::format("--control: {} has none", rows.front()->name));
@@ -53,21 +70,48 @@ std::vector<const fit::MethodRow*> read_options(FitArguments& arguments) {
   return rows;
 }
 
-/// Held-out rows of --test.
-std::optional<fit::Dataset> read_test(const FitArguments& arguments) {
+/// Held-out rows of --test, with the classes of `data`.
+std::optional<fit::Dataset> read_test(const FitArguments& arguments, const fit::Dataset& data) {
   if (arguments.test.empty()) return std::nullopt;
-  if (arguments.options.loss != fit::Loss::logistic)
-    throw InvalidArgument("--test: accuracy is that of classes: expected --loss logistic");
   fit::Dataset test = fit::read_libsvm(arguments.test);
-  fit::make_classes(test, arguments.test);
+  fit::make_classes(test, fit::find_classes(data, arguments.data), arguments.test);
   return test;
 }
 
 /// Digest of the rows, by which processes tell whether they have read the same.
 std::string digest(const fit::Dataset& data) {
   return content_hash(std::as_bytes(std::span(data.labels))) + "-" +
+         content_hash(std::as_bytes(std::span(data.offsets))) + "-" +
          content_hash(std::as_bytes(std::span(data.columns))) + "-" +
          content_hash(std::as_bytes(std::span(data.values)));
+}
+
+/// Options on which messages depend, as they were given; of a graph's file its digest.
+std::string describe_options(const FitArguments& arguments) {
+  const fit::FitOptions& o = arguments.options;
+  std::string text = fmt::format(
+      "--method {} --loss {} --l1 {} --l2 {} --clients {} --seed {} --tol {} --max-rounds {}",
+      fmt::join(arguments.methods, ","), arguments.loss, o.l1, arguments.l2, o.clients, o.seed,
+      o.tol, o.max_rounds);
+  const auto add = [&](const char* name, const auto& value) {
+    if (value) text += fmt::format(" {} {}", name, *value);
+  };
+  add("--p", o.p);
+  add("--step", o.step);
+  add("--sparsity", o.sparsity);
+  add("--cohort", o.cohort);
+  add("--tokens", o.tokens);
+  add("--tau", o.tau);
+  add("--graph", o.graph);
+  if (o.graph && std::filesystem::exists(*o.graph)) {
+    const std::string edges = read_file(*o.graph);
+    text += " (" + content_hash(std::as_bytes(std::span(edges))) + ")";
+  }
+  if (!arguments.codec.empty()) text += " --codec " + arguments.codec;
+  for (const std::string& failure : arguments.failures) text += " --fail " + failure;
+  if (o.shuffle) text += " --shuffle";
+  if (arguments.control) text += " --control";
+  return text;
 }
 
 /// Runs the methods in turn, each from the start; on other processes than rank 0's returns none.
@@ -75,6 +119,8 @@ std::vector<FinishedFit> run_methods(const FitArguments& arguments, const fit::P
                                      const std::vector<const fit::MethodRow*>& rows) {
   std::vector<FinishedFit> finished;
   run_world(arguments.world, [&](Communicator& comm) {
+    if (!std::getenv("TANDEM_DEADLINE_S")) comm.set_deadline(kDeadlineS);
+    comm.require_same("options", describe_options(arguments));
     comm.require_same("digest of the rows", digest(problem.data()));
     std::optional<ProgressLine> progress;
     if (comm.rank() == 0) progress.emplace();
@@ -115,8 +161,9 @@ void run(FitArguments& arguments) {
   const std::vector<const fit::MethodRow*> rows = read_options(arguments);
   if (!arguments.out.empty()) make_directories(arguments.out);
   now_doing("solving " + arguments.data);
-  const fit::Problem problem(fit::read_libsvm(arguments.data), arguments.data, arguments.options);
-  const std::optional<fit::Dataset> test = read_test(arguments);
+  fit::Dataset data = fit::read_libsvm(arguments.data);
+  const std::optional<fit::Dataset> test = read_test(arguments, data);
+  const fit::Problem problem(std::move(data), arguments.data, arguments.options);
   const std::vector<FinishedFit> finished = run_methods(arguments, problem, rows);
   if (finished.empty()) return;
   const FitHeader header{problem, arguments.options, count_ranks(arguments.world), arguments.link,

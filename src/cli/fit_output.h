@@ -25,7 +25,8 @@ struct FitHeader {
 
 /// An object for one method, else an array: {"method", "rounds", "floats_up", "floats_down",
 /// "bytes_sent", "distance", "objective", "optimum", "seconds", "nonzeros", "optimal_nonzeros",
-/// "reached_tol", "config": {...}, "history": [{"rounds", ..., "seconds"}]}.
+/// "accuracy", "optimal_accuracy", "reached_tol", "config": {...}, "history": [{"rounds", ...,
+/// "seconds"}]}.
 std::string fit_json(const FitHeader& header, const std::vector<FinishedFit>& finished);
 
 /// Page with these numbers and their curves, which opens offline.

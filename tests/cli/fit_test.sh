@@ -42,6 +42,14 @@ if [ "$mpirun" != - ]; then
   sed 1d rows.svm >rows1.svm
   "$mpirun" 2 sh -c '"$0" fit rows$OMPI_COMM_WORLD_RANK.svm --l2 1' "$tandem" >differ.log 2>&1 && fail "different files"
   grep -q 'digest of the rows.*rank 1' differ.log || fail "different files: $(cat differ.log)"
+  printf '1 1:1 2:1\n-1 1:2\n1 2:1\n' >rows0.svm # the same numbers in the same order, in other rows
+  printf '1 1:1\n-1 2:1\n1 1:2 2:1\n' >rows1.svm
+  "$mpirun" 2 sh -c '"$0" fit rows$OMPI_COMM_WORLD_RANK.svm --l2 1 --clients 2' "$tandem" >differ.log 2>&1 && fail "different rows"
+  grep -q 'digest of the rows.*rank 1' differ.log || fail "different rows: $(cat differ.log)"
+  for option in '--seed ' '--max-rounds 10' '--p 0.' '--step '; do
+    "$mpirun" 2 sh -c '"$0" fit rows.svm --l2 1 $1$((1 + OMPI_COMM_WORLD_RANK))' "$tandem" "$option" >differ.log 2>&1 && fail "different $option"
+    grep -q "options.*rank 1.*${option%% *}" differ.log || fail "different $option: $(cat differ.log)"
+  done
   results mpi.json | cmp 1.txt || fail "three processes differ from one rank: $(cat mpi.log)"
 fi
 
@@ -54,6 +62,7 @@ grep -q '<canvas id="bytes"' page/fit.html && grep -q '"method":"gossip"' page/f
 ! grep -qE '(src|href)="(https?:)?//' page/fit.html || fail "the page loads from the network"
 expect 0 '\| scaffnew \| [0-9]+ \|' fit rows.svm --l2 0.1
 expect 0 'on 2 ranks, emulated 1GB/s,10us' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,10us
+TANDEM_DEADLINE_S=.1 expect 5 'rank . waited 0.1 s for rank ' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,1s
 
 printf '1 1:2\n2 1:3\n3 1:4\n' >three.svm
 printf '1 2:2 1:3\n-1 1:1\n' >order.svm
@@ -79,5 +88,27 @@ expect 2 '--codec mxfp4: expected none or int8 to int2' fit rows.svm --l2 1 --me
 expect 2 '--tokens 17: 16 clients' fit rows.svm --l2 1 --method api-bcd --tokens 17
 expect 2 '--control: gd has none' fit rows.svm --l2 1 --method gd --control
 expect 2 '--l1 0.1: scaffnew takes --l2 only' fit rows.svm --l1 .1 --method scaffnew
+for number in '--l1 nan' '--tol nan' '--step nan' '--l1 inf'; do
+  expect 2 "${number% *}:? " fit rows.svm --l2 1 --method gd $number
+done
+# Options are refused before the data are read, whatever the first method is.
+while read -r wrong; do
+  expect 2 "error: ${wrong%% *} " fit none.svm --l2 1 --method gd,scaffnew,tamuna,gossip,api-bcd $wrong
+done <<'END'
+--cohort 17
+--sparsity 5
+--p 2
+--codec mxfp4
+--tokens 17
+--tau 0
+--graph torus --clients 10
+--clients 1
+END
+expect 2 '--clients 1: control variates' fit rows.svm --l2 1 --clients 1
+expect 3 'none.svm: ' fit rows.svm --test none.svm
+sed -n '/^1 /p' rows.svm >one.svm
+sed 's/^1 /3 /' rows.svm >other.svm
+expect 2 'other.svm: label 3: expected a class, -1 or 1' fit rows.svm --l2 1 --test other.svm
+expect 0 'scaffnew' fit rows.svm --l2 1 --test one.svm
 expect 2 '--fail 3@0: expected CLIENT@ROUND' fit rows.svm --l2 1 --method tamuna --fail 3@0
 exit $((failures > 0))

@@ -81,14 +81,19 @@ TEST_F(LibsvmTest, LongTokensAreCut) {
 
 TEST_F(LibsvmTest, TwoLabelsBecomeClasses) {
   Dataset data = read("3 1:1\n7 1:2\n3 1:3\n");
-  make_classes(data, path_);
+  const Classes classes = find_classes(data, path_);
+  make_classes(data, classes, path_);
   EXPECT_THAT(data.labels, ElementsAre(-1, 1, -1));
+  Dataset held_out = read("7 1:1\n7 2:1\n");  // one of the classes
+  make_classes(held_out, classes, path_);
+  EXPECT_THAT(held_out.labels, ElementsAre(1, 1));
+  Dataset other = read("3 1:1\n5 2:1\n");
+  EXPECT_THROW(make_classes(other, classes, path_), InvalidArgument);
 }
 
 TEST_F(LibsvmTest, OtherNumbersOfLabelsAreRefused) {
   for (const char* text : {"1 1:1\n1 1:2\n", "1 1:1\n2 1:2\n3 1:1\n"}) {
-    Dataset data = read(text);
-    EXPECT_THROW(make_classes(data, path_), InvalidArgument) << text;
+    EXPECT_THROW(find_classes(read(text), path_), InvalidArgument) << text;
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace tandem::fit {
 
-void make_classes(Dataset& data, const std::string& path) {
+Classes find_classes(const Dataset& data, const std::string& path) {
   std::set<double> found;
   for (const double label : data.labels) {
     found.insert(label);
@@ -24,8 +24,17 @@ void make_classes(Dataset& data, const std::string& path) {
             ? ""
             : fmt::format(", {:g}, {:g}", *std::next(found.begin()), *std::prev(found.end()))));
   }
-  const double first = *found.begin();
-  for (double& label : data.labels) label = label == first ? -1 : 1;
+  return {*found.begin(), *std::prev(found.end())};
+}
+
+void make_classes(Dataset& data, const Classes& classes, const std::string& path) {
+  for (double& label : data.labels) {
+    if (label != classes.negative && label != classes.positive) {
+      throw InvalidArgument(fmt::format("{}: label {:g}: expected a class, {:g} or {:g}", path,
+                                        label, classes.negative, classes.positive));
+    }
+    label = label == classes.negative ? -1 : 1;
+  }
 }
 
 double accuracy(const Dataset& data, std::span<const double> x) {

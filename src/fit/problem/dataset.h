@@ -31,9 +31,17 @@ struct Dataset {
 /// or without values.
 Dataset read_libsvm(const std::string& path);
 
-/// Maps the smaller of two labels to -1 and the other to +1. Throws InvalidArgument, which names
-/// `path`, unless there are exactly two distinct labels.
-void make_classes(Dataset& data, const std::string& path);
+/// Labels of two classes: the smaller one becomes -1 and the other +1.
+struct Classes {
+  double negative = -1, positive = 1;
+};
+
+/// Classes of the labels of `data`. Throws InvalidArgument, which names `path`, unless there are
+/// exactly two distinct labels.
+Classes find_classes(const Dataset& data, const std::string& path);
+
+/// Replaces labels by -1 and +1. Throws InvalidArgument, which names `path`, for one of no class.
+void make_classes(Dataset& data, const Classes& classes, const std::string& path);
 
 /// Share of the rows of `data`, whose labels are classes, that x puts on the right side. Features
 /// beyond those of x count as 0.

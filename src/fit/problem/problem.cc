@@ -12,7 +12,7 @@ namespace tandem::fit {
 
 Problem::Problem(Dataset data, const std::string& path, const FitOptions& options)
     : data_(std::move(data)), loss_(options.loss), clients_(options.clients), l1_(options.l1) {
-  if (loss_ == Loss::logistic) make_classes(data_, path);
+  if (loss_ == Loss::logistic) make_classes(data_, find_classes(data_, path), path);
   if (data_.rows() < clients_) {
     throw InvalidArgument(fmt::format("--clients {}: {} has {} rows: expected at least one each",
                                       clients_, path, data_.rows()));
@@ -22,7 +22,8 @@ Problem::Problem(Dataset data, const std::string& path, const FitOptions& option
     max_smoothness_ = std::max(max_smoothness_, client(c).smoothness());
   l2_ = options.l2.kappa ? max_smoothness_ / (*options.l2.kappa - 1) : options.l2.value;
   if (l1_ == 0 && l2_ == 0) {
-    throw InvalidArgument("--l1 and --l2 are 0: expected one of them, for a unique answer");
+    throw InvalidArgument(
+        "--l1 and --l2 are 0: expected one of them, for an answer to converge to");
   }
   max_smoothness_ += l2_;
   smoothness_ = whole().smoothness() + l2_;

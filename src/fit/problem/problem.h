@@ -12,7 +12,7 @@ class Problem {
  public:
   /// Takes the data, shuffled if the options say so, and solves the problem exactly, on the calling
   /// thread. Throws InvalidArgument for labels that the loss does not take (`path` names the file),
-  /// more clients than rows, and a problem without a unique answer.
+  /// more clients than rows, and l1 = l2 = 0.
   Problem(Dataset data, const std::string& path, const FitOptions& options);
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
