@@ -40,7 +40,7 @@ def fit(tandem, path, method, **options):
     run = json.loads(done.stdout)
     run = run[-1] if isinstance(run, list) else run  # the control
     step = max(1, math.ceil(len(run["history"]) / POINTS))
-    run["history"] = run["history"][::step]
+    run["history"] = run["history"][:-1:step] + run["history"][-1:]
     run["command"] = " ".join(["tandem fit", os.path.basename(path), *words])
     print(f"{run['command']}: {run['rounds']} rounds, {run['floats_up']} floats up, {run['bytes_sent']} bytes, distance {run['distance']}", flush=True)
     return run
@@ -58,10 +58,10 @@ def tuned(tandem, path, method, grid, cost="floats_up", **options):
 def convex(tandem, folder):
     path = data(folder, 12800, 1000)
     common = dict(l2="auto:kappa=100", clients=16, tol=1e-10, max_rounds=4000)
-    return [tuned(tandem, path, "gd", {"step": [1, 1.4]}, **common),
-            tuned(tandem, path, "scaffnew", {"p": [.1, .15, .2], "step": [.7, 1]}, **common),
-            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [2, 4, 8], "p": [.2, .3]}, **common),
-            tuned(tandem, path, "tamuna", {"sparsity": [2], "p": [.3, .5]}, cohort=2, **common),
+    return [tuned(tandem, path, "gd", {"step": [1, 1.4, 2]}, **common),
+            tuned(tandem, path, "scaffnew", {"p": [.07, .1, .15, .2], "step": [.5, .7, 1]}, **common),
+            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [2, 4, 8], "p": [.2, .3, .4]}, **common),
+            tuned(tandem, path, "tamuna", {"sparsity": [2], "p": [.3, .5, .7]}, cohort=2, **common),
             {"method": "scaffnew --control", "runs": [fit(tandem, path, "scaffnew", control=True, **common)]},
             {"method": "tamuna --control", "runs": [fit(tandem, path, "tamuna", control=True, cohort=4, **common)]}]
 
@@ -69,10 +69,10 @@ def convex(tandem, folder):
 def many(tandem, folder):
     path = data(folder, 12800, 500)
     common = dict(l2="auto:kappa=100", clients=128, tol=1e-6, max_rounds=8000)
-    return [tuned(tandem, path, "gd", {"step": [1, 1.4]}, **common),
-            tuned(tandem, path, "scaffnew", {"p": [.1, .15]}, **common),
-            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [8, 32], "p": [.2, .4]}, **common),
-            tuned(tandem, path, "tamuna", {"sparsity": [2, 4], "p": [.5]}, cohort=16, **common)]
+    return [tuned(tandem, path, "gd", {"step": [.7, 1, 1.4]}, **common),
+            tuned(tandem, path, "scaffnew", {"p": [.1, .15, .2]}, **common),
+            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [4, 8, 32], "p": [.2, .4, .6]}, **common),
+            tuned(tandem, path, "tamuna", {"sparsity": [2, 4, 8], "p": [.5, .7]}, cohort=16, **common)]
 
 
 def kappa(tandem, folder):

@@ -13,12 +13,18 @@ def spread(values, show):
     return show(statistics.median(values)) + (f" ({show(values[0])} to {show(values[-1])})" if values[0] != values[-1] else "")
 
 
-def row(entry):
+def row(entry, case):
     runs = entry["runs"]
     name = entry["method"] + "".join(f", {key} {value}" for key, value in entry.get("point", {}).items())
     return [name, spread([run["rounds"] for run in runs], "{:.0f}".format), spread([run["floats_up"] / 1e3 for run in runs], "{:.1f} k".format),
             "{:.1f} MB".format(statistics.median(run["bytes_sent"] for run in runs) / 1e6),
-            "diverged" if any(run["distance"] is None or run["distance"] > 1e3 for run in runs) else f"{max(run['distance'] for run in runs):.1e}"]
+            *([] if case == "sparse" else [distance(runs)])]
+
+
+def distance(runs):
+    if any(run["distance"] is None or run["distance"] > 1e3 for run in runs):
+        return "diverged"
+    return f"{max(run['distance'] for run in runs):.1e}"
 
 
 def table(folder):
@@ -28,10 +34,10 @@ def table(folder):
         if not path.exists():
             continue
         extra = {"link": ["seconds"], "sparse": ["nonzeros", "accuracy", "objective over the optimum"], "walk": ["bias"]}.get(case, [])
-        head = [title, "rounds", "floats up", "bytes sent", "distance", *extra]
+        head = [title, "rounds", "floats up", "bytes sent", *([] if case == "sparse" else ["distance"]), *extra]
         text += ["", "| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
         for entry in json.loads(path.read_text())["methods"]:
-            cells, run = row(entry), entry["runs"][0]
+            cells, run = row(entry, case), entry["runs"][0]
             if case == "link":
                 cells.append(f"{run['seconds']:.1f}")
             if case == "walk":
@@ -41,7 +47,7 @@ def table(folder):
                 over = run["objective"] and run["objective"] / run["optimum"] - 1
                 cells += [str(run["optimal_nonzeros" if is_exact else "nonzeros"]),
                           f"{100 * run['optimal_accuracy' if is_exact else 'accuracy']:.2f} %" if "accuracy" in run else "–",
-                          "–" if is_exact or over is None else f"{100 * over:+.2f} %"]
+                          "–" if is_exact else "diverged" if over is None else f"{100 * over:+.2f} %"]
             text.append("| " + " | ".join(cells) + " |")
     kappa = ROOT / folder / "kappa.json"
     if kappa.exists():
