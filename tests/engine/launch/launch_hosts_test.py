@@ -169,11 +169,10 @@ def main():
             run.fail(f"expected two of three faults to be noticed: {faults}, {blamed}")
         copies = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=8", "--set",
                   "checkpoint.peer_copy=true"]
-        for name, launch, job, target in [
-                ("mixed", [*hosts.options("b", "a"), "--spares", "2", "--restarts", "1"], [], "b"),
-                ("copies", [*hosts.options("b", "a", "c slots=0"), "--spares", "2"], copies, "c")]:
+        def lose_host(name, launch, job, target):
+            """Log of a run whose host a is lost."""
             run = HostsRun(tandem, folder, name, launch, steps, job=job)
-            run.wait_until("a step", lambda: run.step() >= 15)  # the copies are sent in the background
+            run.wait_until("a step", lambda: run.step() >= 15)
             os.kill(run.executors()["a"], signal.SIGKILL)
             run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
             run.ends_like(reference)
@@ -183,8 +182,14 @@ def main():
             log = run.log.read_text()
             if " on a) was lost with its host: its executor has ended in step " not in log:
                 run.fail("expected a line for each rank of the lost host")
-            if ("of rank 2 from its copy" in log) != bool(job):
-                run.fail("expected the copies to be used")
+            return log
+
+        if "from its copy" in lose_host("mixed", [*hosts.options("b", "a"), "--spares", "2", "--restarts", "1"], [], "b"):
+            sys.exit("mixed: expected no copy in memory")
+        # Copies are sent in the background: on a busy machine none may be whole yet.
+        if not any("of rank 2 from its copy" in lose_host(f"copies{attempt}", [*hosts.options("b", "a", "c slots=0"), "--spares", "2"],
+                                                          copies, "c") for attempt in range(3)):
+            sys.exit("copies: expected them to be used")
         # A loss without a replacement: snapshots in the memory of both hosts are written to disk.
         for name, launch in ("saved", []), ("saved_replaced", ["--restarts", "0", "--min-dp", "2"]):
             run = HostsRun(tandem, folder, name, [*hosts.options("a", "b"), *launch], 10**6, job=SNAPSHOTS)
