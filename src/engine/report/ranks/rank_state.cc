@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/median.h"
+#include "engine/report/ranks/rank_rows.h"
 
 namespace tandem::report {
 namespace {
