@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""skip.py [--only GROUP] [--seeds N] [--hours H]: runs what docs/guide/skip.md compares, each case with several
-seeds, into bench/results/cpu/skip/GROUP.json. Runs that the file has are not repeated, so it may be interrupted
-and called again. Results do not depend on timing; seconds do.
+"""skip.py [--only GROUP] [--seeds N] [--hours H] [--jobs N]: runs what docs/guide/skip.md compares, each case with
+several seeds, into bench/results/cpu/skip/GROUP.json. Runs that the file has are not repeated, so it may be
+interrupted and called again. Results do not depend on timing, nor on --jobs, the runs at a time; seconds do.
 """
 import argparse
+import concurrent.futures
 import datetime
 import json
+import os
 import pathlib
+import re
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 
 from processors import cpu
@@ -81,18 +84,19 @@ def write_text(folder):
     if folder.exists():
         return
     folder.mkdir(parents=True)
-    text = b"".join((ROOT / name).read_bytes() for name in git("ls-files", *TEXT).split())
+    files = subprocess.run(["git", "ls-files", *TEXT], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = b"".join((ROOT / name).read_bytes() for name in files.split())
     for begin in range(0, len(text), PIECE):
         (folder / f"{begin // PIECE:04}.txt").write_bytes(text[begin:begin + PIECE])
 
 
 def run_training(args, settings, seed, folder):
-    write_text(ROOT / "out/skip_text")
     table = {**SIZES, "parallel.dp": 4, "train.steps": 1800, "train.batch": 16, "train.seed": seed, "train.validate_every": 1800,
              "data.paths": ["out/skip_text"], "data.val_fraction": 0.05, "optimizer.warmup": 50, **settings}
     words = [word for key, value in table.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    subprocess.run([args.tandem, "train", ROOT / "configs/tiny.toml", "--out", folder / "run", *words], cwd=ROOT,
-                   check=True, capture_output=True)
+    threads = {} if args.jobs == 1 else {"OMP_NUM_THREADS": "1"}
+    subprocess.run([args.tandem, "train", ROOT / "configs/tiny.toml", "--device", "cpu", "--out", folder / "run", *words],
+                   cwd=ROOT, check=True, capture_output=True, env=os.environ | threads)
     steps = [json.loads(line) for line in open(folder / "run/metrics.jsonl")]
     return {"validation_loss": steps[-1]["validation_loss"],
             "bytes_sent": sum(sum(step["sent_bytes"].values()) for step in steps)}
@@ -102,8 +106,9 @@ def run_training(args, settings, seed, folder):
 GROUPS = {"varco": (varco_cases, run_varco, None), "training": (training_cases, run_training, "validation_loss")}
 
 
-def git(*arguments):
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+def built_commit(tandem):
+    version = subprocess.run([tandem, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"\((.*)\)", version)[1]
 
 
 def load(file):
@@ -118,37 +123,58 @@ class Group:
         self.cases, self.run, self.chosen_by = GROUPS[name]
         self.file = RESULTS / f"{name}.json"
         self.content = load(self.file)
+        self.lock = threading.Lock()
 
-    def result(self, case, settings, seed):
-        """Of the file, or of a run."""
+    def entry(self, case, settings):
+        """Of the file; the caller holds the lock."""
         entry = next((entry for entry in self.content["cases"]
                       if entry["name"] == case and entry["settings"] == settings), None)
         if entry is None:
             entry = {"name": case, "settings": settings, "runs": []}
             self.content["cases"].append(entry)
-        known = next((run for run in entry["runs"] if run["seed"] == seed), None)
-        if known:
+        return entry
+
+    def result(self, case, settings, seed):
+        """Of the file, or of a run; None if time was up before it began."""
+        with self.lock:
+            known = next((run for run in self.entry(case, settings)["runs"] if run["seed"] == seed), None)
+        if known or time.monotonic() > self.end:
             return known
-        if time.monotonic() > self.end:
-            sys.exit("time is up: call again to go on")
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             result = self.run(self.args, settings, seed, pathlib.Path(folder))
-        entry["runs"].append({"seed": seed, "commit": git("describe", "--always", "--dirty"), "seconds": round(time.monotonic() - begin, 1), **result})
-        self.content |= {"commit": git("describe", "--always", "--dirty"), "command": f"bench/skip.py --only {self.name} --seeds {self.args.seeds}",
-                         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.content, indent=1) + "\n")
-        print(f"{self.name}: {case}, {settings}, seed {seed}: {result}", flush=True)
-        return entry["runs"][-1]
+        commit = built_commit(self.args.tandem)
+        run = {"seed": seed, "commit": commit, "seconds": round(time.monotonic() - begin, 1), **result}
+        with self.lock:
+            runs = self.entry(case, settings)["runs"]
+            runs.append(run)
+            runs.sort(key=lambda run: run["seed"])
+            self.content |= {"commit": commit, "command": f"bench/skip.py --only {self.name} --seeds {self.args.seeds}",
+                             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps(self.content, indent=1) + "\n")
+            print(f"{self.name}: {case}, {settings}, seed {seed}: {result}", flush=True)
+        return run
 
     def run_all(self):
-        for case, grid in self.cases():
-            best = grid[0]
-            if len(grid) > 1:
-                best = min(grid, key=lambda point: self.result(case, point, 1)[self.chosen_by])
-            for seed in range(1, self.args.seeds + 1):
-                self.result(case, best, seed)
+        """The grids with the first seed, then their best points with all seeds. Returns whether all have run."""
+        with self.lock:
+            for case, grid in self.cases():
+                for settings in grid:
+                    self.entry(case, settings)
+        with concurrent.futures.ThreadPoolExecutor(self.args.jobs) as pool:
+            grids = [(case, grid, [pool.submit(self.result, case, point, 1) for point in grid] if len(grid) > 1 else [])
+                     for case, grid in self.cases()]
+            chosen = []
+            for case, grid, futures in grids:
+                results = [future.result() for future in futures]
+                if None in results:
+                    return False
+                best = min(range(len(results)), key=lambda i: results[i][self.chosen_by]) if results else 0
+                chosen.append((case, grid[best]))
+            futures = [pool.submit(self.result, case, point, seed)
+                       for case, point in chosen for seed in range(1, self.args.seeds + 1)]
+            return all([future.result() for future in futures])
 
 
 def main():
@@ -156,11 +182,14 @@ def main():
     parser.add_argument("--only", choices=list(GROUPS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hours", type=float, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tandem", default=str(ROOT / "build/bin/tandem"))
     args = parser.parse_args()
     end = time.monotonic() + args.hours * 3600
+    write_text(ROOT / "out/skip_text")
     for name in [args.only] if args.only else GROUPS:
-        Group(args, name, end).run_all()
+        if not Group(args, name, end).run_all():
+            raise SystemExit("time is up: call again to go on")
 
 
 if __name__ == "__main__":
