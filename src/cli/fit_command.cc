@@ -110,6 +110,7 @@ std::string describe_options(const FitArguments& arguments) {
   if (!arguments.codec.empty()) text += " --codec " + arguments.codec;
   for (const std::string& failure : arguments.failures) text += " --fail " + failure;
   if (o.shuffle) text += " --shuffle";
+  if (o.async) text += " --async";
   if (arguments.control) text += " --control";
   return text;
 }
@@ -194,9 +195,8 @@ std::string footer() {
   return text +
          "\nThe data's rows are split over the clients in file order. The same program first "
          "computes\nthe exact answer; distance is |x - answer| / |answer|. Floats are those of the "
-         "busiest\nclient, 8 bytes each. Results do not depend on the number of ranks. Exit code "
-         "1: "
-         "--tol was\nnot reached.\n"
+         "busiest\nclient, 8 bytes each. Results do not depend on the number of ranks, except with "
+         "--async.\nExit code 1: --tol was not reached.\n"
          "\nExamples:\n"
          "  tandem fit data.svm --l2 auto:kappa=100 --method gd,scaffnew --clients 8\n"
          "  tandem fit data.svm --l2 0.01 --method tamuna --cohort 4 --tol 1e-6 --ranks 2 --json "
@@ -250,6 +250,9 @@ void add_method_options(CLI::App& command, FitArguments& arguments) {
   command.add_option("--tau", options.tau,
                      "Weight that ties clients to the tokens (default: the largest smoothness "
                      "constant of a client)");
+  command.add_flag("--async", options.async,
+                   "Tokens do not wait for each other: faster on several ranks, with results that "
+                   "depend on timing");
   command.add_option("--fail", arguments.failures, "Client that takes no part in some rounds")
       ->option_text("CLIENT@FIRST[-LAST]")
       ->allow_extra_args(false)

@@ -19,11 +19,6 @@ struct RankMeasure {
   int64_t is_finished = 0;
 };
 
-/// NaN, of a run that has diverged, is not lost.
-double max_or_nan(double a, double b) {
-  return std::isnan(b) ? b : std::max(a, b);
-}
-
 RankMeasure reduce_over_ranks(Communicator& comm, const RankMeasure& local) {
   std::vector<RankMeasure> all(size_t(comm.size()));
   const auto bytes = [](std::span<const RankMeasure> rows) {
@@ -98,7 +93,10 @@ class Runner {
 
 FitRun run_method(Communicator& comm, const Problem& problem, const MethodRow& row,
                   const FitOptions& options, const std::function<void(const FitPoint&)>& report) {
-  constexpr double kDiverged = 1e6;
+  if (options.async && row.run_async) {
+    Channel channel(comm, problem.clients());
+    return row.run_async({problem, options, channel}, report);
+  }
   Runner runner(comm, problem, row, options);
   FitRun run;
   run.bias = relative_distance(runner.method().target(), problem.optimum());

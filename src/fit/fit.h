@@ -9,6 +9,9 @@
 
 namespace tandem::fit {
 
+/// Distance from which on a run has diverged.
+constexpr double kDiverged = 1e6;
+
 /// State of a run after a round.
 struct FitPoint {
   int64_t rounds = 0;

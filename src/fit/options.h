@@ -47,6 +47,7 @@ struct FitOptions {
   std::optional<Wire> codec = {};         ///< of what neighbours exchange
   std::optional<int> tokens = {};
   std::optional<double> tau = {};  ///< weight of the attraction to the tokens
+  bool async = false;              ///< tokens wait for no others (MethodRow::run_async)
   std::vector<Failure> failures = {};
 
   /// Whether `client` takes part in `round`, which counts from 1.

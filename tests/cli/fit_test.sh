@@ -50,6 +50,8 @@ if [ "$mpirun" != - ]; then
     "$mpirun" 2 sh -c '"$0" fit rows.svm --l2 1 $1$((1 + OMPI_COMM_WORLD_RANK))' "$tandem" "$option" >differ.log 2>&1 && fail "different $option"
     grep -q "options.*rank 1.*${option%% *}" differ.log || fail "different $option: $(cat differ.log)"
   done
+  "$mpirun" 3 "$tandem" fit rows.svm --l2 0.1 --method api-bcd --tokens 4 --async --max-rounds 20000 >async.log 2>&1 ||
+    fail "tokens between processes: $(cat async.log)"
   results mpi.json | cmp 1.txt || fail "three processes differ from one rank: $(cat mpi.log)"
 fi
 
@@ -63,6 +65,8 @@ grep -q '<canvas id="bytes"' page/fit.html && grep -q '"method":"gossip"' page/f
 expect 0 '\| scaffnew \| [0-9]+ \|' fit rows.svm --l2 0.1
 expect 0 'on 2 ranks, emulated 1GB/s,10us' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,10us
 TANDEM_DEADLINE_S=.1 expect 5 'rank . waited 0.1 s for rank ' fit rows.svm --l2 0.1 --ranks 2 --link 1GB/s,1s
+
+expect 0 '\| api-bcd \| [0-9]+ \|' fit rows.svm --l2 0.1 --method api-bcd --tokens 4 --async --ranks 3 --max-rounds 20000
 
 printf '1 1:2\n2 1:3\n3 1:4\n' >three.svm
 printf '1 2:2 1:3\n-1 1:1\n' >order.svm
@@ -86,6 +90,7 @@ expect 2 '--graph torus: 10 clients' fit rows.svm --l2 1 --method gossip --clien
 expect 3 'star: ' fit rows.svm --l2 1 --method gossip --graph star
 expect 2 '--codec mxfp4: expected none or int8 to int2' fit rows.svm --l2 1 --method gossip --codec mxfp4
 expect 2 '--tokens 17: 16 clients' fit rows.svm --l2 1 --method api-bcd --tokens 17
+expect 2 '--async: gd does not read it, but --step' fit rows.svm --l2 1 --method gd --async
 expect 2 '--control: gd has none' fit rows.svm --l2 1 --method gd --control
 expect 2 '--l1 0.1: scaffnew takes --l2 only' fit rows.svm --l1 .1 --method scaffnew
 for number in '--l1 nan' '--tol nan' '--step nan' '--l1 inf'; do

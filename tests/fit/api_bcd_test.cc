@@ -1,9 +1,11 @@
 // API-BCD: its fixed point against the penalized problem solved in the space of all clients'
-// vectors, and its tokens after a holder has failed.
+// vectors, with and without rounds, and its tokens after a holder has failed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "fit/methods/token_walk.h"
 #include "fit/problem/penalized.h"
 #include "fit/problem/vectors.h"
 #include "tandem/error.h"
@@ -93,11 +95,74 @@ TEST_P(ApiBcdTest, AnyNumberOfTokensReachesThePenalizedOptimum) {
       options.tokens = tokens;
       for (const uint64_t seed : {1, 2}) {
         options.seed = seed;
-        EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol)
-            << graph << " " << tokens << " tokens";
+        for (const bool async : {false, true}) {
+          options.async = async;
+          EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol)
+              << graph << " " << tokens << " tokens" << (async ? ", async" : "");
+        }
       }
     }
   }
+}
+
+// Tokens that share what they know take fewer rounds; that is no matter of the machine's speed.
+TEST_P(ApiBcdTest, MoreTokensTakeFewerRounds) {
+  FitOptions options = options_for(GetParam());
+  options.clients = 12;
+  options.graph = "random4";
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const uint64_t seed : {1, 2}) {
+    options.seed = seed;
+    options.tokens = 1;
+    const double one = double(run("api-bcd", problem, options).last.rounds);
+    options.tokens = 2;
+    EXPECT_LT(double(run("api-bcd", problem, options).last.rounds), 0.8 * one);
+    options.tokens = 4;
+    EXPECT_LT(double(run("api-bcd", problem, options).last.rounds), 0.6 * one);
+  }
+}
+
+TEST_P(ApiBcdTest, AsyncOnOneRankHasTheBitsOfRounds) {
+  FitOptions options = options_for(GetParam());
+  options.graph = "random4";
+  options.tol = 0;
+  options.failures = {{0, 1, 5}, {2, 9, 20}, {3, 15, 60}};
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const int tokens : {1, 2, 6}) {
+    options.tokens = tokens;
+    for (const int rounds : {1, 30, 200}) {
+      options.max_rounds = rounds;
+      options.async = false;
+      const FitPoint expected = run("api-bcd", problem, options, 3).last;
+      options.async = true;
+      const FitPoint point = run("api-bcd", problem, options).last;
+      EXPECT_EQ(point.distance, expected.distance) << tokens << " " << rounds;
+      EXPECT_EQ(point.objective, expected.objective) << tokens << " " << rounds;
+      EXPECT_EQ(point.bytes_sent, expected.bytes_sent) << tokens << " " << rounds;
+    }
+  }
+}
+
+TEST_P(ApiBcdTest, AsyncHistoryFollowsTheTokens) {
+  FitOptions options = options_for(GetParam());
+  options.tokens = 3;
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  options.async = true;
+  const FitRun async = run("api-bcd", problem, options, 3);
+  ASSERT_TRUE(async.reached_tol);
+  EXPECT_EQ(async.history.front().rounds, 0);
+  EXPECT_EQ(async.history.front().distance, 1);
+  EXPECT_EQ(async.history.back().distance, async.last.distance);
+  EXPECT_GT(async.history.size(), 100u);
+  for (size_t i = 1; i < async.history.size(); ++i) {
+    const FitPoint &before = async.history[i - 1], &point = async.history[i];
+    EXPECT_GE(point.seconds, before.seconds);
+    EXPECT_GE(point.rounds, before.rounds);
+    EXPECT_GE(point.bytes_sent, before.bytes_sent);
+  }
+  const double wanted = problem.optimal_value();
+  EXPECT_NEAR(async.last.objective, wanted, wanted);  // the target is biased
+  EXPECT_GT(async.last.objective, wanted);
 }
 
 TEST_P(ApiBcdTest, BiasFallsWithTau) {
@@ -123,6 +188,9 @@ TEST_P(ApiBcdTest, TokensOutliveTheirHolders) {
   for (int client = 0; client < 6; ++client)
     options.failures.push_back({client, 10 + 7 * client, 13 + 7 * client});
   EXPECT_TRUE(run("api-bcd", problem, options, 2).reached_tol);
+  options.async = true;
+  for (const int ranks : {1, 3}) EXPECT_TRUE(run("api-bcd", problem, options, ranks).reached_tol);
+  options.async = false;
   options.failures = {{1, 20, 1 << 30}};  // never back: the run goes on without its rows
   options.max_rounds = 300;
   options.tokens = 1;
@@ -149,6 +217,51 @@ TEST_P(ApiBcdTest, TokenWhoseFirstHolderHasFailedBeginsElsewhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, ApiBcdTest, testing::Values(Loss::logistic, Loss::squared));
+
+// Every client fails in some rounds, and for some time all but one.
+TEST(TokenWalkTest, VisitsClientsThatTakePart) {
+  FitOptions options = options_for(Loss::logistic);
+  options.max_rounds = 400;
+  options.tokens = 2;
+  for (int client = 0; client < 6; ++client) {
+    options.failures.push_back({client, 20 * client + 3, 20 * client + 30});
+    if (client > 0) options.failures.push_back({client, 300, 320});
+  }
+  for (const char* name : {"ring", "random4"}) {
+    const Graph graph = make_graph(name, 6, 1);
+    int failed = 0;
+    for (int token = 0; token < 2; ++token) {
+      const TokenWalk walk(graph, options, token);
+      auto visit = walk.first();
+      ASSERT_TRUE(visit);
+      EXPECT_EQ(visit->client, 3 * token);
+      while (const auto next = walk.next(*visit)) {
+        const auto& near = graph.neighbours[size_t(visit->client)];
+        EXPECT_GT(next->round, visit->round);
+        EXPECT_TRUE(options.is_alive(next->client, next->round));
+        EXPECT_TRUE(std::ranges::count(near, next->client) ||
+                    (next->client == visit->client && next->failed != TokenWalk::kNone));
+        if (next->failed != TokenWalk::kNone) {
+          EXPECT_TRUE(std::ranges::count(near, next->failed));
+          EXPECT_FALSE(options.is_alive(next->failed, next->round));
+          ++failed;
+        } else {
+          EXPECT_NE(next->client, visit->client);
+        }
+        visit = next;
+      }
+      EXPECT_EQ(visit->round, 400);
+    }
+    EXPECT_GT(failed, 4) << name;
+  }
+}
+
+TEST(ApiBcdOptionsTest, AsyncIsRefusedByMethodsWithRounds) {
+  FitOptions options = options_for(Loss::logistic);
+  options.async = true;
+  EXPECT_THROW(test::check("scaffnew", options), InvalidArgument);
+  EXPECT_NO_THROW(test::check("api-bcd", options));
+}
 
 TEST(ApiBcdOptionsTest, ValuesOutOfRangeAreRefused) {
   FitOptions options = options_for(Loss::logistic);

@@ -72,9 +72,8 @@ void Channel::exchange(std::span<const Message> plan, const Write& write, const 
     const Message& message = plan[i];
     if (!is_local(message.from)) continue;
     write(i, {next, message.bytes});
-    comm_.put(rank_of(message.to), *buffer_, slot(comm_.rank()) + at[i], next, message.bytes,
-              comm_.rank(), epoch_ - 1);
-    bytes_sent_ += int64_t(message.bytes);
+    put(message.to, *buffer_, slot(comm_.rank()) + at[i], {next, message.bytes}, comm_.rank(),
+        epoch_ - 1);
     next += (message.bytes + sizeof(double) - 1) / sizeof(double) * sizeof(double);
   }
   for (int step = 0; step < comm_.size(); ++step) {

@@ -41,6 +41,13 @@ class Channel {
   /// communicator's deadline, and Aborted.
   void exchange(std::span<const Message> plan, const Write& write, const Read& read);
 
+  /// Puts `message` to the rank of `to` (Communicator::put), and counts its bytes.
+  void put(int to, SymmetricBuffer& buffer, size_t offset, std::span<const std::byte> message,
+           int signal, uint64_t epoch) {
+    comm_.put(rank_of(to), buffer, offset, message.data(), message.size(), signal, epoch);
+    bytes_sent_ += int64_t(message.size());
+  }
+
   /// Bytes of the messages that nodes of this rank have sent.
   int64_t bytes_sent() const { return bytes_sent_; }
   Communicator& communicator() const { return comm_; }

@@ -1,34 +1,32 @@
 // Block coordinate descent by tokens that walk over a graph of clients (API-BCD, arXiv 2202.03263).
-// In a round each token m visits a client i and then moves to a random neighbour:
-//   zhat_im = z_m
-//   x_i+ = argmin f_i(x) + tau / 2 |x - mean_m zhat_im|^2
-//   z_m += (x_i+ - x_im) / n;  x_im = x_i+        x_im: x_i as token m saw it last
-// With that memory for each client and token every token converges to the same point, the minimum
-// over z of sum_i min_x f_i(x) + tau / 2 |x - z|^2, for any walk: the target. Its distance to the
-// optimum is the bias, which falls with tau.
+// Token m has a share z_m of the mean of the clients' answers. In a round it visits a client i and
+// then moves to a random neighbour:
+//   x_i+ = argmin f_i(x) + tau / 2 |x - sum_k zhat_ik|^2     zhat_ik: the newest z_k that i knows
+//   z_m += (x_i+ - x_i) / n
+// For any number of tokens and any walk sum_m z_m converges to the minimum over z of
+// sum_i min_x f_i(x) + tau / 2 |x - z|^2: the target. Its distance to the optimum is the bias,
+// which falls with tau.
+//
+// Other than in the paper, the center is the sum of the shares, and tokens carry what their holders
+// know of the other shares. With the mean of the tokens instead, every token must visit all clients
+// as often as if it were the only one; with shares that do not travel, several tokens are no faster
+// than one, as the others' shares are as old as the last visits.
 //
 // A client remembers what it passed on. If the next holder has failed, the token is made again from
-// that and goes elsewhere: the failed client's state is that of its last completed visit. A token
-// whose first holder has failed begins at the next client.
+// that and goes elsewhere: the failed client's state is that of its last completed visit.
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "fit/draws.h"
-#include "fit/exchange/graph.h"
+#include "fit/fit.h"
+#include "fit/methods/api_bcd_async.h"
 #include "fit/methods/rows.h"
-#include "fit/problem/minimize.h"
+#include "fit/methods/token_walk.h"
 #include "fit/problem/penalized.h"
-#include "fit/problem/vectors.h"
 #include "tandem/error.h"
 
 namespace tandem::fit {
 namespace {
-
-struct ApiBcdParams {
-  int tokens = 1;
-  double tau = 0;
-};
 
 class ApiBcd final : public Method {
  public:
@@ -36,33 +34,22 @@ class ApiBcd final : public Method {
       : ApiBcd(setup, params, std::make_shared<const Vector>(std::move(target))) {}
 
   FloatCount run_round(int64_t round) override {
-    Draws draws(setup_.options.seed, "fit walk", round);
-    const auto is_alive = [&](int client) { return setup_.options.is_alive(client, round); };
-    std::vector<int> sent(size_t(setup_.channel.clients()), 0), received(sent);
     std::vector<Move> moves;
     for (int m = 0; m < params_.tokens; ++m) {
       Token& token = tokens_[size_t(m)];
-      if (is_alive(token.holder)) continue;
-      if (token.last_holder == kNone) {
-        token.holder = next_alive(token.holder, is_alive);
-        continue;
+      if (!token.visit || token.visit->round != round) continue;
+      const int holder = token.visit->client;
+      if (setup_.channel.is_local(holder)) {
+        clients_.visit(holder, m, round, token.table);
+        token.z = token.table.sum();
       }
-      const int to = choose_alive(token.last_holder, is_alive, draws);
-      if (to >= 0) moves.push_back({m, token.last_holder, to});
+      token.visit = token.walk.next(*token.visit);
+      if (!token.visit) continue;
+      if (token.visit->failed != TokenWalk::kNone)
+        moves.push_back({m, holder, token.visit->failed});
+      moves.push_back({m, holder, token.visit->client});
     }
-    move(moves, sent, received);
-    moves.clear();
-    for (int m = 0; m < params_.tokens; ++m) {
-      const int holder = tokens_[size_t(m)].holder;
-      if (!is_alive(holder)) continue;
-      if (setup_.channel.is_local(holder)) visit(local(holder), m);
-      const auto& neighbours = graph_.neighbours[size_t(holder)];
-      const int to = neighbours.empty() ? holder : neighbours[draws.below(neighbours.size())];
-      moves.push_back({m, holder, to});
-    }
-    move(moves, sent, received);
-    const int64_t d = int64_t(setup_.problem.features());
-    return {d * *std::ranges::max_element(sent), d * *std::ranges::max_element(received)};
+    return move(moves);
   }
 
   std::vector<std::span<const double>> answers() const override {
@@ -75,23 +62,15 @@ class ApiBcd final : public Method {
 
   bool moves_answers() const override { return true; }
 
-  std::vector<Setting> settings() const override {
-    return {{"tokens", double(params_.tokens)}, {"tau", params_.tau}};
-  }
+  std::vector<Setting> settings() const override { return params_.settings(); }
 
  private:
-  static constexpr int kNone = -1;
-
-  struct Client {
-    Objective f;
-    Vector x;
-    std::vector<Vector> copies;  // of each token, after the last visit
-    std::vector<Vector> seen;    // x at the last visit of each token
-  };
   struct Token {
+    TokenWalk walk;
+    std::optional<TokenWalk::Visit> visit;  // the next one
     int holder = 0;
-    int last_holder = kNone;  // kNone before the first visit, while z is 0 on all ranks
-    Vector z;                 // valid on the holder's rank
+    TokenTable table;  // valid on the holder's rank, as is its sum
+    Vector z;
   };
   struct Move {
     int token, from, to;
@@ -102,84 +81,48 @@ class ApiBcd final : public Method {
         target_owner_(std::move(target)),
         setup_(setup),
         params_(params),
-        graph_(choose_graph(setup.options)) {
-    const Vector zero(setup.problem.features(), 0.0);
-    const std::vector<Vector> zeros(size_t(params.tokens), zero);
-    const Shard range = setup.channel.local_clients();
-    for (int64_t c = range.begin; c < range.begin + range.count; ++c)
-      clients_.push_back({setup.problem.client(int(c)), zero, zeros, zeros});
+        graph_(choose_graph(setup.options)),
+        clients_(setup, params) {
+    const size_t features = setup.problem.features();
     for (int m = 0; m < params.tokens; ++m) {
-      const int holder = int(int64_t(m) * setup.channel.clients() / params.tokens);
-      tokens_.push_back({.holder = holder, .z = zero});
+      const TokenWalk walk(graph_, setup.options, m);
+      const auto visit = walk.first();
+      tokens_.push_back({walk, visit, visit ? visit->client : 0,
+                         TokenTable(params.tokens, features), Vector(features, 0.0)});
     }
   }
 
-  Client& local(int client) {
-    return clients_[size_t(client - setup_.channel.local_clients().begin)];
-  }
-
-  /// The first client from `from` on that takes part, or `from`.
-  template <typename IsAlive>
-  int next_alive(int from, const IsAlive& is_alive) const {
-    for (int step = 1; step < graph_.size(); ++step) {
-      const int client = (from + step) % graph_.size();
-      if (is_alive(client)) return client;
-    }
-    return from;
-  }
-
-  /// A neighbour of `from` that takes part, or `from`; -1 if it does not take part itself.
-  template <typename IsAlive>
-  int choose_alive(int from, const IsAlive& is_alive, Draws& draws) const {
-    if (!is_alive(from)) return -1;
-    std::vector<int> alive;
-    for (const int neighbour : graph_.neighbours[size_t(from)]) {
-      if (is_alive(neighbour)) alive.push_back(neighbour);
-    }
-    return alive.empty() ? from : alive[draws.below(alive.size())];
-  }
-
-  void visit(Client& client, int m) {
-    Vector& z = tokens_[size_t(m)].z;
-    client.copies[size_t(m)] = z;
-    Vector center(z.size(), 0.0);
-    for (const Vector& copy : client.copies) add_scaled(center, 1.0 / params_.tokens, copy);
-    minimize({.f = client.f, .attraction = params_.tau, .center = center}, client.x);
-    Vector& seen = client.seen[size_t(m)];
-    const double clients = setup_.channel.clients();
-    for (size_t k = 0; k < z.size(); ++k) z[k] += (client.x[k] - seen[k]) / clients;
-    seen = client.x;
-    client.copies[size_t(m)] = z;
-  }
-
-  /// Sends each token's copy at `from` to `to`.
-  void move(const std::vector<Move>& moves, std::vector<int>& sent, std::vector<int>& received) {
+  /// Sends what the tokens carry, and returns the numbers of the busiest client.
+  FloatCount move(const std::vector<Move>& moves) {
+    const size_t clients = size_t(setup_.channel.clients());
+    const int64_t floats = params_.floats(setup_.problem);
+    std::vector<int64_t> sent(clients, 0), received(clients, 0);
     std::vector<Message> plan;
     for (const auto& [token, from, to] : moves) {
-      plan.push_back({from, to, setup_.problem.features() * sizeof(double)});
-      ++sent[size_t(from)];
-      ++received[size_t(to)];
+      plan.push_back({from, to, size_t(floats) * sizeof(double)});
+      sent[size_t(from)] += floats;
+      received[size_t(to)] += floats;
     }
     setup_.channel.exchange(
         plan,
         [&](size_t i, std::span<std::byte> to) {
-          const Move& each = moves[i];
-          std::ranges::copy(local(each.from).copies[size_t(each.token)], as_doubles(to).begin());
+          std::ranges::copy(tokens_[size_t(moves[i].token)].table.numbers(),
+                            as_doubles(to).begin());
         },
         [&](size_t i, std::span<const std::byte> from) {
-          std::ranges::copy(as_doubles(from), tokens_[size_t(moves[i].token)].z.begin());
+          Token& token = tokens_[size_t(moves[i].token)];
+          std::ranges::copy(as_doubles(from), token.table.numbers().begin());
+          token.z = token.table.sum();
         });
-    for (const auto& [token, from, to] : moves) {
-      tokens_[size_t(token)].holder = to;
-      tokens_[size_t(token)].last_holder = from;
-    }
+    for (const auto& [token, from, to] : moves) tokens_[size_t(token)].holder = to;
+    return {*std::ranges::max_element(sent), *std::ranges::max_element(received)};
   }
 
   const std::shared_ptr<const Vector> target_owner_;
   const Setup setup_;
   const ApiBcdParams params_;
   const Graph graph_;
-  std::vector<Client> clients_;
+  TokenClients clients_;
   std::vector<Token> tokens_;
 };
 
@@ -195,22 +138,30 @@ void check_api_bcd(const FitOptions& options) {
   choose_graph(options);
 }
 
+ApiBcdParams choose_params(const Setup& setup) {
+  return {setup.options.tokens.value_or(1),
+          setup.options.tau.value_or(setup.problem.max_smoothness())};
+}
+
 }  // namespace
 
 const MethodRow& api_bcd_row() {
-  static const MethodRow row{"api-bcd",
-                             "tokens walk over a graph; their holders solve near all tokens",
-                             {&kGraphOption, &kTokensOption, &kTauOption, &kFailOption},
-                             false,
-                             nullptr,
-                             check_api_bcd,
-                             [](const Setup& setup) -> std::unique_ptr<Method> {
-                               const ApiBcdParams params{
-                                   setup.options.tokens.value_or(1),
-                                   setup.options.tau.value_or(setup.problem.max_smoothness())};
-                               return std::make_unique<ApiBcd>(
-                                   setup, params, penalized_optimum(setup.problem, params.tau));
-                             }};
+  static const MethodRow row{
+      "api-bcd",
+      "tokens walk over a graph; their holders solve near all tokens",
+      {&kGraphOption, &kTokensOption, &kTauOption, &kAsyncOption, &kFailOption},
+      false,
+      nullptr,
+      check_api_bcd,
+      [](const Setup& setup) -> std::unique_ptr<Method> {
+        const ApiBcdParams params = choose_params(setup);
+        return std::make_unique<ApiBcd>(setup, params,
+                                        penalized_optimum(setup.problem, params.tau));
+      },
+      [](const Setup& setup, const std::function<void(const FitPoint&)>& report) {
+        const ApiBcdParams params = choose_params(setup);
+        return run_async_walk(setup, params, penalized_optimum(setup.problem, params.tau), report);
+      }};
   return row;
 }
 

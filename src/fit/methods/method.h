@@ -2,6 +2,7 @@
 // row.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,6 +62,9 @@ struct OptionRow {
   bool (*is_given)(const FitOptions& options);
 };
 
+struct FitPoint;
+struct FitRun;
+
 struct MethodRow {
   const char* name;
   const char* summary;  ///< one line, for --help
@@ -72,6 +76,9 @@ struct MethodRow {
   void (*check)(const FitOptions& options);
   /// Takes options that `check` has passed. Sends nothing.
   std::unique_ptr<Method> (*make)(const Setup& setup);
+  /// Runs the method without rounds (--async) as `run_method` does; nullptr: --async is not read.
+  FitRun (*run_async)(const Setup& setup,
+                      const std::function<void(const FitPoint&)>& report) = nullptr;
 };
 
 std::span<const MethodRow> methods();

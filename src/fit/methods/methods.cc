@@ -19,13 +19,14 @@ const OptionRow kGraphOption{"--graph", [](const FitOptions& o) { return o.graph
 const OptionRow kCodecOption{"--codec", [](const FitOptions& o) { return o.codec.has_value(); }};
 const OptionRow kTokensOption{"--tokens", [](const FitOptions& o) { return o.tokens.has_value(); }};
 const OptionRow kTauOption{"--tau", [](const FitOptions& o) { return o.tau.has_value(); }};
+const OptionRow kAsyncOption{"--async", [](const FitOptions& o) { return o.async; }};
 const OptionRow kFailOption{"--fail", [](const FitOptions& o) { return !o.failures.empty(); }};
 
 namespace {
 
-const OptionRow* const kOptions[] = {&kPOption,      &kStepOption,  &kSparsityOption,
-                                     &kCohortOption, &kGraphOption, &kCodecOption,
-                                     &kTokensOption, &kTauOption,   &kFailOption};
+const OptionRow* const kOptions[] = {&kPOption,     &kStepOption,  &kSparsityOption, &kCohortOption,
+                                     &kGraphOption, &kCodecOption, &kTokensOption,   &kTauOption,
+                                     &kAsyncOption, &kFailOption};
 
 std::string names_of(const std::vector<const OptionRow*>& options) {
   std::vector<std::string> names;

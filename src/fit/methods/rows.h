@@ -6,7 +6,7 @@
 namespace tandem::fit {
 
 extern const OptionRow kPOption, kStepOption, kSparsityOption, kCohortOption, kGraphOption,
-    kCodecOption, kTokensOption, kTauOption, kFailOption;
+    kCodecOption, kTokensOption, kTauOption, kAsyncOption, kFailOption;
 
 const MethodRow& gd_row();
 const MethodRow& scaffnew_row();

@@ -1,6 +1,7 @@
 // Arithmetic on dense vectors, in index order.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -28,6 +29,11 @@ inline double relative_distance(std::span<const double> a, std::span<const doubl
   for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   const double size = norm(b);
   return std::sqrt(sum) / (size > 0 ? size : 1);
+}
+
+/// NaN, of a run that has diverged, is not lost.
+inline double max_or_nan(double a, double b) {
+  return std::isnan(b) ? b : std::max(a, b);
 }
 
 /// Proximal operator of threshold * |x|_1 for one coordinate.

@@ -1,0 +1,18 @@
+// API-BCD without rounds: each rank solves whichever token has come, the one of the lowest round
+// first, and no token waits for another. The point that the walk converges to is that of
+// synchronous rounds; with several tokens and ranks its path depends on timing.
+#pragma once
+
+#include "fit/fit.h"
+#include "fit/methods/token_clients.h"
+
+namespace tandem::fit {
+
+/// Collective. As run_method. A FitPoint is after a visit: `rounds` is the number of visits of the
+/// token that has made most, `floats` those in which the busiest token has moved, `distance` the
+/// max over the tokens after their last visits, `objective` NaN but in the last point. The history
+/// has the first 128 rounds of each token, and then at least 128 of each doubling.
+FitRun run_async_walk(const Setup& setup, const ApiBcdParams& params, const Vector& target,
+                      const std::function<void(const FitPoint&)>& report);
+
+}  // namespace tandem::fit

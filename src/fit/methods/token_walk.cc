@@ -1,0 +1,39 @@
+#include "fit/methods/token_walk.h"
+
+#include "fit/draws.h"
+
+namespace tandem::fit {
+
+std::optional<TokenWalk::Visit> TokenWalk::first() const {
+  const int start = int(int64_t(token_) * graph_.size() / tokens());
+  for (int64_t round = 1; round <= options_.max_rounds; ++round) {
+    for (int step = 0; step < graph_.size(); ++step) {
+      const int client = (start + step) % graph_.size();
+      if (options_.is_alive(client, round)) return Visit{client, round};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<TokenWalk::Visit> TokenWalk::next(const Visit& from) const {
+  const auto& neighbours = graph_.neighbours[size_t(from.client)];
+  Draws draws(options_.seed, "fit walk", from.round * tokens() + token_);
+  const int to = neighbours.empty() ? from.client : neighbours[draws.below(neighbours.size())];
+  for (int64_t round = from.round + 1; round <= options_.max_rounds; ++round) {
+    if (options_.is_alive(to, round)) return Visit{to, round};
+    if (options_.is_alive(from.client, round))
+      return Visit{choose_alive(from.client, round), round, to};
+  }
+  return std::nullopt;
+}
+
+int TokenWalk::choose_alive(int from, int64_t round) const {
+  std::vector<int> alive;
+  for (const int neighbour : graph_.neighbours[size_t(from)]) {
+    if (options_.is_alive(neighbour, round)) alive.push_back(neighbour);
+  }
+  Draws draws(options_.seed, "fit walk made again", round * tokens() + token_);
+  return alive.empty() ? from : alive[draws.below(alive.size())];
+}
+
+}  // namespace tandem::fit
