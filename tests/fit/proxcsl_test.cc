@@ -53,11 +53,16 @@ TEST_P(ProxCslTest, RoundsMatchTheReference) {
   problem.whole().gradient(mean, linear);
   problem.client(0).gradient(mean, local);
   add_scaled(linear, -1, local);
+  const auto solve = [&](double alpha) {
+    return reference_answer(problem.client(0), linear, alpha, mean, problem.l1());
+  };
   double alpha = 1e-4;
-  Vector w = mean;
-  for (; alpha < 1e3; alpha *= 10) {
-    w = reference_answer(problem.client(0), linear, alpha, mean, problem.l1());
-    if (problem.value(w) < problem.value(mean)) break;
+  Vector w = solve(alpha);
+  while (problem.value(w) >= problem.value(mean) && alpha < 1e3) w = solve(alpha *= 10);
+  while (alpha > 1e-8 && alpha <= 1e-4) {
+    const Vector smaller = solve(alpha /= 10);
+    if (problem.value(smaller) >= problem.value(w)) break;
+    w = smaller;
   }
   EXPECT_NEAR(run("proxcsl", problem, options, 2).last.objective, problem.value(w), 1e-9);
 }

@@ -2,9 +2,10 @@
 // of local answers on, an update:
 //   G = mean gradient at w                                      of all clients
 //   v = argmin f_0(v) + (G - g_0) . v + alpha / 2 |v - w|^2 + l1 |v|_1    on the server, client 0's
-// alpha, from 1e-4, grows tenfold until the whole objective falls. Without the term of alpha
-// (--control: alpha = 0, plain CSL) updates may diverge where client 0 has fewer rows than
-// features.
+// alpha is that of the last update, at first 1e-4, made ten times smaller as long as that lowers
+// the whole objective further, or ten times larger until it falls at all (in the paper it only
+// grows). Without the term of alpha (--control: alpha = 0, plain CSL) updates may diverge where
+// client 0 has fewer rows than features.
 #include <algorithm>
 #include <numeric>
 
@@ -16,7 +17,7 @@
 namespace tandem::fit {
 namespace {
 
-constexpr double kFirstAlpha = 1e-4, kMaxAlpha = 1e8;
+constexpr double kFirstAlpha = 1e-4, kMinAlpha = 1e-8, kMaxAlpha = 1e8;
 
 class ProxCsl final : public Method {
  public:
@@ -34,21 +35,20 @@ class ProxCsl final : public Method {
     collect_gradients(setup_, x_, mean);
     FloatCount floats{d, d};
     if (setup_.options.control) {
-      if (setup_.channel.has_server()) x_ = solve(mean, 0);
+      if (setup_.channel.has_server()) x_ = solve(x_, mean, 0);
       return floats;
     }
     if (round == 2) {
       value_ = collect_value(x_, floats);
     }
-    for (alpha_ = kFirstAlpha; alpha_ <= kMaxAlpha; alpha_ *= 10) {
-      const Vector trial =
-          setup_.channel.has_server() ? solve(mean, alpha_) : Vector(x_.size(), 0.0);
-      const double value = collect_value(trial, floats);
-      if (value < value_) {
-        value_ = value;
-        x_ = trial;
-        return floats;
-      }
+    const Vector last = x_;
+    if (try_alpha(alpha_, last, mean, floats)) {
+      while (alpha_ > kMinAlpha && try_alpha(alpha_ / 10, last, mean, floats)) alpha_ /= 10;
+      return floats;
+    }
+    while (alpha_ <= kMaxAlpha) {
+      alpha_ *= 10;
+      if (try_alpha(alpha_, last, mean, floats)) return floats;
     }
     is_finished_ = true;  // no trial falls: x is the answer, but for rounding
     return floats;
@@ -65,14 +65,25 @@ class ProxCsl final : public Method {
   bool is_finished() const override { return is_finished_; }
 
  private:
-  Vector solve(std::span<const double> mean, double alpha) const {
+  /// Moves to the trial of `alpha` from `last` if the whole objective is lower there.
+  bool try_alpha(double alpha, const Vector& last, std::span<const double> mean,
+                 FloatCount& floats) {
+    const Vector trial = setup_.channel.has_server() ? solve(last, mean, alpha) : last;
+    const double value = collect_value(trial, floats);
+    if (!(value < value_)) return false;
+    value_ = value;
+    x_ = trial;
+    return true;
+  }
+
+  Vector solve(const Vector& last, std::span<const double> mean, double alpha) const {
     const Objective f = setup_.problem.client(0);
-    Vector linear(x_.size()), v = x_;
-    f.gradient(x_, linear);
+    Vector linear(last.size()), v = last;
+    f.gradient(last, linear);
     for (size_t k = 0; k < linear.size(); ++k) linear[k] = mean[k] - linear[k];
     minimize(
-        {.f = f, .linear = linear, .attraction = alpha, .center = x_, .l1 = setup_.problem.l1()}, v,
-        kFlatTolerance);
+        {.f = f, .linear = linear, .attraction = alpha, .center = last, .l1 = setup_.problem.l1()},
+        v, kFlatTolerance);
     return v;
   }
 
