@@ -7,6 +7,7 @@ boundaries needs nothing but `all_to_all`.
     python3 examples/python/graph_sage.py --data graph.npz --exchange varco --slope 3
     mpirun -n 4 python3 examples/python/graph_sage.py --data graph.npz   # the same, in processes
 
+--partition metis divides the graph by METIS (pymetis or Debian's package metis) instead of at random.
 --layer torch_geometric takes SAGEConv of torch_geometric instead of the layer below.
 """
 import argparse
@@ -18,6 +19,7 @@ import numpy
 import torch
 
 import tandem
+from graph_partition import NoMetis, partition
 
 HIDDEN, LAYERS, MAX_RATIO = 64, 3, 128
 
@@ -173,7 +175,7 @@ def split_nodes(options, graph):
     nodes = len(graph["labels"])
     owner = numpy.arange(nodes) % options.ranks
     generator.shuffle(owner)
-    return owner, torch.from_numpy(generator.random(nodes) < 0.6)
+    return graph.get("owner", owner), torch.from_numpy(generator.random(nodes) < 0.6)
 
 
 def train(comm, options, graph):
@@ -254,6 +256,7 @@ def main():
     parser.add_argument("--slope", type=float, default=3, help="of varco's ratio, in runs")
     parser.add_argument("--ratio", type=float, default=1.5, help="of fixed")
     parser.add_argument("--layer", default="own", choices=["own", "torch_geometric"])
+    parser.add_argument("--partition", default="random", choices=["random", "metis"])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=1)
@@ -262,6 +265,11 @@ def main():
     launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
     options.ranks = int(launched or "4")
     graph = dict(numpy.load(options.data)) if options.data else generate_graph()
+    if options.partition == "metis":
+        try:
+            graph["owner"] = partition(len(graph["labels"]), graph["edges"], options.ranks)
+        except NoMetis as error:
+            sys.exit(f"--partition metis: {error}")
     results = tandem.run(options.ranks, lambda comm: body(comm, options, graph))
     good, accuracy, sent, loss = results[0]
     if not launched or os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK")) == "0":
