@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """fit.py TANDEM OUT [CASE...]: runs of `tandem fit` on Debian's packages (tools/package_data.py), a JSON file for each
 case in OUT: the chosen parameters of each method at seeds 0 to 4, with the grid that they were chosen on. Cases:
-convex (n 16, kappa 100), gossip, sparse (proxcsl, L1), kappa (rounds against kappa), many (n 128), walk (api-bcd), link
-(emulated)."""
+convex (n 16, kappa 100), shuffled (the same, clients alike), steep (kappa 300), gossip, sparse (proxcsl, L1), kappa (rounds
+against kappa), many (n 128), walk (api-bcd), uneven (its tokens on 4 ranks, in seconds), link (emulated). A case whose
+file has this commit is not run again."""
 import datetime
 import itertools
 import json
@@ -17,6 +18,7 @@ from processors import cpu
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEEDS = range(5)
 POINTS = 12  # of a saved history
+ONE_PERCENT = .01  # distance
 
 
 def data(folder, rows, words):
@@ -39,6 +41,8 @@ def fit(tandem, path, method, **options):
         sys.exit(f"tandem fit {' '.join(words)}: {done.stderr}")
     run = json.loads(done.stdout)
     run = run[-1] if isinstance(run, list) else run  # the control
+    reached = [point for point in run["history"] if point["distance"] is not None and point["distance"] <= ONE_PERCENT]
+    run["to_one_percent"] = {key: reached[0][key] for key in ("rounds", "bytes_sent", "seconds")} if reached else None
     step = max(1, math.ceil(len(run["history"]) / POINTS))
     run["history"] = run["history"][:-1:step] + run["history"][-1:]
     run["command"] = " ".join(["tandem fit", os.path.basename(path), *words])
@@ -55,24 +59,43 @@ def tuned(tandem, path, method, grid, cost="floats_up", **options):
     return {"method": method, "point": point, "grid": [{**p, cost: r[cost], "reached_tol": r["reached_tol"]} for r, p in tried], "runs": runs}
 
 
+def tune_local_steps(tandem, path, gd, scaffnew, compressed, **common):
+    """gd, with twelve steps, and methods of local steps, with twelve points each."""
+    return [tuned(tandem, path, "gd", {"step": gd}, **common), tuned(tandem, path, "scaffnew", scaffnew, **common),
+            tuned(tandem, path, "compressed-scaffnew", compressed, **common)]
+
+
+STEPS = [1, 1.1, 1.2, 1.3, 1.35, 1.4, 1.45, 1.5, 1.55, 1.6, 1.7, 2]
+
+
 def convex(tandem, folder):
     path = data(folder, 12800, 1000)
     common = dict(l2="auto:kappa=100", clients=16, tol=1e-10, max_rounds=4000)
-    return [tuned(tandem, path, "gd", {"step": [1, 1.4, 2]}, **common),
-            tuned(tandem, path, "scaffnew", {"p": [.07, .1, .15, .2], "step": [.5, .7, 1]}, **common),
-            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [2, 4, 8], "p": [.2, .3, .4]}, **common),
-            tuned(tandem, path, "tamuna", {"sparsity": [2], "p": [.3, .5, .7]}, cohort=2, **common),
+    return [*tune_local_steps(tandem, path, STEPS, {"p": [.08, .1, .13, .16], "step": [.7, 1, 1.2]},
+                              {"sparsity": [4, 5], "p": [.4, .5, .6], "step": [1.2, 1.4]}, **{**common, "max_rounds": 1000}),
+            tuned(tandem, path, "tamuna", {"sparsity": [2], "p": [.4, .5, .6, .7], "step": [.7, 1, 1.2]}, cohort=2, **common),
             {"method": "scaffnew --control", "runs": [fit(tandem, path, "scaffnew", control=True, **common)]},
             {"method": "tamuna --control", "runs": [fit(tandem, path, "tamuna", control=True, cohort=4, **common)]}]
 
 
+def shuffled(tandem, folder):
+    return tune_local_steps(tandem, data(folder, 12800, 1000), STEPS, {"p": [.1, .12, .14, .16], "step": [.7, 1, 1.2]},
+                            {"sparsity": [4, 5], "p": [.3, .4, .5], "step": [1, 1.2]}, l2="auto:kappa=100", clients=16, shuffle=True, tol=1e-10,
+                            max_rounds=1000)
+
+
+def steep(tandem, folder):
+    return tune_local_steps(tandem, data(folder, 12800, 1000), STEPS, {"p": [.05, .07, .09, .12], "step": [.85, 1, 1.2]},
+                            {"sparsity": [4, 5], "p": [.2, .25, .3], "step": [1.2, 1.4]}, l2="auto:kappa=300", clients=16, tol=1e-10,
+                            max_rounds=2000)
+
+
 def many(tandem, folder):
     path = data(folder, 12800, 500)
-    common = dict(l2="auto:kappa=100", clients=128, tol=1e-6, max_rounds=8000)
-    return [tuned(tandem, path, "gd", {"step": [.7, 1, 1.4]}, **common),
-            tuned(tandem, path, "scaffnew", {"p": [.1, .15, .2]}, **common),
-            tuned(tandem, path, "compressed-scaffnew", {"sparsity": [4, 8, 32], "p": [.2, .4, .6]}, **common),
-            tuned(tandem, path, "tamuna", {"sparsity": [2, 4, 8], "p": [.5, .7]}, cohort=16, **common)]
+    common = dict(l2="auto:kappa=100", clients=128, tol=1e-6, max_rounds=1000)
+    return [*tune_local_steps(tandem, path, [.7, .8, .9, 1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4],
+                              {"p": [.12, .15, .2, .25], "step": [.85, 1, 1.2]}, {"sparsity": [8, 12], "p": [.3, .4, .5], "step": [.85, 1.2]}, **common),
+            tuned(tandem, path, "tamuna", {"sparsity": [4, 8], "p": [.5, .7]}, cohort=16, **{**common, "max_rounds": 4000})]
 
 
 def kappa(tandem, folder):
@@ -129,7 +152,18 @@ def walk(tandem, folder):
     path = data(folder, 3200, 100)
     return [{"method": f"{tokens} token{'s' * (tokens > 1)}", "runs": [
         fit(tandem, path, "api-bcd", l2="auto:kappa=10", clients=16, tokens=tokens, graph="random4", seed=seed, tol=1e-8, max_rounds=30000)
-        for seed in SEEDS]} for tokens in (1, 2, 4)]
+        for seed in SEEDS]} for tokens in (1, 2, 4, 8)]
+
+
+def uneven(tandem, folder):
+    """Rows in the order of their lengths, so that the last clients have several times the numbers of the first."""
+    path, sorted_path = data(folder, 3200, 100), folder + "/packages-by-length.svm"
+    with open(path) as rows, open(sorted_path, "w") as file:
+        file.writelines(sorted(rows, key=lambda row: len(row.split())))
+    common = dict(l2="auto:kappa=10", clients=16, graph="random4", ranks=4, tol=1e-3, max_rounds=30000)
+    return [{"method": f"{tokens} token{'s' * (tokens > 1)}{', --async' * walks}{', ' + link if link else ''}", "runs": [
+        fit(tandem, sorted_path, "api-bcd", tokens=tokens, seed=seed, **common, **({"async": True} if walks else {}), **({"link": link} if link else {}))
+        for seed in SEEDS]} for link in ("20Mbit/s,10ms", None) for tokens in (1, 4) for walks in (False, True)]
 
 
 def link(tandem, folder):
@@ -143,7 +177,15 @@ def commit():
     return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
-CASES = {each.__name__: each for each in (convex, gossip, sparse, kappa, many, walk, link)}
+def is_done(path):
+    """Whether `path` has the results of this commit, to go on after an interruption."""
+    if not os.path.exists(path) or commit().endswith("-dirty"):
+        return False
+    with open(path) as file:
+        return json.load(file)["commit"] == commit()
+
+
+CASES = {each.__name__: each for each in (convex, shuffled, steep, gossip, sparse, kappa, many, walk, uneven, link)}
 
 
 def main():
@@ -153,6 +195,8 @@ def main():
     os.makedirs(out, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in sys.argv[3:] or CASES:
+            if is_done(f"{out}/{name}.json"):
+                continue
             result = {"command": f"bench/fit.py TANDEM OUT {name}", "hardware": cpu(), "commit": commit(),
                       "date": datetime.date.today().isoformat(), "methods": CASES[name](tandem, folder)}
             with open(f"{out}/{name}.json", "w") as file:

@@ -4,8 +4,9 @@ import statistics
 
 from bench_results import ROOT
 
-TITLES = {"convex": "16 clients, κ 100, to 1e-10", "many": "128 clients, κ 100, to 1e-6", "gossip": "gossip of 16 clients, κ 30, to 1e-10",
-          "sparse": "L1, 8 clients", "walk": "api-bcd, 16 clients, κ 10, to 1e-8 of its target", "link": "4 ranks, 20 Mbit/s, 10 ms, κ 100, to 1e-6"}
+TITLES = {"convex": "16 clients, κ 100, to 1e-10", "shuffled": "the same, --shuffle", "steep": "16 clients, κ 300, to 1e-10", "many": "128 clients, κ 100, to 1e-6", "gossip": "gossip of 16 clients, κ 30, to 1e-10",
+          "sparse": "L1, 8 clients", "walk": "api-bcd, 16 clients, κ 10, to 1e-8 of its target",
+          "uneven": "api-bcd, 16 uneven clients on 4 ranks, κ 10, to 1e-3", "link": "4 ranks, 20 Mbit/s, 10 ms, κ 100, to 1e-6"}
 
 
 def spread(values, show):
@@ -33,7 +34,7 @@ def table(folder):
         path = ROOT / folder / f"{case}.json"
         if not path.exists():
             continue
-        extra = {"link": ["seconds"], "sparse": ["nonzeros", "accuracy", "objective over the optimum"], "walk": ["bias"]}.get(case, [])
+        extra = {"link": ["seconds"], "sparse": ["nonzeros", "accuracy", "objective over the optimum"], "walk": ["bias"], "uneven": ["rounds to 1 %", "seconds to 1 %"]}.get(case, [])
         head = [title, "rounds", "floats up", "bytes sent", *([] if case == "sparse" else ["distance"]), *extra]
         text += ["", "| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
         for entry in json.loads(path.read_text())["methods"]:
@@ -42,6 +43,9 @@ def table(folder):
                 cells.append(f"{run['seconds']:.1f}")
             if case == "walk":
                 cells.append(f"{run['bias']:.2g}")
+            if case == "uneven":
+                ends = [each["to_one_percent"] for each in entry["runs"]]
+                cells += [spread([end["rounds"] for end in ends], "{:.0f}".format), spread([end["seconds"] for end in ends], "{:.2f}".format)]
             if case == "sparse":
                 is_exact = entry["method"].startswith("exact")
                 over = run["objective"] and run["objective"] / run["optimum"] - 1
