@@ -94,7 +94,7 @@ def many(tandem, folder):
     path = data(folder, 12800, 500)
     common = dict(l2="auto:kappa=100", clients=128, tol=1e-6, max_rounds=1000)
     return [*tune_local_steps(tandem, path, [.7, .8, .9, 1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4],
-                              {"p": [.12, .15, .2, .25], "step": [.85, 1, 1.2]}, {"sparsity": [8, 12], "p": [.3, .4, .5], "step": [.85, 1.2]}, **common),
+                              {"p": [.12, .15, .2, .25], "step": [.85, 1, 1.2]}, {"sparsity": [12, 16], "p": [.4, .5, .6], "step": [1.2, 1.5]}, **common),
             tuned(tandem, path, "tamuna", {"sparsity": [4, 8], "p": [.5, .7]}, cohort=16, **{**common, "max_rounds": 4000})]
 
 
