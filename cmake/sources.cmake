@@ -28,12 +28,13 @@ else()
     list(APPEND tandem_sources src/engine/serve/no_http_servers.cc)
   endif()
 endif()
-if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
+if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser and `tandem fit`, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
     src/engine/model/layout.cc src/engine/model/parameter*.cc src/engine/model/program/*.cc
     src/engine/model/placement.cc src/engine/model/weights.cc
     src/engine/config/*.cc src/engine/checkpoint/config.cc src/engine/data/config.cc
-    src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc src/observe/trace.cc)
+    src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc src/observe/trace.cc
+    src/fit/*.cc)
   list(APPEND tandem_sources ${parsers})
 endif()
 if(TANDEM_MPI)
