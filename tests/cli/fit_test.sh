@@ -68,6 +68,17 @@ TANDEM_DEADLINE_S=.1 expect 5 'rank . waited 0.1 s for rank ' fit rows.svm --l2 
 
 expect 0 '\| api-bcd \| [0-9]+ \|' fit rows.svm --l2 0.1 --method api-bcd --tokens 4 --async --ranks 3 --max-rounds 20000
 
+# A killed process ends the others, which name its rank.
+cat >die.sh <<'END'
+[ "$RANK" != 1 ] || (sleep 1; kill -9 $$) &
+exec "$@"
+END
+endless=(fit rows.svm --l2 1e-4 --method api-bcd --tokens 3 --tol 0 --max-rounds 100000000)
+for async in '' --async; do
+  "$tandem" launch -n 3 -- sh die.sh "$tandem" "${endless[@]}" $async >lost.log 2>&1 && fail "a lost process is a success"
+  grep -qE 'rank [02]: error: .*rank 1' lost.log || fail "the other ranks do not name the lost one: $(cat lost.log)"
+done
+
 printf '1 1:2\n2 1:3\n3 1:4\n' >three.svm
 printf '1 2:2 1:3\n-1 1:1\n' >order.svm
 : >empty.svm
