@@ -7,7 +7,7 @@
 
 namespace tandem::fit {
 
-void TokenTable::merge(TokenTable& other) {
+void TokenTable::merge(const TokenTable& other) {
   for (int m = 0; m < tokens(); ++m) {
     if (other.round(m) <= round(m)) continue;
     round(m) = other.round(m);
@@ -15,7 +15,7 @@ void TokenTable::merge(TokenTable& other) {
   }
 }
 
-Vector TokenTable::sum() {
+Vector TokenTable::sum() const {
   Vector sum(width_ - 1, 0.0);
   for (int m = 0; m < tokens(); ++m) add_scaled(sum, 1, share(m));
   return sum;

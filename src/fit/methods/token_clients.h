@@ -26,14 +26,18 @@ class TokenTable {
       : width_(features + 1), numbers_(size_t(tokens) * width_, 0.0) {}
 
   double& round(int token) { return numbers_[size_t(token) * width_]; }
+  double round(int token) const { return numbers_[size_t(token) * width_]; }
   std::span<double> share(int token) {
+    return std::span(numbers_).subspan(size_t(token) * width_ + 1, width_ - 1);
+  }
+  std::span<const double> share(int token) const {
     return std::span(numbers_).subspan(size_t(token) * width_ + 1, width_ - 1);
   }
   std::span<double> numbers() { return numbers_; }
   /// Takes the shares that are newer.
-  void merge(TokenTable& other);
+  void merge(const TokenTable& other);
   /// Sum of the shares: the mean of the clients' answers, as far as this table knows.
-  Vector sum();
+  Vector sum() const;
 
  private:
   int tokens() const { return int(numbers_.size() / width_); }
