@@ -60,6 +60,7 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"layers", q.layers},
       {"seq", q.seq},
       {"window", q.window},
+      {"documents", q.documents},
       {"batch", q.batch},
       {"tp", q.tp},
       {"ep", q.ep},
@@ -97,9 +98,10 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
         mfu > 0 ? fmt::format("{:>5.1f} %", 100 * mfu) : "not measured (the machine was busy)");
   };
   std::string text = fmt::format(
-      "{}, layers: {}, {} x {} tokens{}, tp {} ep {}, {}{}: forward and backward, {} repeats\n",
+      "{}, layers: {}, {} x {} tokens{}{}, tp {} ep {}, {}{}: forward and backward, {} repeats\n",
       q.model, q.layers, q.batch * q.ep, q.seq,
-      q.window > 0 ? fmt::format(", window {}", q.window) : "", q.tp, q.ep, q.dtype,
+      q.window > 0 ? fmt::format(", window {}", q.window) : "",
+      q.documents > 0 ? fmt::format(" in documents of {}", q.documents) : "", q.tp, q.ep, q.dtype,
       q.recompute == "none" ? "" : ", recompute " + q.recompute, q.repeats);
   text += row("step", r.step) + row("sustained", r.sustained);
   if (r.serial) {
@@ -172,6 +174,11 @@ void add_bench_train(CLI::App& bench) {
                    "Sliding window: keys that a token attends to, with its own (default: 0, all)")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 24));
+  command
+      ->add_option("--documents", request.documents,
+                   "Mean tokens of packed documents, exponentially distributed (default: 0, none)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
   command->add_option("--batch", request.batch, "Sequences of a tensor-parallel group")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
@@ -201,6 +208,7 @@ void add_bench_train(CLI::App& bench) {
       "\nExample:\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 32768 --window 1024 --device gpu\n"
+      "  tandem bench train --model llama-8b --layers 4 --seq 8192 --documents 1000 --device gpu\n"
       "\nA step is a forward and a backward pass through the layers, without embedding, head and\n"
       "optimizer. On GPUs step is timed after an idle gap and sustained without, where the power\n"
       "limit lowers the clock. With --tp, serial is the step without overlap and alone a rank's\n"

@@ -1,5 +1,6 @@
 // Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
 #include "kernels/cuda/cudnn/attention.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/router.h"
@@ -167,6 +168,11 @@ void sample_rows(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, cons
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const AttentionShape&,
                                                      const RopeTable&, const AttentionRows&,
                                                      int64_t) {
+  refuse();
+}
+
+std::unique_ptr<FusedAttention> make_hopper_attention(const Exec&, const AttentionShape&,
+                                                      const RopeTable&, const AttentionRows&) {
   refuse();
 }
 

@@ -21,33 +21,9 @@ namespace {
 using gpu::FusedAttention;
 
 constexpr int64_t kAlignedGap = 8;  // columns after each row
-constexpr double kU = 0x1p-8;       // bf16 rounds by at most this
 /// cuDNN reads q and k rounded after their rotation, rounds weights and score gradients for its
-/// products, and dq and dk twice. An emulation of that on values like these is off by up to 3 u;
-/// the reference's own rounding adds 1 u.
-constexpr double kBound = 6 * kU;
-
-/// Max over rows of max |actual - expected| relative to the row's max |expected|: later queries see
-/// more keys, and their results are smaller. The floor is for gradients that are 0 but for
-/// rounding.
-double row_error(const Tensor& actual, const Tensor& expected) {
-  double largest = 0, error = 0;
-  for (int64_t i = 0; i < expected.dim(0); ++i) {
-    for (int64_t j = 0; j < expected.dim(1); ++j) {
-      largest = std::max(largest, std::fabs(value(expected, i, j)));
-    }
-  }
-  for (int64_t i = 0; i < expected.dim(0); ++i) {
-    double difference = 0, size = std::max(largest / 1024, 1e-4);
-    for (int64_t j = 0; j < expected.dim(1); ++j) {
-      const double a = value(actual, i, j), e = value(expected, i, j);
-      difference = std::max(difference, std::isnan(a) ? INFINITY : std::fabs(a - e));
-      size = std::max(size, std::fabs(e));
-    }
-    error = std::max(error, difference / size);
-  }
-  return error;
-}
+/// products, and dq and dk twice.
+constexpr double kBound = kRowBound;
 
 class CudnnAttention : public testing::Test {
  protected:

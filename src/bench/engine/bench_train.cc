@@ -65,18 +65,40 @@ TransformerOptions make_options(const RunConfig& train, int64_t batch, const Par
   return options;
 }
 
+/// Position in its sequence at which each position's document begins. Lengths are exponential,
+/// drawn alike on all ranks; none if `mean` is 0.
+std::vector<int32_t> draw_documents(int64_t batch, int64_t seq, int64_t mean) {
+  constexpr uint64_t kSeed = 3;
+  std::vector<int32_t> starts(size_t(mean > 0 ? batch * seq : 0));
+  uint64_t drawn = 0;
+  int64_t begin = 0, end = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t position = int64_t(i) % seq;
+    if (position == 0 || position == end) {
+      const double length = -std::log1p(-double(uniform(kSeed, 0, drawn++))) * double(mean);
+      begin = position, end = position + std::max<int64_t>(1, std::llround(length));
+    }
+    starts[i] = int32_t(begin);
+  }
+  return starts;
+}
+
 /// A step on this rank, with the same input and gradient of the output each time.
 class LayerStep {
  public:
   /// `stream`: of the random input.
   LayerStep(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
-            uint64_t stream)
+            uint64_t stream, int64_t documents)
       : stream_(stream),
         exec_(make_exec(tp)),
         stage_(tp, config, options, {.embedding = false, .head = false}),
         microbatch_(stage_.make_microbatch()),
         gradient_(stage_.residual_gradient().bytes(), exec_.device) {
     stage_.initialize(1);
+    if (const auto starts = draw_documents(options.batch, options.seq, documents);
+        !starts.empty()) {
+      stage_.set_documents(starts, microbatch_);
+    }
     const Shard rows = shard_of(options.batch * options.seq, tp.size(), tp.rank());
     const Tensor input = stage_.input(microbatch_);
     fill(input, rows.begin, 1);
@@ -134,13 +156,13 @@ struct WholeGradients {
 };
 
 WholeGradients gradients_on_cpu(const ModelConfig& config, TransformerOptions options,
-                                DType dtype) {
+                                int64_t documents, DType dtype) {
   options.dtype = dtype;
   options.experts = nullptr;
   options.step = {};
   WholeGradients whole;
   run_threads({.ranks = 1}, [&](Communicator& one) {
-    LayerStep step(one, config, options, 0);
+    LayerStep step(one, config, options, 0, documents);
     step.run();
     const HostCopy copied(step.exec(), step.stage().gradients());
     whole.values.assign(copied.values().begin(), copied.values().end());
@@ -171,15 +193,18 @@ std::pair<double, double> difference(std::span<const float> found, const Paramet
 /// Compares one layer on a few tokens with CPU ranks, with a window shorter than these. All EP
 /// ranks have the same tokens, so that an expert's gradient is as many times that of one rank.
 void check_gradients(const ParallelGroups& groups, ModelConfig model, RunConfig train,
-                     TrainBenchResult& result) {
+                     int64_t documents, TrainBenchResult& result) {
   model.layers = 1;
   train.seq = std::min<int64_t>(64, train.seq);
   model.sliding_window = std::min(model.sliding_window, train.seq / 3);
-  const TransformerOptions options = make_options(train, 1, &groups, Strategy::automatic);
-  const WholeGradients exact = gradients_on_cpu(model, options, DType::f32);
-  const WholeGradients rounded =
-      options.dtype == DType::f32 ? exact : gradients_on_cpu(model, options, options.dtype);
-  LayerStep step(groups.tp(), model, options, 0);
+  documents = std::min(documents, train.seq / 4);
+  TransformerOptions options = make_options(train, 1, &groups, Strategy::automatic);
+  options.documents = documents > 0;
+  const WholeGradients exact = gradients_on_cpu(model, options, documents, DType::f32);
+  const WholeGradients rounded = options.dtype == DType::f32
+                                     ? exact
+                                     : gradients_on_cpu(model, options, documents, options.dtype);
+  LayerStep step(groups.tp(), model, options, 0, documents);
   step.run();
   const HostCopy copied(step.exec(), step.stage().gradients());
   const std::vector<Parameter>& shards = step.stage().parameter_list();
@@ -245,6 +270,25 @@ std::vector<double> sustained(Communicator& world, LayerStep& step, int repeats)
   return seconds;
 }
 
+/// Operations of the layers, for the sequences of a tensor-parallel group.
+double flops_of_step(const ModelConfig& model, const TrainBench& q) {
+  ModelConfig without_layers = model;
+  without_layers.layers = 0;
+  const auto flops = [&](int64_t length) {
+    return (model.flops_per_token(length) - without_layers.flops_per_token(length)) *
+           double(length);
+  };
+  const std::vector<int32_t> starts = draw_documents(q.batch, q.seq, q.documents);
+  if (starts.empty()) return double(q.batch) * flops(q.seq);
+  double all = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t position = int64_t(i) % q.seq;
+    const bool is_last = position + 1 == q.seq || starts[i + 1] != starts[i];
+    if (is_last) all += flops(position + 1 - starts[i]);
+  }
+  return all;
+}
+
 }  // namespace
 
 TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_share_gpu) {
@@ -259,6 +303,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.parallel.tp = q.tp;
   config.parallel.dp = config.parallel.ep = q.ep;
   config.data.paths = {"-"};  // none is read
+  config.data.document_mask = q.documents > 0;
   if (q.ep > 1 && config.model.experts == 0) {
     throw InvalidArgument(fmt::format("bench train: --ep {}: {} has no experts", q.ep, q.model));
   }
@@ -273,19 +318,24 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
   TrainBenchResult result;
   result.deterministic = q.deterministic;
-  check_gradients(groups, config.model, config.train, result);
+  check_gradients(groups, config.model, config.train, q.documents, result);
 
   const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own
+  const auto options_of = [&](const ParallelGroups* of, Strategy strategy) {
+    TransformerOptions options = make_options(config.train, q.batch, of, strategy);
+    options.documents = q.documents > 0;
+    return options;
+  };
   std::optional<uint64_t> saved;
   if (q.recompute != "none") {
-    TransformerOptions options = make_options(config.train, q.batch, &groups, Strategy::automatic);
+    TransformerOptions options = options_of(&groups, Strategy::automatic);
     options.recompute = {};
-    LayerStep step(groups.tp(), config.model, options, tokens);
+    LayerStep step(groups.tp(), config.model, options, tokens, q.documents);
     step.run();
     saved = step.digest();
   }
-  LayerStep step(groups.tp(), config.model,
-                 make_options(config.train, q.batch, &groups, Strategy::automatic), tokens);
+  LayerStep step(groups.tp(), config.model, options_of(&groups, Strategy::automatic), tokens,
+                 q.documents);
   step.run();
   const uint64_t digest = step.digest();
   step.run();
@@ -299,12 +349,11 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   std::unique_ptr<LayerStep> serial, alone;
   if (compares) {
     serial = std::make_unique<LayerStep>(
-        groups.tp(), config.model, make_options(config.train, q.batch, &groups, Strategy::serial),
-        tokens);
+        groups.tp(), config.model, options_of(&groups, Strategy::serial), tokens, q.documents);
     one = world.split(world.rank(), 0);
-    alone = std::make_unique<LayerStep>(
-        *one, shard_of_layers(config.model, q.tp),
-        make_options(config.train, q.batch, nullptr, Strategy::automatic), tokens);
+    alone =
+        std::make_unique<LayerStep>(*one, shard_of_layers(config.model, q.tp),
+                                    options_of(nullptr, Strategy::automatic), tokens, q.documents);
     variants.push_back(timed_step(world, *serial));
     variants.push_back(timed_step(world, *alone));
   }
@@ -317,10 +366,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   }
   result.sustained = times_of(sustained(world, step, q.repeats));
 
-  ModelConfig without_layers = config.model;
-  without_layers.layers = 0;
-  result.flops = (config.model.flops_per_token(q.seq) - without_layers.flops_per_token(q.seq)) *
-                 double(config.train.batch * q.seq);
+  result.flops = double(q.ep) * flops_of_step(config.model, q);
   result.peak_flops = measure_utilization(world, config).peak_flops;
   agree(world, result);
   return result;

@@ -17,9 +17,10 @@ struct TrainBench {
   std::string model = "llama-8b";
   int64_t layers = 0;  ///< 0: all of the model
   int64_t seq = 2048;
-  int64_t window = 0;  ///< as ModelConfig::sliding_window, of every layer
-  int64_t batch = 1;   ///< sequences of a tensor-parallel group
-  int tp = 1, ep = 1;  ///< world: tp x ep ranks
+  int64_t window = 0;     ///< as ModelConfig::sliding_window, of every layer
+  int64_t documents = 0;  ///< mean tokens of packed documents, exponential; 0: none
+  int64_t batch = 1;      ///< sequences of a tensor-parallel group
+  int tp = 1, ep = 1;     ///< world: tp x ep ranks
   std::string dtype = "bf16";
   std::string recompute = "none";  ///< train.recompute
   bool deterministic = true;       ///< train.deterministic

@@ -69,7 +69,7 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
   return std::make_unique<Attention>(
       c.exec, shape, c.rope,
       AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic,
-                    attention_windows(c.layout)});
+                    attention_windows(c.layout), c.options.documents});
 }
 
 }  // namespace

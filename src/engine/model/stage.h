@@ -51,6 +51,7 @@ struct TransformerOptions {
   GradientWindow gradient_window = {};
   CodecPolicy codec = {};  ///< for the forward pass
   RecomputedLayers recompute = {};
+  bool documents = false;     ///< set_documents may be called; GPUs choose their kernels by it
   bool deterministic = true;  ///< on GPUs false may be faster, with other last bits every time
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.

@@ -70,12 +70,14 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
 
 TransformerOptions make_transformer_options(
     const ParallelGroups& groups, const ParallelConfig& parallel, const RunConfig& train,
+    const DataConfig& data,
     const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
   TransformerOptions options;
   options.batch = microbatch_size(parallel, train);
   options.seq = train.seq;
   options.dtype = parse_dtype(train.dtype);
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
+  options.documents = data.document_mask;
   options.deterministic = train.deterministic;
   options.recompute = {parse_recompute(train.recompute), train.recompute_layers};
   options.codec = CodecPolicy::parse(parallel.codec);
@@ -110,9 +112,10 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
   // Replicas and stages, whose tensor-parallel groups would choose independently, agree.
   share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-    chunks.emplace_back(groups, config,
-                        make_transformer_options(groups, parallel, config.train, routed),
-                        layers[size_t(schedule::stage_of(shape, rank, chunk))]);
+    chunks.emplace_back(
+        groups, config,
+        make_transformer_options(groups, parallel, config.train, config.data, routed),
+        layers[size_t(schedule::stage_of(shape, rank, chunk))]);
   }
   agree_on_gemm_choices(groups.world());
 }

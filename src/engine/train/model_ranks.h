@@ -18,6 +18,7 @@ namespace tandem {
 /// Options of the run's stages. `routed`: as TrainRequest's.
 TransformerOptions make_transformer_options(
     const ParallelGroups& groups, const ParallelConfig& parallel, const RunConfig& train,
+    const DataConfig& data,
     const std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)>&
         routed);
 

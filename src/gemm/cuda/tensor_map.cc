@@ -14,10 +14,10 @@ CUtensorMapDataType map_type(DType dtype) {
 
 /// Tensor map of the first `dimensions` of: columns, rows, matrices.
 CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t count, int64_t rows,
-                    int64_t columns, int box_rows) {
+                    int64_t columns, int64_t stride, int box_rows) {
   static const auto encode =
       driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint64_t row_bytes = cuuint64_t(columns) * size_of(dtype);
+  const cuuint64_t row_bytes = cuuint64_t(stride) * size_of(dtype);
   const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(count)};
   const cuuint64_t strides[] = {row_bytes, row_bytes * cuuint64_t(rows)};
   const cuuint32_t box[] = {cuuint32_t(128 / size_of(dtype)), cuuint32_t(box_rows), 1};
@@ -34,12 +34,17 @@ CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t 
 }  // namespace
 
 CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows) {
-  return encoded(data, dtype, 2, 1, rows, columns, box_rows);
+  return encoded(data, dtype, 2, 1, rows, columns, columns, box_rows);
 }
 
 CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t rows,
                          int64_t columns, int box_rows) {
-  return encoded(data, dtype, 3, count, rows, columns, box_rows);
+  return encoded(data, dtype, 3, count, rows, columns, columns, box_rows);
+}
+
+CUtensorMap map_rows(const void* data, DType dtype, int64_t count, int64_t rows, int64_t columns,
+                     int64_t stride, int box_rows) {
+  return encoded(data, dtype, 3, count, rows, columns, stride, box_rows);
 }
 
 }  // namespace tandem::gpu

@@ -17,5 +17,8 @@ CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t colu
 /// extends past its matrix does not reach into the next.
 CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t rows,
                          int64_t columns, int box_rows);
+/// As map_matrices, with `stride` elements between rows, a multiple of 16 bytes.
+CUtensorMap map_rows(const void* data, DType dtype, int64_t count, int64_t rows, int64_t columns,
+                     int64_t stride, int box_rows);
 
 }  // namespace tandem::gpu

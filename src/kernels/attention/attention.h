@@ -36,7 +36,7 @@ struct AttentionMask {
   /// i32 [1, batch * seq], the position in its sequence at which each position's document begins: a
   /// query reads keys of its own document, and positions count from its begin. Empty: a sequence is
   /// one document. On CPUs a document gives the bits that it gives in a batch without others, and
-  /// costs the same; GPUs run their simple kernels, not cuDNN's.
+  /// costs the same; GPUs run their simple kernels unless `documents` of the rows announces them.
   Tensor document_starts;
 };
 
@@ -47,6 +47,7 @@ struct AttentionRows {
   int64_t out_stride;         ///< elements between rows of out and dout
   bool deterministic = true;  ///< backward gives the same bits every time; false may be faster
   std::vector<int64_t> windows{0};  ///< windows of all runs
+  bool documents = false;           ///< runs may have document starts
 };
 
 /// Owns its scratch memory, on a CPU that of each thread; runs allocate nothing.
@@ -55,14 +56,14 @@ class Attention {
   /// rope must outlive this, cover `shape.seq` positions and be on exec's device. On CPUs: uses the
   /// current number of kernel threads of the constructing thread.
   ///
-  /// With `rows`, which all runs must then have, a GPU uses cuDNN for bf16 if it can; else its
-  /// simple kernels. cuDNN's kernels are loaded here, which waits for all kernels of the device,
-  /// and run only on exec's stream.
+  /// With `rows`, which all runs must then have, a GPU uses cuDNN for bf16 if it can, with
+  /// `documents` the kernels of kernels/cuda/hopper_attention.h; else its simple kernels. cuDNN's
+  /// are loaded here, which waits for all kernels of the device, and run only on exec's stream.
   Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
             const std::optional<AttentionRows>& rows = {});
   ~Attention();
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
-  /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
+  /// dtype. Both forms for bf16 rotate q and k in place, which saves a copy of them.
   /// In cuDNN's form throws InvalidArgument for a window that is not one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
@@ -75,8 +76,11 @@ class Attention {
                 const Tensor& dk, const Tensor& dv, const AttentionMask& mask = {});
 
  private:
+  gpu::FusedAttention* fused(const AttentionMask& mask) const;
+
   AttentionShape shape_;
   const RopeTable& rope_;
+  bool takes_documents_;
   std::unique_ptr<cpu::Attention> on_cpu_;      // nullptr on a GPU
   std::unique_ptr<gpu::FusedAttention> fused_;  // nullptr for the simple kernels
 };

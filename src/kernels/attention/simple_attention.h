@@ -17,9 +17,8 @@ struct AttentionHost {
 std::string why_simple_attention(const AttentionShape& shape, const AttentionRows& rows,
                                  const AttentionHost& host);
 
-/// Reason that runs with document starts leave cuDNN.
-constexpr const char* kDocumentsReason =
-    "documents (data.document_mask): cuDNN's kernels attend to whole sequences";
+/// Reason that runs with document starts leave cuDNN, which attends to whole sequences.
+constexpr const char* kDocumentsReason = "documents that were not announced";
 
 /// Logs a line, once for each reason in a process.
 void note_simple_attention(const std::string& reason);

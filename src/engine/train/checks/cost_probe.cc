@@ -58,7 +58,8 @@ class ProbedLayers {
       : model_(config.model),
         optimizer_(config.optimizer),
         layers_(layers),
-        chunk_(groups, config, make_transformer_options(groups, config.parallel, config.train, {}),
+        chunk_(groups, config,
+               make_transformer_options(groups, config.parallel, config.train, config.data, {}),
                layers),
         microbatches_{chunk_.stage.make_microbatch(), chunk_.stage.make_microbatch()},
         splits_backward_(

@@ -56,23 +56,24 @@ class CudnnAttention final : public FusedAttention {
         workspace_(workspace_bytes(), exec.device) {}
 
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& out, const Tensor& log_sums, int64_t window) override {
-    check_forward(exec, q, k, v, out, log_sums, window);
+               const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) override {
+    check_forward(exec, q, k, v, out, log_sums, mask.window);
     if (q.read_only() || k.read_only()) {
       throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
     }
     rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
-    run_forward(q, k, v, out, log_sums, window);
+    run_forward(q, k, v, out, log_sums, mask.window);
   }
 
   void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const Tensor& out, const Tensor& log_sums, int64_t window) override {
-    check_forward(exec, q, k, v, out, log_sums, window);
-    run_forward(q, k, v, out, log_sums, window);
+                     const Tensor& out, const Tensor& log_sums,
+                     const AttentionMask& mask) override {
+    check_forward(exec, q, k, v, out, log_sums, mask.window);
+    run_forward(q, k, v, out, log_sums, mask.window);
   }
 
-  void backward(const Exec& exec, const AttentionGradients& t, int64_t window) override {
-    const Plans& plans = find_plans(window);
+  void backward(const Exec& exec, const AttentionGradients& t, const AttentionMask& mask) override {
+    const Plans& plans = find_plans(mask.window);
     check_stream(exec);
     for (const auto& [name, tensor] : {std::pair("q", &t.q),
                                        {"k", &t.k},

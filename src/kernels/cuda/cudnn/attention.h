@@ -14,10 +14,12 @@ class FusedAttention {
  public:
   virtual ~FusedAttention() = default;
   virtual void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Tensor& out, const Tensor& log_sums, int64_t window) = 0;
+                       const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) = 0;
   virtual void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const Tensor& out, const Tensor& log_sums, int64_t window) = 0;
-  virtual void backward(const Exec& exec, const AttentionGradients& tensors, int64_t window) = 0;
+                             const Tensor& out, const Tensor& log_sums,
+                             const AttentionMask& mask) = 0;
+  virtual void backward(const Exec& exec, const AttentionGradients& tensors,
+                        const AttentionMask& mask) = 0;
 };
 
 /// Memory that a deterministic backward pass may take, unless one key head of one sequence needs

@@ -1,0 +1,179 @@
+#include "kernels/cuda/hopper_attention.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/cuda/check.h"
+#include "core/system/env.h"
+#include "gemm/cuda/tensor_map.h"
+#include "kernels/attention/simple_attention.h"
+#include "kernels/cuda/rope.h"
+#include "kernels/cuda/sm90/attention_kernels.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+using sm90::kKeyTile, sm90::kQueryTile;
+
+constexpr int kForwardQueries = 128;
+
+std::string why_not_hopper(const AttentionShape& shape, const AttentionRows& rows) {
+  const std::string reason = why_simple_attention(shape, rows, {env().gpu_portable, false});
+  if (!reason.empty()) return reason;
+  if (shape.head_dim != 64 && shape.head_dim != 128) {
+    return fmt::format("head_dim {} with documents: kernels take 64 and 128", shape.head_dim);
+  }
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "attention");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "attention");
+  if (major == 9 && minor == 0) return "";
+  return fmt::format("documents on sm_{}{}: kernels need sm_90", major, minor);
+}
+
+class HopperAttention final : public FusedAttention {
+ public:
+  HopperAttention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
+                  const AttentionRows& rows)
+      : device_(exec.device),
+        shape_(shape),
+        rope_(rope),
+        rows_(rows),
+        key_tiles_((shape.seq + kKeyTile - 1) / kKeyTile),
+        query_tiles_((shape.seq + kQueryTile - 1) / kQueryTile),
+        log_sums_(floats(padded() * shape.heads)),
+        deltas_(floats(padded() * shape.heads)),
+        first_keys_(floats(padded())),
+        ends_(floats(shape.batch * key_tiles_)),
+        dq_(floats(padded() * shape.heads * shape.head_dim)),
+        added_(floats(shape.batch * shape.heads * query_tiles_ + 1)) {}
+
+  void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) override {
+    if (q.read_only() || k.read_only()) {
+      throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
+    }
+    rotate(exec.stream, rope_, shape_.seq, Rotation::forward, q, k);
+    forward_again(exec, q, k, v, out, log_sums, mask);
+  }
+
+  void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& out, const Tensor& log_sums,
+                     const AttentionMask& mask) override {
+    const Tensor& o = checked("out", out, rows_.out_stride);
+    const sm90::ForwardParams params{.q = map("q", q, rows_.qkv_stride, kForwardQueries),
+                                     .k = map("k", k, rows_.qkv_stride, kKeyTile),
+                                     .v = map("v", v, rows_.qkv_stride, kKeyTile),
+                                     .mask = mask_of(mask),
+                                     .out = values(o),
+                                     .stride = rows_.out_stride,
+                                     .log_sums = checked_log_sums(log_sums),
+                                     .sequences = int(shape_.batch),
+                                     .seq = int(shape_.seq),
+                                     .heads = int(shape_.heads),
+                                     .kv_heads = int(shape_.kv_heads),
+                                     .scale = scale(),
+                                     .scale_log2 = scale_log2()};
+    sm90::launch_forward(int(shape_.head_dim), params, exec.stream);
+  }
+
+  void backward(const Exec& exec, const AttentionGradients& t, const AttentionMask& mask) override {
+    int* const added = added_.view().as<int>();
+    const sm90::BackwardParams params{.q = map("q", t.q, rows_.qkv_stride, kQueryTile),
+                                      .k = map("k", t.k, rows_.qkv_stride, kKeyTile),
+                                      .v = map("v", t.v, rows_.qkv_stride, kKeyTile),
+                                      .dout = map("dout", t.dout, rows_.out_stride, kQueryTile),
+                                      .log_sums = log_sums_.view().as<float>(),
+                                      .deltas = deltas_.view().as<float>(),
+                                      .first_keys = first_keys_.view().as<int>(),
+                                      .ends = ends_.view().as<int>(),
+                                      .dq = dq_.view().as<float>(),
+                                      .added = added + 1,
+                                      .ticket = added,
+                                      .dk = values(checked("dk", t.dk, rows_.qkv_stride)),
+                                      .dv = values(checked("dv", t.dv, rows_.qkv_stride)),
+                                      .stride = rows_.qkv_stride,
+                                      .sequences = int(shape_.batch),
+                                      .seq = int(shape_.seq),
+                                      .heads = int(shape_.heads),
+                                      .kv_heads = int(shape_.kv_heads),
+                                      .key_tiles = int(key_tiles_),
+                                      .query_tiles = int(query_tiles_),
+                                      .scale = scale(),
+                                      .scale_log2 = scale_log2()};
+    const sm90::BackwardRows rows{.out = values(checked("out", t.out, rows_.out_stride)),
+                                  .dout = values(t.dout),
+                                  .stride = rows_.out_stride,
+                                  .log_sums = checked_log_sums(t.log_sums),
+                                  .dq = values(checked("dq", t.dq, rows_.qkv_stride))};
+    sm90::launch_backward(int(shape_.head_dim), params, mask_of(mask), rows, exec.stream);
+    rotate(exec.stream, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
+  }
+
+ private:
+  /// Memory of 4-byte values.
+  struct Values {
+    Memory memory;
+    Tensor view() const { return memory.view(DType::u8, {int64_t(memory.bytes())}); }
+  };
+  Values floats(int64_t count) const { return {Memory(size_t(count) * sizeof(float), device_)}; }
+  int64_t padded() const { return shape_.batch * query_tiles_ * kQueryTile; }
+  float scale() const { return float(1 / std::sqrt(double(shape_.head_dim))); }
+  float scale_log2() const {
+    return float(1.4426950408889634 / std::sqrt(double(shape_.head_dim)));
+  }
+  static __nv_bfloat16* values(const Tensor& tensor) {
+    return static_cast<__nv_bfloat16*>(tensor.data());
+  }
+
+  sm90::Mask mask_of(const AttentionMask& mask) const {
+    const bool has_documents = mask.document_starts.dims() > 0;
+    return {int(effective_window(shape_, mask.window)),
+            has_documents ? mask.document_starts.as<const int32_t>() : nullptr};
+  }
+  CUtensorMap map(const char* name, const Tensor& tensor, int64_t stride, int box_rows) const {
+    checked(name, tensor, stride);
+    return map_rows(tensor.data(), tensor.dtype(), shape_.batch, shape_.seq, tensor.dim(1), stride,
+                    box_rows);
+  }
+  const Tensor& checked(const char* name, const Tensor& tensor, int64_t stride) const {
+    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride && is_aligned(tensor)) {
+      return tensor;
+    }
+    throw InvalidArgument(
+        fmt::format("attention: {} {}, a row every {} elements: expected {}, a row every {}, "
+                    "aligned to 16 bytes",
+                    name, tensor.describe(), tensor.stride(0), name_of(rows_.dtype), stride));
+  }
+  float* checked_log_sums(const Tensor& tensor) const {
+    if (tensor.dtype() == DType::f32 && tensor.contiguous()) return tensor.as<float>();
+    throw InvalidArgument("attention: log_sums " + tensor.describe() +
+                          ": expected f32 without gaps");
+  }
+  static bool is_aligned(const Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+  }
+
+  Device device_;
+  AttentionShape shape_;
+  const RopeTable& rope_;
+  AttentionRows rows_;
+  int64_t key_tiles_, query_tiles_;
+  Values log_sums_, deltas_, first_keys_, ends_, dq_, added_;
+};
+
+}  // namespace
+
+std::unique_ptr<FusedAttention> make_hopper_attention(const Exec& exec, const AttentionShape& shape,
+                                                      const RopeTable& rope,
+                                                      const AttentionRows& rows) {
+  if (shape.batch * shape.seq * shape.heads == 0) return nullptr;
+  const std::string reason = why_not_hopper(shape, rows);
+  if (reason.empty()) return std::make_unique<HopperAttention>(exec, shape, rope, rows);
+  note_simple_attention(reason);
+  return nullptr;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,268 @@
+// Forward pass of attention on Hopper's tensor cores. A block owns 128 queries of a head, 64 for
+// each of two multiplying warpgroups, and visits the tiles of 128 keys that they read, the last
+// first, which another warp loads. Scores of a tile are multiplied while those of the tile before
+// multiply the values.
+#include <cuda_bf16.h>
+
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
+#include "kernels/cuda/sm90/attention.cuh"
+#include "kernels/cuda/sm90/attention_kernels.h"
+
+namespace tandem::gpu::sm90 {
+namespace {
+
+constexpr int kQueries = 128;  // of a block
+constexpr int kStages = 2;
+
+template <int kHead>
+struct Shared {
+  static constexpr int kBoxes = kHead / kBoxColumns;
+  using Tile = std::byte[kBoxes][kGroups * kBoxBytes];
+  alignas(1024) Tile q;
+  alignas(1024) Tile k[kStages];
+  alignas(1024) Tile v[kStages];
+  FullBarrier q_full, k_full[kStages], v_full[kStages];
+  EmptyBarrier k_empty[kStages], v_empty[kStages];
+};
+
+/// Queries of a block, and the tiles of keys that they read. Blocks with the most keys come first.
+struct Work {
+  __device__ Work(const ForwardParams& p, int block)
+      : tile((p.seq - 1) / kQueries - block / (p.sequences * p.heads)),
+        sequence(block % (p.sequences * p.heads) / p.heads),
+        head(block % p.heads),
+        begin(first_key(p.mask, p.seq, sequence, tile * kQueries) / kKeyTile),
+        end(tile + 1) {}
+  int tile, sequence, head, begin, end;
+};
+
+template <int kHead>
+__device__ void load_all(const ForwardParams& p, const Work& work, Shared<kHead>& shared) {
+  constexpr int kBoxes = Shared<kHead>::kBoxes;
+  const int kv_column = work.head / (p.heads / p.kv_heads) * kHead;
+  shared.q_full.arrive_and_expect_tx(sizeof shared.q);
+  load_boxes<kBoxes>(p.q, shared.q_full, shared.q, work.head * kHead, work.tile * kQueries,
+                     work.sequence);
+  PipelineState<kStages> stage;
+  for (int tile = work.end - 1; tile >= work.begin; --tile) {
+    const int i = stage.index;
+    shared.k_empty[i].wait(stage.phase ^ 1);
+    shared.k_full[i].arrive_and_expect_tx(sizeof shared.k[i]);
+    load_boxes<kBoxes>(p.k, shared.k_full[i], shared.k[i], kv_column, tile * kKeyTile,
+                       work.sequence);
+    shared.v_empty[i].wait(stage.phase ^ 1);
+    shared.v_full[i].arrive_and_expect_tx(sizeof shared.v[i]);
+    load_boxes<kBoxes>(p.v, shared.v_full[i], shared.v[i], kv_column, tile * kKeyTile,
+                       work.sequence);
+    stage.advance();
+  }
+}
+
+/// Warpgroup of 64 queries. A thread has values of two of them, 8 apart.
+template <int kHead>
+class Multiplier {
+  static constexpr int kTileBox = kGroups * kBoxBytes;  // bytes of a box of q, k and v
+
+ public:
+  __device__ __forceinline__ Multiplier(const ForwardParams& p, const Work& work,
+                                        Shared<kHead>& shared, int group)
+      : p_(p),
+        work_(work),
+        shared_(shared),
+        group_(group),
+        thread_(int(threadIdx.x) % 128),
+        lane_(thread_ % 32),
+        query_(work.tile * kQueries + group * kGroupRows + thread_ / 32 * 16 + lane_ / 4),
+        from_{first_key(p.mask, p.seq, work.sequence, query_),
+              first_key(p.mask, p.seq, work.sequence, query_ + 8)},
+        last_from_(
+            first_key(p.mask, p.seq, work.sequence, min((work.tile + 1) * kQueries, p.seq) - 1)) {}
+
+  __device__ __forceinline__ void run() {
+    Sums<kHead> out;
+    Sums<kKeyTile> scores;
+    uint32_t weights[kKeyTile / 4];
+    float factors[2];
+    shared_.q_full.wait(0);
+    issue_scores(scores);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    release(shared_.k_empty[0]);
+    keys_.advance();
+    find_weights(scores, work_.end - 1, factors);
+    round(scores, weights);
+    for (int tile = work_.end - 2; tile >= work_.begin; --tile) {
+      issue_scores(scores);
+      add_values(out, weights);
+      cute::warpgroup_wait<1>();
+      fence(scores);
+      release(shared_.k_empty[keys_.index]);
+      keys_.advance();
+      find_weights(scores, tile, factors);
+      end_values(out, weights);
+      scale(out, factors[0], factors[1]);
+      round(scores, weights);
+    }
+    add_values(out, weights);
+    end_values(out, weights);
+    store(out);
+  }
+
+ private:
+  __device__ __forceinline__ void issue_scores(Sums<kKeyTile>& scores) {
+    shared_.k_full[keys_.index].wait(keys_.phase);
+    fence(scores);
+    cute::warpgroup_arrive();
+    multiply_heads<kHead, kKeyTile>(scores, address_of(shared_.q[0]) + group_ * kBoxBytes, kTileBox,
+                                    address_of(shared_.k[keys_.index][0]), kTileBox);
+    cute::warpgroup_commit_batch();
+  }
+  /// Issues out += weights v, or = for the first tile.
+  __device__ __forceinline__ void add_values(Sums<kHead>& out, uint32_t (&weights)[kKeyTile / 4]) {
+    using Instruction = typename Product<kHead, kRowsOfK, kColumnsOfK>::Registers;
+    shared_.v_full[values_.index].wait(values_.phase);
+    fence(out);
+    fence(weights);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int k = 0; k < kKeyTile / 16; ++k) {
+      multiply<Instruction>(out, weights + 4 * k,
+                            columns_descriptor<kTileBox>(address_of(shared_.v[values_.index][0])) +
+                                k * k_stride(true),
+                            is_first_ && k == 0, std::make_index_sequence<kHead / 2>{});
+    }
+    cute::warpgroup_commit_batch();
+    is_first_ = false;
+  }
+  __device__ __forceinline__ void end_values(Sums<kHead>& out, uint32_t (&weights)[kKeyTile / 4]) {
+    cute::warpgroup_wait<0>();
+    fence(out);
+    fence(weights);
+    release(shared_.v_empty[values_.index]);
+    values_.advance();
+  }
+  __device__ __forceinline__ static void scale(Sums<kHead>& out, float first, float second) {
+    for_each<kHead / 2>([&](auto i) { out[i] *= i / 2 % 2 == 0 ? first : second; });
+  }
+  __device__ __forceinline__ void release(EmptyBarrier& empty) const {
+    if (thread_ == 0) empty.arrive();
+  }
+
+  /// Replaces a tile's scores by exp(score - largest), 0 for keys that a query does not read.
+  /// `factors`: of the sums so far.
+  __device__ __forceinline__ void find_weights(Sums<kKeyTile>& scores, int tile,
+                                               float (&factors)[2]) {
+    const int first = tile * kKeyTile;
+    if (tile == work_.tile || first < last_from_) {
+      for_each<kKeyTile / 2>([&](auto i) {
+        const int key = first + i / 4 * 8 + 2 * (lane_ % 4) + i % 2;
+        constexpr int kRow = i / 2 % 2;
+        const bool is_read = key <= query_ + 8 * kRow && key >= from_[kRow];
+        scores[i] = is_read ? scores[i] : -INFINITY;
+      });
+    }
+    float largest[2] = {largest_[0], largest_[1]};
+    for_each<kKeyTile / 2>([&](auto i) {
+      constexpr int kRow = i / 2 % 2;
+      largest[kRow] = fmaxf(largest[kRow], scores[i]);
+    });
+    for_each<2>([&](auto half) {
+      // Finite: every query reads its own key, which is in the first tile.
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
+      largest[half] = fmaxf(largest[half], __shfl_xor_sync(~0u, largest[half], 2));
+      factors[half] = exp2_of((largest_[half] - largest[half]) * p_.scale_log2);
+      largest_[half] = largest[half];
+      total_[half] *= factors[half];
+      largest[half] *= p_.scale_log2;
+    });
+    for_each<kKeyTile / 2>([&](auto i) {
+      constexpr int kRow = i / 2 % 2;
+      scores[i] = exp2_of(scores[i] * p_.scale_log2 - largest[kRow]);
+      total_[kRow] += scores[i];
+    });
+  }
+
+  __device__ __forceinline__ void store(const Sums<kHead>& out) const {
+    float inverse[2];
+    for_each<2>([&](auto half) {
+      float total = total_[half];
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      inverse[half] = 1 / total;
+      const int query = query_ + 8 * half;
+      if (lane_ % 4 == 0 && query < p_.seq) {
+        p_.log_sums[(int64_t(work_.sequence) * p_.heads + work_.head) * p_.seq + query] =
+            largest_[half] * p_.scale + logf(total);
+      }
+    });
+    __nv_bfloat16* const to = p_.out + (int64_t(work_.sequence) * p_.seq + query_) * p_.stride +
+                              work_.head * kHead + 2 * (lane_ % 4);
+    for_each<kHead / 4>([&](auto i) {
+      constexpr int kRow = i % 2;
+      if (query_ + 8 * kRow >= p_.seq) return;
+      *reinterpret_cast<uint32_t*>(to + 8 * kRow * p_.stride + i / 2 * 8) =
+          Pair::pack(out[2 * i] * inverse[kRow], out[2 * i + 1] * inverse[kRow]);
+    });
+  }
+
+  const ForwardParams& p_;
+  const Work& work_;
+  Shared<kHead>& shared_;
+  const int group_, thread_, lane_;
+  const int query_, from_[2];  // the first one, and the first keys of both
+  const int last_from_;        // first key of the block's last query
+  PipelineState<kStages> keys_, values_;
+  bool is_first_ = true;                                           // no values have been added
+  float largest_[2] = {-INFINITY, -INFINITY}, total_[2] = {0, 0};  // the latter of this thread
+};
+
+template <int kHead>
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardParams p) {
+  extern __shared__ std::byte memory[];
+  auto& shared =
+      *reinterpret_cast<Shared<kHead>*>(memory + (1024 - address_of(memory) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    shared.q_full.init(1);
+    for (int i = 0; i < kStages; ++i) {
+      shared.k_full[i].init(1), shared.v_full[i].init(1);
+      shared.k_empty[i].init(kGroups), shared.v_empty[i].init(kGroups);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  const Work work(p, int(blockIdx.x));
+  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
+  if (warp < 4) {
+    cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
+    if (warp == 0 && cute::elect_one_sync()) load_all<kHead>(p, work, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
+    Multiplier<kHead>(p, work, shared, warp / 4 - 1).run();
+  }
+}
+
+template <int kHead>
+void launch_with(const ForwardParams& p, cudaStream_t stream) {
+  constexpr int kBytes = int(sizeof(Shared<kHead>)) + 1024;
+  static_assert(kBytes <= 227 * 1024);
+  check(cudaFuncSetAttribute(forward_kernel<kHead>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kBytes),
+        "attention");
+  const int tiles = (p.seq + kQueries - 1) / kQueries;
+  forward_kernel<kHead><<<tiles * p.sequences * p.heads, kThreads, size_t(kBytes), stream>>>(p);
+  check_launch("attention");
+}
+
+}  // namespace
+
+void launch_forward(int head_dim, const ForwardParams& params, CUstream_st* stream) {
+  if (head_dim == 64) return launch_with<64>(params, stream);
+  launch_with<128>(params, stream);
+}
+
+}  // namespace tandem::gpu::sm90
