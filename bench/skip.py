@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -83,11 +84,14 @@ def write_text(folder):
     """The repository's own text, cut in pieces, so that what is held out is like the rest."""
     if folder.exists():
         return
-    folder.mkdir(parents=True)
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     files = subprocess.run(["git", "ls-files", *TEXT], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     text = b"".join((ROOT / name).read_bytes() for name in files.split())
     for begin in range(0, len(text), PIECE):
-        (folder / f"{begin // PIECE:04}.txt").write_bytes(text[begin:begin + PIECE])
+        (partial / f"{begin // PIECE:04}.txt").write_bytes(text[begin:begin + PIECE])
+    partial.rename(folder)
 
 
 def run_training(args, settings, seed, folder):

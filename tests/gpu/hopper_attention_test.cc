@@ -194,6 +194,31 @@ TEST_F(HopperAttention, DocumentsChangeTheResults) {
   });
 }
 
+TEST_F(HopperAttention, IsChosenForDocuments) {
+  run([](const Exec& exec) {
+    const Case c{{1, 300, 4, 2, 64}, 0, 90};
+    const Call direct(exec, c), chosen(exec, c);
+    const auto expected =
+        gpu::make_hopper_attention(exec, c.shape, direct.rope, direct.operands.strides());
+    ASSERT_NE(expected, nullptr);
+    direct.forward(*expected);
+    direct.backward(*expected);
+    AttentionRows rows = chosen.operands.strides();
+    rows.documents = true;
+    Attention attention(exec, c.shape, chosen.rope, rows);
+    const Operands& o = chosen.operands;
+    o.forward(attention, chosen.mask);
+    const Memory out = copied(exec, o.out), log_sums = copied(exec, o.log_sums);
+    attention.forward_again(exec, o.q(o.qkv), o.k(o.qkv), o.v(o.qkv), o.heads(o.out),
+                            o.log_sums_of(o.log_sums), chosen.mask);
+    EXPECT_TRUE(same_bits(copied(exec, o.out), out));
+    EXPECT_TRUE(same_bits(copied(exec, o.log_sums), log_sums));
+    o.backward(attention, chosen.mask);
+    EXPECT_TRUE(same_bits(out, copied(exec, direct.operands.out)));
+    EXPECT_TRUE(same_bits(copied(exec, o.dqkv), copied(exec, direct.operands.dqkv)));
+  });
+}
+
 TEST_F(HopperAttention, WritesNothingBetweenRows) {
   run([](const Exec& exec) {
     const Case c{{2, 65, 4, 2, 64}, 0, 30};

@@ -26,6 +26,7 @@ if grep -q '^experts' "$config"; then # in bf16 only: refused before anything ru
 else
   run gpu_f32 --device gpu --set train.dtype=f32 --set train.steps="$steps"
 fi
+if [[ " $* " == *document_mask=true* ]] && grep 'simple kernels' "$out/gpu.log"; then exit 1; fi
 run again --device gpu --set train.steps="$steps"
 cmp "$out/gpu/final/model.safetensors" "$out/again/final/model.safetensors"
 run tp2 --device gpu --tp 2 --ranks-per-gpu 2 --set train.steps="$steps"

@@ -24,13 +24,14 @@ TEST(SimpleAttention, HasAReasonUnlessCudnnTakesTheTensors) {
   const AttentionShape shape{1, 64, 8, 2, 128};
   const AttentionRows rows{DType::bf16, 1536, 1024};
   EXPECT_EQ(why_simple_attention(shape, rows, {}), "");
-  EXPECT_EQ(why_simple_attention(shape, {DType::f32, 1536, 1024}, {}), "f32: cuDNN takes bf16");
+  EXPECT_EQ(why_simple_attention(shape, {DType::f32, 1536, 1024}, {}),
+            "f32: fused kernels take bf16");
   EXPECT_EQ(why_simple_attention(shape, rows, {.is_portable = true}), "TANDEM_GPU_PORTABLE is 1");
   EXPECT_EQ(why_simple_attention(shape, rows, {.shares_gpu = true}), "ranks share the GPU");
   EXPECT_EQ(why_simple_attention({1, 64, 8, 2, 256}, rows, {}),
-            "head_dim 256: cuDNN takes multiples of 8 up to 128");
+            "head_dim 256: fused kernels take multiples of 8 up to 128");
   EXPECT_EQ(why_simple_attention(shape, {DType::bf16, 1532, 1024}, {}),
-            "rows of 1532 and 1024 elements: cuDNN takes multiples of 8");
+            "rows of 1532 and 1024 elements: fused kernels take multiples of 8");
 }
 
 TEST(SimpleAttention, ReasonIsSaidOnce) {

@@ -58,7 +58,7 @@ class Attention {
   ///
   /// With `rows`, which all runs must then have, a GPU uses cuDNN for bf16 if it can, with
   /// `documents` the kernels of kernels/cuda/hopper_attention.h; else its simple kernels. cuDNN's
-  /// are loaded here, which waits for all kernels of the device, and run only on exec's stream.
+  /// are loaded here, which waits for all kernels of the device. Both run only on exec's stream.
   Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
             const std::optional<AttentionRows>& rows = {});
   ~Attention();

@@ -13,12 +13,13 @@ struct AttentionHost {
   bool shares_gpu = false;
 };
 
-/// Reason that cuDNN does not run attention on these tensors, or empty.
+/// Reason that neither cuDNN nor our Hopper kernels run attention on these tensors, or empty.
 std::string why_simple_attention(const AttentionShape& shape, const AttentionRows& rows,
                                  const AttentionHost& host);
 
-/// Reason that runs with document starts leave cuDNN, which attends to whole sequences.
-constexpr const char* kDocumentsReason = "documents that were not announced";
+/// Reason that runs with document starts that AttentionRows did not announce leave cuDNN.
+constexpr const char* kDocumentsReason =
+    "documents (data.document_mask): cuDNN's kernels attend to whole sequences";
 
 /// Logs a line, once for each reason in a process.
 void note_simple_attention(const std::string& reason);

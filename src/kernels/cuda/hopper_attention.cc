@@ -23,14 +23,14 @@ std::string why_not_hopper(const AttentionShape& shape, const AttentionRows& row
   const std::string reason = why_simple_attention(shape, rows, {env().gpu_portable, false});
   if (!reason.empty()) return reason;
   if (shape.head_dim != 64 && shape.head_dim != 128) {
-    return fmt::format("head_dim {} with documents: kernels take 64 and 128", shape.head_dim);
+    return fmt::format("head_dim {} with documents: fused kernels take 64 and 128", shape.head_dim);
   }
   int device = 0, major = 0, minor = 0;
   check(cudaGetDevice(&device), "attention");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "attention");
   if (major == 9 && minor == 0) return "";
-  return fmt::format("documents on sm_{}{}: kernels need sm_90", major, minor);
+  return fmt::format("documents on sm_{}{}: fused kernels need sm_90", major, minor);
 }
 
 class HopperAttention final : public FusedAttention {
@@ -38,6 +38,7 @@ class HopperAttention final : public FusedAttention {
   HopperAttention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
                   const AttentionRows& rows)
       : device_(exec.device),
+        stream_(exec.stream),
         shape_(shape),
         rope_(rope),
         rows_(rows),
@@ -55,13 +56,15 @@ class HopperAttention final : public FusedAttention {
     if (q.read_only() || k.read_only()) {
       throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
     }
-    rotate(exec.stream, rope_, shape_.seq, Rotation::forward, q, k);
+    check_stream(exec);
+    rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
     forward_again(exec, q, k, v, out, log_sums, mask);
   }
 
   void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                      const Tensor& out, const Tensor& log_sums,
                      const AttentionMask& mask) override {
+    check_stream(exec);
     const Tensor& o = checked("out", out, rows_.out_stride);
     const sm90::ForwardParams params{.q = map("q", q, rows_.qkv_stride, kForwardQueries),
                                      .k = map("k", k, rows_.qkv_stride, kKeyTile),
@@ -76,10 +79,11 @@ class HopperAttention final : public FusedAttention {
                                      .kv_heads = int(shape_.kv_heads),
                                      .scale = scale(),
                                      .scale_log2 = scale_log2()};
-    sm90::launch_forward(int(shape_.head_dim), params, exec.stream);
+    sm90::launch_forward(int(shape_.head_dim), params, stream_);
   }
 
   void backward(const Exec& exec, const AttentionGradients& t, const AttentionMask& mask) override {
+    check_stream(exec);
     int* const added = added_.view().as<int>();
     const sm90::BackwardParams params{.q = map("q", t.q, rows_.qkv_stride, kQueryTile),
                                       .k = map("k", t.k, rows_.qkv_stride, kKeyTile),
@@ -108,8 +112,8 @@ class HopperAttention final : public FusedAttention {
                                   .stride = rows_.out_stride,
                                   .log_sums = checked_log_sums(t.log_sums),
                                   .dq = values(checked("dq", t.dq, rows_.qkv_stride))};
-    sm90::launch_backward(int(shape_.head_dim), params, mask_of(mask), rows, exec.stream);
-    rotate(exec.stream, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
+    sm90::launch_backward(int(shape_.head_dim), params, mask_of(mask), rows, stream_);
+    rotate(stream_, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
   }
 
  private:
@@ -119,6 +123,11 @@ class HopperAttention final : public FusedAttention {
     Tensor view() const { return memory.view(DType::u8, {int64_t(memory.bytes())}); }
   };
   Values floats(int64_t count) const { return {Memory(size_t(count) * sizeof(float), device_)}; }
+  /// Runs share the scratch memory.
+  void check_stream(const Exec& exec) const {
+    if (exec.stream == stream_) return;
+    throw InvalidArgument("attention: expected the stream that it was made for");
+  }
   int64_t padded() const { return shape_.batch * query_tiles_ * kQueryTile; }
   float scale() const { return float(1 / std::sqrt(double(shape_.head_dim))); }
   float scale_log2() const {
@@ -157,6 +166,7 @@ class HopperAttention final : public FusedAttention {
   }
 
   Device device_;
+  CUstream_st* stream_;
   AttentionShape shape_;
   const RopeTable& rope_;
   AttentionRows rows_;

@@ -129,7 +129,8 @@ __device__ void reduce_bulk(const void* from, void* to, int bytes) {
       : "memory");
 }
 
-/// Waits until the shares of `count` blocks are in memory.
+/// Waits until the shares of `count` blocks are in memory. Traps after some 10 s of the clock: no
+/// block waits as long for one that runs, so this is a defect, which must not hang the device.
 __device__ void await_shares(const int* added, int count) {
   const long long begin = clock64();
   while (load_acquire(added) != count) {
