@@ -11,8 +11,6 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
-
 /// Elements of a range of the flat array by parameter, in their order, without padding.
 std::vector<ParameterSlice> split_by_parameter(const ParameterSlices& slices,
                                                const FlatRange& range) {
@@ -51,17 +49,16 @@ OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vect
       fragments_(size_t(config.num_fragments())) {
   for (const Stage& stage : stages) add_stage(stage);
   int64_t elements = 0;
+  size_t max_bytes = 0;
   for (const Fragment& fragment : fragments_) {
     elements = std::max(elements, fragment.shard.elements());
-    message_room_ = std::max(message_room_, exchange_->max_bytes(fragment.shard));
+    max_bytes = std::max(max_bytes, exchange_->max_bytes(fragment.shard));
     if (step > 0) continue;
     for (const Values& values : fragment.values) copy({}, values.weights, values.anchor);
   }
   changes_.resize(size_t(elements));
   if (config.is_sparse()) unsent_.resize(changes_.size());
-  message_room_ = (message_room_ + 15) / 16 * 16;
-  buffer_ = learners_->allocate(
-      std::max<size_t>(kSlots * size_t(learners.size()) * message_room_, 16), learners.size());
+  messages_.emplace(*learners_, "outer_sync", max_bytes);
   if (const auto sent = fragment_in_flight(config, step)) begin_again(*sent);
 }
 
@@ -107,7 +104,7 @@ bool OuterSync::after_update(int64_t step, double lr) {
 }
 
 void OuterSync::average_weights(int64_t step) {
-  if (sending_.valid()) sending_.get();
+  messages_->end_sending();
   const bool are_equal = fragments_.size() == 1 && config_.delay == 0 && sends(step);
   if (are_equal) return;
   for (const Fragment& fragment : fragments_) {
@@ -133,45 +130,19 @@ Tensor OuterSync::changes_of(const Fragment& fragment) {
   return Tensor::of(std::span(changes_).first(size_t(elements)), {elements});
 }
 
-/// Memory of a learner's message of this round.
-std::byte* OuterSync::message(int learner) const {
-  const size_t slot = size_t(round_ % kSlots) * size_t(learners_->size());
-  return buffer_->local() + (slot + size_t(learner)) * message_room_;
-}
-
-/// A message may be overwritten two rounds later: by then the others have answered.
 void OuterSync::send(int index) {
   const Fragment& fragment = fragments_[size_t(index)];
   has_mean_ = false;
   if (fragment.values.empty()) return;  // no message, thus no round: none would answer
-  ++round_;
-  const int learner = learners_->rank();
   size_t bytes = 0;
   {
     const ScopedSpan span(SpanKind::compute, "encode_changes", index);
+    std::byte* const message = messages_->begin_round();
     find_changes(fragment);
-    bytes = encode(fragment);
-    if (fragment.values.front().sent.data()) keep_sent(fragment);
+    bytes = encode(fragment, message);
+    if (fragment.values.front().sent.data()) keep_sent(fragment, message);
   }
-  sent_bytes_ += bytes * uint64_t(learners_->size() - 1);
-  if (config_.delay == 0) return put(message(learner), bytes, bytes);
-  sending_ = std::async(std::launch::async,
-                        [this, from = message(learner), bytes] { put(from, bytes, kChunkBytes); });
-}
-
-/// Sends a message to all other learners. Chunks but the last leave before the next one is begun.
-void OuterSync::put(const std::byte* message, size_t bytes, size_t max_chunk) {
-  const auto offset = size_t(message - buffer_->local());
-  const int learner = learners_->rank();
-  for (size_t begin = 0; begin < bytes; begin += max_chunk) {
-    const size_t count = std::min(max_chunk, bytes - begin);
-    const bool is_last = begin + count == bytes;
-    for (int hop = 1; hop < learners_->size(); ++hop) {
-      learners_->put((learner + hop) % learners_->size(), *buffer_, offset + begin, message + begin,
-                     count, learner, is_last ? round_ : round_ - 1);
-    }
-    if (!is_last) learners_->flush();
-  }
+  config_.delay == 0 ? messages_->send(bytes) : messages_->send_in_steps(bytes);
 }
 
 void OuterSync::find_changes(const Fragment& fragment) {
@@ -189,7 +160,7 @@ void OuterSync::find_changes(const Fragment& fragment) {
 }
 
 /// Encodes the changes to this learner's message. Returns its bytes.
-size_t OuterSync::encode(const Fragment& fragment) {
+size_t OuterSync::encode(const Fragment& fragment, std::byte* message) {
   Tensor unsent;
   const bool has_unsent = !unsent_.empty();
   if (has_unsent) {
@@ -205,15 +176,14 @@ size_t OuterSync::encode(const Fragment& fragment) {
     }
   };
   exchange_unsent(true);
-  const size_t bytes =
-      exchange_->encode(fragment.shard, changes_of(fragment), unsent, message(learners_->rank()));
+  const size_t bytes = exchange_->encode(fragment.shard, changes_of(fragment), unsent, message);
   exchange_unsent(false);
   return bytes;
 }
 
 /// Stores what the others decode, for a run that is resumed meanwhile.
-void OuterSync::keep_sent(const Fragment& fragment) {
-  const std::byte* const local[] = {message(learners_->rank())};
+void OuterSync::keep_sent(const Fragment& fragment, const std::byte* message) {
+  const std::byte* const local[] = {message};
   exchange_->combine(fragment.shard, local, changes_of(fragment));
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     std::copy_n(changes_.begin() + fragment.shard.slices[i].begin, fragment.shard.slices[i].count,
@@ -245,18 +215,7 @@ void OuterSync::receive(int index) {
   const Fragment& fragment = fragments_[size_t(index)];
   if (fragment.values.empty()) return;
   if (!has_mean_) {
-    if (sending_.valid()) {
-      const ScopedWait span(Phase::sync_wait, "outer_sync", index);
-      sending_.get();
-    }
-    std::vector<const std::byte*> messages;
-    for (int learner = 0; learner < learners_->size(); ++learner) {
-      if (learner != learners_->rank()) {
-        const ScopedWait span(Phase::sync_wait, "outer_sync", index);
-        learners_->wait(*buffer_, learner, round_, {"outer_sync", learner, index});
-      }
-      messages.push_back(message(learner));
-    }
+    const std::vector<const std::byte*> messages = messages_->receive(index);
     const ScopedSpan span(SpanKind::compute, "decode_changes", index);
     exchange_->combine(fragment.shard, messages, changes_of(fragment));
   }

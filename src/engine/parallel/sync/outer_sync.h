@@ -7,9 +7,8 @@
 // or with Nesterov's momentum anchor -= lr x (mean + momentum x v). Each owner of a shard exchanges
 // it with the owners of the same shard in the other learners, so nothing is gathered first. With a
 // delay the steps go on meanwhile, and w = mix x w + (1 - mix) x anchor when the messages of all
-// are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). A thread then sends, by small chunks,
-// so that the ranks' messages of each step, which share the link, need not wait for all of it.
-// Anchors and momenta are bitwise equal in all learners.
+// are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). Anchors and momenta are bitwise equal
+// in all learners.
 //
 // With method demo every step exchanges the largest cosines of its gradients
 // (engine/parallel/sync/demo.h); the update has only decayed the weights, and w -= lr x their
@@ -17,16 +16,15 @@
 #pragma once
 
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "engine/parallel/sync/exchange.h"
 #include "engine/parallel/sync/fragments.h"
+#include "engine/parallel/sync/learner_messages.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -36,9 +34,6 @@ std::vector<Moment> outer_moments(const SyncConfig& config);
 
 class OuterSync {
  public:
-  /// Rounds whose messages are in memory: a learner may send the next one while another still
-  /// reads.
-  static constexpr int kSlots = 2;
   /// A pipeline stage on this rank: `list` as of Stage::parameter_list.
   struct Stage {
     ShardedOptimizer& optimizer;
@@ -64,7 +59,7 @@ class OuterSync {
   /// Collective.
   void average_weights(int64_t step);
   /// Bytes sent by this rank since the last call.
-  uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
+  uint64_t take_sent() { return messages_->take_sent(); }
 
  private:
   /// Elements in this rank's memory, in the order of the shard.
@@ -79,29 +74,23 @@ class OuterSync {
   void add_stage(const Stage& stage);
   void begin_again(const SentFragment& sent);
   void send(int fragment);
-  size_t encode(const Fragment& fragment);
-  void keep_sent(const Fragment& fragment);
+  size_t encode(const Fragment& fragment, std::byte* message);
+  void keep_sent(const Fragment& fragment, const std::byte* message);
   void receive(int fragment);
   void apply(const Fragment& fragment);
   void apply_signs(const Fragment& fragment);
   void find_changes(const Fragment& fragment);
   Tensor changes_of(const Fragment& fragment);
-  void put(const std::byte* message, size_t bytes, size_t max_chunk);
-  std::byte* message(int learner) const;
 
-  std::unique_ptr<Communicator> learners_;  // of the sending thread while it runs
+  std::unique_ptr<Communicator> learners_;  // not while `messages_` sends in steps
   const SyncConfig config_;
   std::unique_ptr<Exchange> exchange_;
   std::vector<Fragment> fragments_;
   std::vector<float> changes_;  // of a fragment: this learner's, then the mean
   std::vector<float> unsent_;   // of a fragment that is encoded, if messages leave something out
-  std::shared_ptr<SymmetricBuffer> buffer_;
-  size_t message_room_ = 0;
-  uint64_t round_ = 0;  // exchanges begun
+  std::optional<LearnerMessages> messages_;
   bool has_mean_ = false;
   double lr_ = 0;  // of the last update
-  uint64_t sent_bytes_ = 0;
-  std::future<void> sending_;  // last: its thread uses the members above
 };
 
 }  // namespace tandem

@@ -11,6 +11,7 @@
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
+#include "engine/parallel/sync/learner_messages.h"
 #include "engine/parallel/sync/outer_sync.h"
 #include "engine/plan/cost/activations.h"
 #include "engine/report/progress.h"
@@ -125,7 +126,7 @@ double MemoryEstimate::exchange_bytes(double parameters) const {
   const double message = sync.message_bits() / 8;
   return parameters * owned_share(dims_.dp()) / double(sync.num_fragments()) *
          ((sync.is_sparse() ? 2 : 1) * sizeof(float) +
-          OuterSync::kSlots * dims_.learners() * message);
+          LearnerMessages::kSlots * dims_.learners() * message);
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'

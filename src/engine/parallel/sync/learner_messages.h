@@ -1,0 +1,58 @@
+// Messages of learners, one of each learner a round: bytes that a learner writes in place and puts
+// into the memory of all others, where they wait for it.
+//
+// Rounds are counted from 1. The message of a round may be written while the others still read
+// those of the round before, not before all of these have arrived: a slot is used again two rounds
+// later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+class LearnerMessages {
+ public:
+  /// Rounds whose messages are in memory.
+  static constexpr int kSlots = 2;
+  /// `max_bytes` of a message, the same in all learners. `name`: of waits, in spans and errors; it
+  /// and `learners` must outlive this object. `learners` must not be used between `send_in_steps`
+  /// and the next `receive` or `end_sending`. Collective.
+  LearnerMessages(Communicator& learners, const char* name, size_t max_bytes);
+
+  /// Begins a round. Returns the memory of this learner's message.
+  std::byte* begin_round();
+  /// Sends the first `bytes` of this learner's message to all others.
+  void send(size_t bytes);
+  /// Sends it on a thread while steps are made, by small chunks, so that the ranks' messages of
+  /// each step, which share the link, need not wait for all of it.
+  void send_in_steps(size_t bytes);
+  /// Waits for the messages of this round. Returns them in the order of the learners; they are
+  /// valid until the next round but one begins. `fragment`: of the model, in spans and errors.
+  /// Throws Timeout or Aborted.
+  std::vector<const std::byte*> receive(int fragment);
+  /// Waits for the thread of `send_in_steps`, if it runs. Throws what `send` does.
+  void end_sending();
+  /// Bytes sent by this rank since the last call.
+  uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
+
+ private:
+  std::byte* message(int learner) const;
+  void put(size_t bytes, size_t max_chunk);
+
+  Communicator& learners_;  // of the sending thread while it runs
+  const char* const name_;
+  const size_t room_;  // of a message
+  std::shared_ptr<SymmetricBuffer> buffer_;
+  uint64_t round_ = 0;
+  uint64_t sent_bytes_ = 0;
+  std::future<void> sending_;  // last: its thread uses the members above
+};
+
+}  // namespace tandem
