@@ -142,10 +142,10 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   text_ = std::move(next_text_);
   load(first + batch(first));
   begin_step();
-  const int64_t local_targets = learner_targets(first, targets);
-  run_passes(local_targets > 0 ? 1.0f / float(local_targets) : 0.0f);
-  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
+  result.targets = learner_targets(first, targets);
+  run_passes(result.targets > 0 ? 1.0f / float(result.targets) : 0.0f);
+  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   result.squares = sum_squares();
   result.loss = sum_losses();
   result.text = text_read();

@@ -45,6 +45,7 @@ class StepExecutor {
     double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, of the
                          ///< other stages' shards; likewise
     TextRead text;
+    int64_t targets = 0;  ///< of this rank's learner
   };
   /// Begins to read the text of the step whose first sample is `first` in the background. `compute`
   /// does so for the next step.

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
+#include "engine/data/stream/stream_cursor.h"
 #include "engine/train/checks/step_guard.h"
 #include "engine/train/records/step_record.h"
 #include "engine/train/step_exchange.h"
@@ -15,6 +17,8 @@ namespace tandem {
 /// A step, filled in as it is made.
 struct Step {
   int64_t number = 0;  ///< from 1
+  int64_t first_sample = 0;
+  std::vector<StreamCursor> cursors = {};  ///< StepExecutor::cursors
   int64_t targets = 0;
   /// The passes, which hooks may run again.
   std::function<StepExecutor::Result()> compute = {};
@@ -22,6 +26,11 @@ struct Step {
   StepSums sums = {};                ///< this rank's, then those of all ranks
   StepVerdict verdict = {};
   StepRecord record = {};
+  // Learners that send each other reports (engine/train/step_reports.h) have the sums and the
+  // record of all ranks later than `after_step`.
+  bool is_summed = true;    ///< `sums` are those of all ranks
+  bool is_complete = true;  ///< `record` is that of all ranks
+  bool is_agreed = true;    ///< all ranks have the same sums of the same steps, whichever they are
 };
 
 /// Methods are collective unless they say otherwise.
@@ -34,16 +43,19 @@ class StepHook {
   virtual void before_passes(Step&) {}
   /// Adds to this rank's sums.
   virtual void after_passes(Step&) {}
-  /// May end the run and drop the step (RunEnding::drops_step).
+  /// May end the run and drop the step (RunEnding::drops_step). Of learners that report, in a later
+  /// step: then it cannot drop it.
   virtual void after_sums(Step&) {}
-  /// The step's samples are consumed, also if the verdict is to skip it.
+  /// The step's samples are consumed, also if the verdict is to skip it. Follows `after_sums`.
   virtual void after_verdict(Step&) {}
   virtual void before_update(Step&) {}
   /// Within the step's time, of a step that counts.
   virtual void after_update(Step&) {}
   /// After the step's time.
   virtual void after_step(Step&) {}
-  /// Instead of the one above, for a step that was dropped at any moment.
+  /// Called in order for steps whose record was not complete there, once it is.
+  virtual void after_late_record(Step&) {}
+  /// Instead of `after_step`, for a step that was dropped at any moment.
   virtual void after_dropped_step(Step&) {}
   /// Before the last step is saved. May throw instead, on every rank.
   virtual void before_end() {}

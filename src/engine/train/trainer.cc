@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "engine/train/run.h"
 #include "engine/train/run_start.h"
 #include "engine/train/step_exchange.h"
+#include "engine/train/step_reports.h"
 #include "observe/file_activity.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -43,7 +46,12 @@ Hooks make_hooks(Run& run) {
 class Trainer {
  public:
   Trainer(Communicator& world, const TrainRequest& request, const TokenSource& source)
-      : run_(world, request, source), hooks_(make_hooks(run_)) {}
+      : run_(world, request, source), hooks_(make_hooks(run_)), judged_(run_.state.control) {
+    const SyncConfig& sync = run_.config.parallel.sync;
+    if (StepReports::applies(sync, run_.config.train, run_.config.check)) {
+      reports_.emplace(*run_.groups.sync(), sync);
+    }
+  }
 
   TrainEnd train() {
     run_.open_logs();
@@ -52,10 +60,14 @@ class Trainer {
     run_.ending.stops = run_.request.only_saves;
     while (!run_.is_finished() && !run_.ending.is_set()) {
       const WorkScope scope("step", run_.executor->batch(run_.state.next_sample));
-      Step step{.number = run_.state.step + 1};
+      Step& step = steps_.emplace_back();
+      step.number = run_.state.step + 1;
+      step.is_summed = step.is_complete = step.is_agreed = !reports_;
       call(&StepHook::before_step, step);
       call(make(step) ? &StepHook::after_step : &StepHook::after_dropped_step, step);
+      drop_complete_steps();
     }
+    if (reports_) exchange_reports(nullptr);
     return end();
   }
 
@@ -69,7 +81,7 @@ class Trainer {
   bool make(Step& step) {
     const auto start = Clock::now();
     recorder().reset();
-    const int64_t first = run_.state.next_sample;
+    const int64_t first = step.first_sample = run_.state.next_sample;
     // Not before the ranks' times of the step before, which would arrive after the first weights.
     run_.executor->progress();
     run_.executor->verify_text(first);
@@ -79,21 +91,26 @@ class Trainer {
     step.result = step.compute();
     call(&StepHook::after_passes, step);
     exchange(step);
-    call(&StepHook::after_sums, step);
+    if (!reports_) call(&StepHook::after_sums, step);
     if (run_.ending.drops_step() || !judge(step)) return false;
-    call(&StepHook::before_update, step);
     TrainState& state = run_.state;
-    run_.executor->update(AdamStep::make(run_.config.optimizer, state.step, step.record.lr,
-                                         std::sqrt(step.sums.learner_squares)));
+    if (step.verdict.action == StepAction::update) {
+      call(&StepHook::before_update, step);
+      run_.executor->update(AdamStep::make(run_.config.optimizer, state.step, step.record.lr,
+                                           std::sqrt(step.sums.learner_squares)));
+    }
     step.record.step = ++state.step;
     run_.loss = step.record.loss;
     run_.ranks->describe_experts(step.record);
+    if (reports_ && reports_->sends(state.step)) send_report(step);
     call(&StepHook::after_update, step);
+    if (reports_ && reports_->receives(state.step)) receive_report(&step);
     measure(step.record, start);
+    if (reports_ && needs_all_learners()) exchange_reports(&step);
     return true;
   }
 
-  /// Sums over the ranks.
+  /// Sums over the ranks, of learners that report those of one.
   void exchange(Step& step) {
     StepSums& sums = step.sums;
     sums.loss = step.result.loss;
@@ -101,18 +118,19 @@ class Trainer {
     sums.text = step.result.text;
     sums.elapsed_s = run_.elapsed_s();
     sums.failed = !run_.failure().empty();
-    sums = exchange_sums(run_.groups, sums);
-    run_.ending.failed = sums.failed;
-    if (!sums.failed && !sums.text.agrees(int(run_.config.parallel.dp))) {
+    sums = reports_ ? exchange_learner_sums(run_.groups, sums) : exchange_sums(run_.groups, sums);
+    const int64_t dp = run_.config.parallel.dp;
+    if (!sums.failed && !sums.text.agrees(reports_ ? dp / run_.groups.dims().learners() : dp)) {
       run_.ending.error = fmt::format(
           "step {}: ranks of one replica have read different text: expected the same files on all "
           "machines",
           step.number);
-      run_.ending.failed = true;
+      sums.failed = true;
     }
+    if (!reports_) run_.ending.failed = sums.failed;
   }
 
-  /// Consumes the step's samples, unless the run ends. Returns whether it updates the weights.
+  /// Consumes the step's samples, unless the run ends. Returns whether the step counts.
   bool judge(Step& step) {
     TrainState& state = run_.state;
     const OptimizerConfig& optimizer = run_.config.optimizer;
@@ -121,13 +139,14 @@ class Trainer {
     record.loss = step.sums.loss / double(std::max<int64_t>(1, step.targets));
     record.grad_norm = std::sqrt(step.sums.squares / run_.groups.dims().learners());
     step.verdict = step.targets == 0 ? judge_empty_step(step.number, ++empty_steps_)
+                   : reports_        ? judge_learner(step)
                                      : judge_step(train, optimizer.lr, state.control, step.number,
                                                   record.loss, record.grad_norm);
     if (step.verdict.action == StepAction::stop) run_.ending.diverged = step.verdict.reason;
     if (!run_.ending.diverged.empty()) return false;
     record.batch = run_.executor->batch(state.next_sample);
     record.tokens = step.targets;
-    call(&StepHook::after_verdict, step);
+    if (!reports_) call(&StepHook::after_verdict, step);
     if (state.step == optimizer.warmup) {
       state.warmup_s = step.sums.elapsed_s;
       state.control.warmup_tokens = state.control.tokens;
@@ -135,18 +154,131 @@ class Trainer {
     record.lr = next_learning_rate(optimizer, train, state, step.sums.elapsed_s);
     state.next_sample += record.batch;
     state.control.tokens += step.targets;
+    if (step.targets > 0) empty_steps_ = 0;
+    if (reports_) {
+      reports_->add(step.sums);
+      if (step.targets == 0 && reports_->is_full()) send_report(step);
+      return step.targets > 0;
+    }
     state.elapsed_s = step.sums.elapsed_s;
     run_.ending.stops = step.sums.stop;
-    if (step.targets > 0) empty_steps_ = 0;
     return step.verdict.action != StepAction::skip;
+  }
+
+  /// Verdict on this learner's part of a step. A part without update is none of the sums, and the
+  /// step counts all the same, so that learners stay at the same step. After a verdict to stop, or
+  /// an error, the learner makes no further update until all know of it.
+  StepVerdict judge_learner(Step& step) {
+    StepSums& sums = step.sums;
+    const double loss = sums.loss / double(std::max<int64_t>(1, step.result.targets)),
+                 norm = std::sqrt(sums.squares);
+    const StepVerdict verdict =
+        judge_step(run_.config.train, run_.config.optimizer.lr, judged_, step.number, loss, norm);
+    if (verdict.action == StepAction::stop) reports_->end_updates(verdict.reason);
+    is_idle_ = is_idle_ || sums.failed || verdict.action == StepAction::stop;
+    if (!is_idle_ && verdict.action == StepAction::update) {
+      sums.updates = 1;
+      sums.targets = step.result.targets;
+      return verdict;
+    }
+    const bool is_finite = std::isfinite(loss) && std::isfinite(norm);
+    sums.is_nonfinite = !is_idle_ && !is_finite;
+    sums.is_spike = !is_idle_ && is_finite;
+    sums.loss = sums.squares = 0;
+    return {StepAction::skip, ""};
+  }
+
+  /// Whether learners that report must all be at the same step, with the same sums, after this one.
+  bool needs_all_learners() const {
+    return run_.checkpoints->is_due(run_.state) || saves_ || run_.validates() ||
+           run_.is_finished() || run_.ending.is_set();
+  }
+
+  void send_report(Step& step) {
+    if (reports_->travels()) receive_report(&step);
+    reports_->send();
+  }
+
+  /// All that is due. `current`: the step that is made, if there is one.
+  void exchange_reports(Step* current) {
+    if (reports_->travels()) receive_report(current);
+    reports_->send();
+    receive_report(current);
+    saves_ = false;
+  }
+
+  void receive_report(Step* current) {
+    const StepReports::Totals totals = reports_->receive();
+    auto summed = std::ranges::find(steps_, false, &Step::is_summed);
+    for (const StepSums& total : totals.sums) settle(*summed++, total);
+    auto complete = std::ranges::find(steps_, false, &Step::is_complete);
+    for (const StepTimes& times : totals.times) {
+      while (complete->is_complete) ++complete;  // of dropped ones
+      times.write(run_.world.size(), complete->record);
+      complete->is_complete = true;
+      if (&*complete != current) call(&StepHook::after_late_record, *complete);
+    }
+    for (size_t learner = 0; learner < totals.ends.size(); ++learner) {
+      if (totals.ends[learner].empty() || !run_.ending.diverged.empty()) continue;
+      run_.ending.diverged = fmt::format("learner {}: {}", learner, totals.ends[learner]);
+    }
+    judged_ = run_.state.control;
+    if (current) current->is_agreed = true;
+  }
+
+  /// `total`: sums of a step of learners that report. Does what `judge` leaves to them.
+  void settle(Step& step, const StepSums& total) {
+    const bool was_dropped = step.targets == 0;
+    step.sums = total;
+    step.is_summed = true;
+    step.is_complete = was_dropped;
+    call(&StepHook::after_sums, step);
+    TrainState& state = run_.state;
+    state.elapsed_s = total.elapsed_s;
+    if (step.number - 1 == run_.config.optimizer.warmup) state.warmup_s = total.elapsed_s;
+    run_.ending.stops = run_.ending.stops || total.stop;
+    run_.ending.failed = run_.ending.failed || total.failed;
+    saves_ = saves_ || total.save;
+    if (!was_dropped) count_updates(step);
+    call(&StepHook::after_verdict, step);
+  }
+
+  void count_updates(Step& step) {
+    const StepSums& total = step.sums;
+    const int learners = run_.groups.dims().learners();
+    step.record.loss = total.loss / double(std::max<int64_t>(1, total.targets));
+    step.record.grad_norm = std::sqrt(total.squares / double(std::max<int64_t>(1, total.updates)));
+    run_.loss = step.record.loss;
+    step.verdict = {total.updates > 0 ? StepAction::update : StepAction::skip, ""};
+    ControlState& control = run_.state.control;
+    if (total.updates == learners) return accept_loss(control, run_.loss);
+    control.nonfinite_skips += total.is_nonfinite;
+    control.spike_skips += total.is_spike;
+    run_.note(fmt::format("warning: step {}: {} of {} learners made no update{}", step.number,
+                          learners - total.updates, learners,
+                          total.is_nonfinite ? ": a loss or gradient norm is not finite"
+                          : total.is_spike   ? ": the loss is a spike"
+                                             : ""));
+  }
+
+  /// Those whose record is written.
+  void drop_complete_steps() {
+    while (!steps_.empty() && steps_.front().is_complete) steps_.pop_front();
   }
 
   void measure(StepRecord& record, Clock::time_point start) {
     record.memory_bytes = memory_in_use(run_.ranks->chunks.front().stage.exec());
     record.state_bytes_per_parameter = run_.ranks->state_bytes_per_parameter();
     run_.phase_log->count_layer_bytes(record);
-    exchange_step(run_.groups.world_axes(), run_.ranks->take_sent(), run_.executor->times(),
-                  record);
+    if (reports_) {
+      const auto local =
+          StepTimes::of_rank(run_.ranks->take_sent(), run_.executor->times(), record);
+      reports_->add(exchange_times(run_.groups.learner_axes(), local));
+      record.counts_layer_bytes = !run_.groups.on_gpus();
+    } else {
+      exchange_step(run_.groups.world_axes(), run_.ranks->take_sent(), run_.executor->times(),
+                    record);
+    }
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
     record.tokens_per_s = double(record.tokens) / seconds;
@@ -211,6 +343,12 @@ class Trainer {
   Run run_;
   Hooks hooks_;
   int64_t empty_steps_ = 0;  // in a row, without targets
+  // Used by learners that report.
+  std::optional<StepReports> reports_;
+  std::deque<Step> steps_;  // whose record is not written, and the one that is made
+  ControlState judged_;     // the run's, and this learner's steps since the last report was read
+  bool is_idle_ = false;    // this learner makes no further update
+  bool saves_ = false;      // a checkpoint was asked for
 };
 
 }  // namespace

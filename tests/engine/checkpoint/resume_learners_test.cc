@@ -55,9 +55,10 @@ void resume(TrainRequest request) {
   EXPECT_EQ(run_on_threads(request).step, kSteps);
 }
 
-/// Ends the run after `step`, as a signal does.
+/// Ends the run after `step`, as a signal does: all learners know of it where a checkpoint is due.
 void run_until(TrainRequest request, int step) {
   std::atomic<bool> stop = false;
+  request.config.checkpoint.every = step;
   request.stop = &stop;
   request.before_step = [&stop, step](int64_t finished) { stop = finished + 1 >= step; };
   EXPECT_EQ(run_on_threads(request).step, step);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/system/process/clock.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -9,6 +10,21 @@ namespace {
 
 constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
 constexpr size_t kMessageAlignment = 16;  // of a message
+
+/// Scope in which waits have a longer deadline.
+class LongerDeadline {
+ public:
+  LongerDeadline(Communicator& ranks, double more_s) : ranks_(ranks), usual_(ranks.deadline()) {
+    ranks_.set_deadline(usual_ + more_s);
+  }
+  ~LongerDeadline() { ranks_.set_deadline(usual_); }
+  LongerDeadline(const LongerDeadline&) = delete;
+  LongerDeadline& operator=(const LongerDeadline&) = delete;
+
+ private:
+  Communicator& ranks_;
+  const double usual_;
+};
 
 }  // namespace
 
@@ -62,6 +78,7 @@ std::vector<const std::byte*> LearnerMessages::receive(int fragment) {
     const ScopedWait span(Phase::sync_wait, name_, fragment);
     end_sending();
   }
+  const LongerDeadline longer(learners_, seconds_since(received_at_));
   std::vector<const std::byte*> messages;
   for (int learner = 0; learner < learners_.size(); ++learner) {
     if (learner != learners_.rank()) {
@@ -70,6 +87,7 @@ std::vector<const std::byte*> LearnerMessages::receive(int fragment) {
     }
     messages.push_back(message(learner));
   }
+  received_at_ = std::chrono::steady_clock::now();
   return messages;
 }
 

@@ -6,6 +6,7 @@
 // later.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <future>
@@ -33,7 +34,9 @@ class LearnerMessages {
   /// Sends it on a thread while steps are made, by small chunks, so that the ranks' messages of
   /// each step, which share the link, need not wait for all of it.
   void send_in_steps(size_t bytes);
-  /// Waits for the messages of this round. Returns them in the order of the learners; they are
+  /// Waits for the messages of this round, as long as this learner has not since the last call, and
+  /// the communicator's deadline: it may have made its steps faster than another. Returns them in
+  /// the order of the learners; they are
   /// valid until the next round but one begins. `fragment`: of the model, in spans and errors.
   /// Throws Timeout or Aborted.
   std::vector<const std::byte*> receive(int fragment);
@@ -52,6 +55,7 @@ class LearnerMessages {
   std::shared_ptr<SymmetricBuffer> buffer_;
   uint64_t round_ = 0;
   uint64_t sent_bytes_ = 0;
+  std::chrono::steady_clock::time_point received_at_ = std::chrono::steady_clock::now();
   std::future<void> sending_;  // last: its thread uses the members above
 };
 

@@ -38,9 +38,13 @@ StepVerdict judge_step(const RunConfig& train, double lr, ControlState& state, i
                              loss / state.mean_loss),
                  fmt::format("expected at most train.max_loss_spike = {}", train.max_loss_spike));
   }
+  accept_loss(state, loss);
+  return {};
+}
+
+void accept_loss(ControlState& state, double loss) {
   state.mean_steps = std::min(state.mean_steps + 1, kMeanLosses);
   state.mean_loss += (loss - state.mean_loss) / double(state.mean_steps);
-  return {};
 }
 
 StepVerdict judge_empty_step(int64_t step, int64_t in_a_row) {

@@ -28,6 +28,10 @@ struct StepVerdict {
 StepVerdict judge_step(const RunConfig& train, double lr, ControlState& state, int64_t step,
                        double loss, double grad_norm);
 
+/// Counts the loss of a step that updates the weights to the mean that later ones are compared
+/// with.
+void accept_loss(ControlState& state, double loss);
+
 /// Verdict on a step without targets, number `in_a_row` of those: skip, up to 1000 of them.
 StepVerdict judge_empty_step(int64_t step, int64_t in_a_row);
 

@@ -11,7 +11,10 @@ class Checkpoints : public StepHook {
   explicit Checkpoints(Run& run) : run_(run) {}
 
   void after_passes(Step& step) override { step.sums.running = run_.checkpoints->running(); }
-  void after_sums(Step& step) override { requested_ = requested_ || step.sums.save; }
+  void after_sums(Step& step) override {
+    requested_ = requested_ || step.sums.save;
+    running_ = step.sums.running;
+  }
   void before_update(Step&) override { run_.checkpoints->before_update(); }
 
   void after_update(Step& step) override {
@@ -22,18 +25,20 @@ class Checkpoints : public StepHook {
   }
 
   void after_step(Step& step) override {
+    if (!step.is_agreed) return;
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     const bool requested = std::exchange(requested_, false);
     if (requested) run_.executor->await_weights();
     // The first weights leave meanwhile.
     if (run_.checkpoints->is_due(run_.state)) run_.executor->progress();
-    run_.checkpoints->after_step(run_.state, requested, step.sums.running);
+    run_.checkpoints->after_step(run_.state, requested, running_);
     run_.note_warnings();
   }
 
  private:
   Run& run_;
   bool requested_ = false;  // in a step that was dropped, of the next one
+  RunCheckpoints::Running running_;
 };
 
 }  // namespace

@@ -14,8 +14,9 @@ class Notes : public StepHook {
  public:
   explicit Notes(Run& run) : run_(run) {}
 
-  void before_update(Step& step) override {
-    if (step.record.grad_norm != 0 || std::exchange(noted_zero_, true)) return;
+  void after_verdict(Step& step) override {
+    if (step.verdict.action == StepAction::skip || step.record.grad_norm != 0) return;
+    if (std::exchange(noted_zero_, true)) return;
     const std::string cause = describe_overflow(*run_.trained, LiveState(*run_.trained));
     run_.note(fmt::format("warning: step {}: the gradient norm is 0: nothing is learned from it{}",
                           step.number, cause.empty() ? "" : "; " + cause));

@@ -24,22 +24,25 @@ class Records : public StepHook {
     }
   }
 
-  void after_verdict(Step& step) override {
-    if (!run_.files) return;
+  void after_passes(Step& step) override {
     const auto cursors = run_.executor->cursors();
-    const int64_t first = run_.state.next_sample;
-    run_.files->add({step.number,
-                     first,
-                     step.record.batch,
-                     cursors.empty() ? run_.sampler.epoch(first) : cursors[0].epoch,
-                     step.targets,
-                     step.sums.text.hash,
-                     step.verdict.reason,
-                     {cursors.begin(), cursors.end()}});
+    step.cursors.assign(cursors.begin(), cursors.end());
+  }
+
+  void after_verdict(Step& step) override {
+    if (!run_.files || !run_.ending.error.empty()) return;
+    run_.files->add(
+        {step.number, step.first_sample, step.record.batch,
+         step.cursors.empty() ? run_.sampler.epoch(step.first_sample) : step.cursors[0].epoch,
+         step.targets, step.sums.text.hash, step.verdict.reason, step.cursors});
   }
 
   void after_step(Step& step) override {
-    if (!run_.files) return;
+    if (step.is_complete) after_late_record(step);
+  }
+
+  void after_late_record(Step& step) override {
+    if (!run_.files || !run_.ending.error.empty()) return;
     const int64_t saved = run_.checkpoints->saved_step();
     if (saved >= 0) step.record.saved_step = saved;
     run_.files->add(step.record);
