@@ -56,6 +56,14 @@ void check_trust_ratios(const ParallelConfig& parallel, const std::string& optim
   }
 }
 
+/// Tensor-parallel ranks must have the same norms, and decide apart which learners count.
+void check_quorum(const ParallelConfig& parallel) {
+  if (!parallel.sync.has_quorum() || parallel.tp == 1) return;
+  throw ConfigError(
+      fmt::format("sync.quorum is {} with parallel.tp = {}: expected sync.learners = {}, or tp = 1",
+                  parallel.sync.quorum, parallel.tp, parallel.sync.learners));
+}
+
 /// Replicas that a rank runs in turn must have the auxiliary loss of one rank each.
 /// Routers' biases change by each learner's load, and DeMo exchanges only what follows gradients.
 void check_router_bias(const ParallelConfig& parallel, const ModelConfig& model) {
@@ -179,6 +187,7 @@ void check_config(const TrainConfig& config) {
   const CheckpointConfig& checkpoint = config.checkpoint;
   parallel.check();
   check_router_bias(parallel, model);
+  check_quorum(parallel);
   if (config.optimizer.uses_trust_ratios()) {
     check_trust_ratios(parallel, config.optimizer.name);
   }

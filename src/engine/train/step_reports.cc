@@ -54,7 +54,7 @@ bool StepReports::applies(const SyncConfig& sync, const RunConfig& train,
 StepReports::StepReports(Communicator& learners, const SyncConfig& sync)
     : sync_(sync),
       learners_(split_on_host(learners)),
-      messages_(*learners_, "step_reports", kMaxReportBytes) {}
+      messages_(*learners_, "step_reports", kMaxReportBytes, learners.size()) {}
 
 void StepReports::end_updates(const std::string& reason) {
   if (end_.empty()) end_ = reason;
@@ -69,7 +69,7 @@ bool StepReports::sends(int64_t step) const {
 }
 
 bool StepReports::receives(int64_t step) const {
-  return travels_ && fragment_due(sync_, step - sync_.delay);
+  return travels_ && !sync_.has_quorum() && fragment_due(sync_, step - sync_.delay);
 }
 
 void StepReports::send() {

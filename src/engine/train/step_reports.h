@@ -3,7 +3,8 @@
 //
 // Each rank has those of its learner (engine/train/step_exchange.h) and sends them to the ranks at
 // the same place in the other learners: with every fragment that leaves, to be read when that
-// fragment is applied; and before a checkpoint or a validation, where all must know the same, at
+// fragment is applied, with a quorum before the next one is sent, as that is how far behind a
+// learner may be; and before a checkpoint or a validation, where all must know the same, at
 // once. Totals add the learners in their order, so they have the bits of sums made in each step.
 #pragma once
 

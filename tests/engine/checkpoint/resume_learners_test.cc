@@ -1,6 +1,7 @@
 // Learners that resume: after any step, also while an exchange runs, and at other layouts of their
 // ranks.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,6 +38,9 @@ struct Inner {
 /// Exchanges after steps 2, 4, 6 and 8, of which three run for a step each.
 const std::vector<std::string> kDelayed{"sync.every=4", "sync.fragments=2", "sync.delay=1"};
 
+/// Learner 1's changes of steps 1 and 2 are in its second message.
+const FaultPlan kLate("[[fault]]\nstep = 2\nrank = 1\nkind = \"late_message\"\n", "late", 2);
+
 TrainRequest make_request(const Inner& inner, const std::vector<std::string>& sync,
                           const std::string& out, int64_t learners = 2) {
   std::vector<std::string> keys{"train.steps=9",      "train.seq=16",
@@ -47,6 +51,7 @@ TrainRequest make_request(const Inner& inner, const std::vector<std::string>& sy
   keys.insert(keys.end(), inner.keys.begin(), inner.keys.end());
   TrainRequest request = request_for({inner.tp, int(learners) * inner.dp}, out, keys);
   request.resume = true;
+  if (request.config.parallel.sync.has_quorum()) request.faults = kLate;
   return request;
 }
 
@@ -88,12 +93,14 @@ TEST(ResumeLearners, HasTheBitsOfAnUndisturbedRun) {
   const std::vector<std::string> sparse{"sync.every=4", "sync.fragments=2", "sync.delay=1",
                                         "sync.topk=0.05"};
   const std::vector<std::string> demo{"sync.every=1", "sync.method=demo"};
-  for (const auto& sync : {single, kDelayed, encoded, sparse, demo}) {
+  const std::vector<std::string> late{"sync.every=2", "sync.quorum=1"};
+  const std::vector<std::string> sparse_late{"sync.every=2", "sync.topk=0.05", "sync.quorum=1"};
+  for (const auto& sync : {single, kDelayed, encoded, sparse, demo, late, sparse_late}) {
     const TempDir dir;
     const std::string whole = dir / "whole";
     resume(make_request({}, sync, whole));
     for (const int step : {2, 5}) {
-      SCOPED_TRACE(fmt::format("{} after step {}", sync.back(), step));
+      SCOPED_TRACE(fmt::format("{} after step {}", fmt::join(sync, " "), step));
       const std::string again = dir / std::to_string(step);
       run_until(make_request({}, sync, again), step);
       resume(make_request({}, sync, again));

@@ -43,6 +43,7 @@ struct SyncCase {
   int steps = 6;
   std::string config = "tiny.toml";
   int tp = 1, inner_dp = 1;
+  std::vector<std::pair<int64_t, int>> late = {};  ///< step of an exchange, learner
 };
 
 TrainRequest make_request(const SyncCase& c, const std::string& out) {
@@ -55,7 +56,14 @@ TrainRequest make_request(const SyncCase& c, const std::string& out) {
                                 "sync.method=local",
                                 "sync.learners=" + std::to_string(c.learners)};
   keys.insert(keys.end(), c.keys.begin(), c.keys.end());
-  return request_for({c.tp, c.learners * c.inner_dp}, out, keys, c.config);
+  TrainRequest request = request_for({c.tp, c.learners * c.inner_dp}, out, keys, c.config);
+  std::string faults;
+  for (const auto& [step, learner] : c.late) {
+    faults += fmt::format("[[fault]]\nstep = {}\nrank = {}\nkind = \"late_message\"\n", step,
+                          learner * c.tp * c.inner_dp);
+  }
+  request.faults = FaultPlan(faults, "late", c.tp * c.learners * c.inner_dp);
+  return request;
 }
 
 void expect_same(const Tensors& found, const Tensors& expected, const std::string& what) {
@@ -216,6 +224,66 @@ TEST(OuterSync, SparseMessagesHaveTheBytesOfTheirFormula) {
   }
 }
 
+std::vector<SyncCase> late_cases() {
+  return {
+      {.learners = 3,
+       .keys = {"sync.every=2", "sync.quorum=2"},
+       .steps = 8,
+       .late = {{2, 1}, {4, 2}}},
+      {.keys = {"sync.every=2", "sync.quorum=1"}, .steps = 7, .late = {{2, 1}, {4, 1}}},
+      {.keys = {"sync.every=2", "sync.quorum=1", "sync.topk=0.1"}, .late = {{2, 1}}},
+      {.learners = 3,
+       .keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.quorum=2"},
+       .steps = 9,
+       .late = {{4, 1}, {6, 2}}},
+  };
+}
+
+TEST(OuterSync, ALateLearnerAddsItsChangesToItsNextMessage) {
+  for (const SyncCase& c : late_cases()) {
+    SCOPED_TRACE(fmt::format("{} learners, {}", c.learners, fmt::join(c.keys, " ")));
+    check_case(c);
+    const TempDir dir;
+    const TrainRequest request = make_request(c, dir / "out");
+    EXPECT_NE(Simulation(request).run().anchor, Simulation(request, false, true).run().anchor)
+        << "control: a late learner's changes are lost";
+    EXPECT_NE(Simulation(request).run().anchor,
+              Simulation(make_request({c.learners, c.keys, c.steps}, dir / "out")).run().anchor)
+        << "control: none is late";
+  }
+}
+
+TEST(OuterSync, AQuorumOfAllHasTheBitsOfNone) {
+  const TempDir dir;
+  run_on_threads(make_request({.keys = {"sync.every=2"}, .steps = 5}, dir / "none"));
+  run_on_threads(
+      make_request({.keys = {"sync.every=2", "sync.quorum=2"}, .steps = 5}, dir / "all"));
+  EXPECT_EQ(final_weights(dir / "all"), final_weights(dir / "none"));
+  EXPECT_EQ(model_metrics(dir / "all"), model_metrics(dir / "none"));
+}
+
+/// Learners whose messages counted, by step; empty for a step without an exchange.
+std::vector<std::vector<int>> counted(const std::string& out) {
+  std::istringstream lines(read_file(out + "/metrics.jsonl"));
+  std::vector<std::vector<int>> all;
+  for (std::string line; std::getline(lines, line);) {
+    all.push_back(nlohmann::json::parse(line).value("counted_learners", std::vector<int>()));
+  }
+  return all;
+}
+
+TEST(OuterSync, MetricsNameTheLearnersThatCounted) {
+  const TempDir dir;
+  const SyncCase late = late_cases()[0];
+  run_on_threads(make_request(late, dir / "out"));
+  using Counted = std::vector<int>;
+  EXPECT_THAT(counted(dir / "out"),
+              testing::ElementsAre(Counted(), Counted{0, 2}, Counted(), Counted{0, 1}, Counted(),
+                                   Counted{0, 1, 2}, Counted(), Counted{0, 1, 2}));
+  run_on_threads(make_request({.keys = {"sync.every=2"}, .steps = 2}, dir / "all"));
+  EXPECT_THAT(counted(dir / "all"), testing::ElementsAre(Counted(), Counted()));
+}
+
 /// Mean of the last quarter.
 double last_loss(const std::vector<double>& losses) {
   const size_t count = losses.size() / 4;
@@ -236,6 +304,20 @@ TEST(OuterSync, MomentumThatKeepsWhatItHasSentLearnsLess) {
   const double with = run("4e-3", false);
   EXPECT_LT(with, 3.2) << "begins at 5.5";
   EXPECT_GT(run("2e-3", true), 1.03 * with) << "control: what was sent is not subtracted";
+}
+
+/// At the best of the learning rates 1e-3, 2e-3 and 4e-3.
+TEST(OuterSync, ALearnerThatIsLateInEverySecondRoundLearnsAsMuch) {
+  const TempDir dir;
+  SyncCase c{
+      .learners = 3, .keys = {"sync.every=4", "sync.quorum=2", "optimizer.lr=1e-3"}, .steps = 120};
+  run_on_threads(make_request(c, dir / "all"));
+  for (int64_t step = 4; step <= c.steps; step += 8) c.late.emplace_back(step, 1);
+  run_on_threads(make_request(c, dir / "late"));
+  const double all = last_loss(losses(dir / "all")), late = last_loss(losses(dir / "late"));
+  EXPECT_LT(all, 3.4) << "begins at 5.5";
+  EXPECT_NEAR(late, all, 0.005 * all);
+  EXPECT_NE(late, all);
 }
 
 TEST(OuterSync, LearnersOfSeveralRanksTrainAsOfOne) {

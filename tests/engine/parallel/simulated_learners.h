@@ -46,6 +46,8 @@ struct Learners {
 /// A learner's arrays; all have the same flat layout, of one rank.
 struct Simulated {
   std::vector<float> initial, weights, anchor, momentum, sent, unsent;
+  std::vector<float> late;      ///< sent whole, and did not count
+  std::vector<bool> is_sparse;  ///< sent in a sparse message
   std::vector<std::byte> message;
   std::vector<double> losses;
 };
@@ -53,11 +55,14 @@ struct Simulated {
 class Simulation {
  public:
   /// `forgets`: sparse messages are not subtracted from what is still to be sent, a control.
-  Simulation(const TrainRequest& request, bool forgets = false)
+  /// `loses`: neither is what a late learner has sent added to its next message.
+  Simulation(const TrainRequest& request, bool forgets = false, bool loses = false)
       : config_(request.config),
         sync_(config_.parallel.sync),
         learners_(int(sync_.learners)),
         forgets_(forgets),
+        loses_(loses),
+        faults_(request.faults),
         source_(open_configured(config_)),
         all_(size_t(learners_)) {
     config_.parallel.sync = {};
@@ -121,9 +126,10 @@ class Simulation {
     executor.weights_changed();
     Simulated& local = all_[size_t(learner)];
     local.weights.resize(size_t(stage.weights().elements()));
-    for (auto* zeros : {&local.momentum, &local.sent, &local.unsent}) {
+    for (auto* zeros : {&local.momentum, &local.sent, &local.unsent, &local.late}) {
       zeros->resize(local.weights.size());
     }
+    local.is_sparse.resize(local.weights.size());
     copy_weights(optimizer, local.weights, true);
     local.initial = local.anchor = local.weights;
     if (learner == 0) list_ = stage.parameter_list();
@@ -177,24 +183,43 @@ class Simulation {
                                         for (int64_t i = 0; i < slice.count; ++i)
                                           elements.push_back(size_t(slice.flat + i));
                                       });
-      if (sync_.delay > 0 && sends(fragment, step - sync_.delay)) outer_step(local, elements);
+      if (sync_.delay > 0 && sends(fragment, step - sync_.delay)) {
+        outer_step(local, elements, step - sync_.delay);
+      }
       if (sends(fragment, step)) {
-        for (const size_t i : elements) local.sent[i] = local.anchor[i] - local.weights[i];
+        for (const size_t i : elements) {
+          local.sent[i] = local.anchor[i] - local.weights[i] + local.late[i];
+          local.late[i] = 0;
+        }
         if (sync_.is_sparse()) make_sparse(local, fragment, fragment_of);
       }
       world.barrier();
-      if (sync_.delay == 0 && sends(fragment, step)) outer_step(local, elements);
+      if (sync_.delay == 0 && sends(fragment, step)) outer_step(local, elements, step);
       world.barrier();
     }
   }
 
-  void outer_step(Simulated& local, const std::vector<size_t>& elements) const {
+  /// Whether faults make the learner late in the exchange that begins after a step.
+  bool is_late(const Simulated& learner, int64_t step) const {
+    const std::vector<Fault> faults = faults_.at(step);
+    return std::ranges::any_of(faults, [&](const Fault& fault) {
+      return fault.kind == FaultKind::late_message && &learner == &all_[size_t(fault.rank)];
+    });
+  }
+
+  void outer_step(Simulated& local, const std::vector<size_t>& elements, int64_t sent_after) const {
     const auto lr = float(sync_.lr()), momentum = float(sync_.momentum()),
                mix = float(sync_.local_share());
+    std::vector<const Simulated*> counted;
+    for (const Simulated& s : all_) {
+      if (!is_late(s, sent_after)) counted.push_back(&s);
+    }
+    const bool is_carried = is_late(local, sent_after) && !loses_;
     for (const size_t i : elements) {
       float mean = 0;
-      for (const Simulated& s : all_) mean += s.sent[i];
-      mean /= float(learners_);
+      for (const Simulated* s : counted) mean += s->sent[i];
+      mean /= float(counted.size());
+      if (is_carried) (local.is_sparse[i] ? local.unsent[i] : local.late[i]) += local.sent[i];
       float& v = local.momentum[i];
       v = momentum * v + mean;
       local.anchor[i] -= lr * (momentum > 0 && sync_.outer_nesterov ? mean + momentum * v : v);
@@ -218,7 +243,10 @@ class Simulation {
       for (const auto& [index, value] : reference.decode(message, int64_t(segment.size()))) {
         local.sent[segment[size_t(index)]] = value;
       }
-      for (size_t i = 0; i < segment.size(); ++i) local.unsent[segment[i]] = rest[i];
+      for (size_t i = 0; i < segment.size(); ++i) {
+        local.unsent[segment[i]] = rest[i];
+        local.is_sparse[segment[i]] = true;
+      }
       segment.clear();
     };
     ParameterSlices(list_).for_each({0, int64_t(local.sent.size())},
@@ -328,7 +356,8 @@ class Simulation {
   TrainConfig config_;
   const SyncConfig sync_;
   const int learners_;
-  const bool forgets_;
+  const bool forgets_, loses_;
+  const FaultPlan faults_;
   const std::unique_ptr<const TokenSource> source_;
   std::vector<Simulated> all_;
   std::vector<Parameter> list_;

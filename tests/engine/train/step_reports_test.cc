@@ -152,6 +152,35 @@ TEST(StepReports, ALearnerWaitsForNoOtherBeforeAnExchange) {
       << "control: sums of every step";
 }
 
+/// Learner 1 begins its second step only when learner 0 begins the last step of the second round.
+TEST(StepReports, AQuorumDoesNotWaitForALearnerThatIsOneRoundBehind) {
+  const TempDir dir;
+  const TrainRequest request =
+      learners_request(dir / "out", {"sync.every=3", "sync.quorum=1", "train.steps=12"});
+  std::atomic<bool> is_ahead = false, is_further = false, was_further = false;
+  run_with(request, 60, [&](int rank, int64_t step) {
+    if (rank == 0) {
+      is_ahead = step >= 5;
+      is_further = step >= 6;
+    }
+    if (rank == 0 || step != 1) return;
+    const auto begin = std::chrono::steady_clock::now();
+    while (!is_ahead && seconds_since(begin) < 60) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(is_ahead);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    was_further = bool(is_further);
+  });
+  EXPECT_FALSE(was_further) << "two rounds behind";
+  std::vector<nlohmann::json> of_steps;
+  std::istringstream lines(read_file(dir / "out/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);)
+    of_steps.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(of_steps.size(), 12u);
+  EXPECT_EQ(of_steps[2].at("counted_learners"), (std::vector<int>{0}));
+}
+
 TEST(StepReports, AStopEndsAllLearnersAtTheNextExchangeAndTheRunResumes) {
   const TempDir dir;
   for (const auto& [keys, last] :

@@ -36,7 +36,8 @@ constexpr Key<SyncConfig> kSyncKeys[] = {
     {"mix", &SyncConfig::mix, Range(-1, 1),
      "share of its own weights that a learner keeps with sync.delay (-1: 0.5)"},
     {"quorum", &SyncConfig::quorum, Range(0, 4096),
-     "learners that an exchange waits for (0: sync.learners)"},
+     "learners whose messages an exchange waits for; what others have changed is added to their "
+     "next message (0: sync.learners)"},
     {"topk", &SyncConfig::topk, Range(-1, kMaxDctTile* kMaxDctTile),
      "share of each 4096 changes that is sent, the largest; the rest is added to the next (-1: "
      "all); with method demo cosines of each tile x tile, and of a smaller tile as many in "
@@ -62,7 +63,7 @@ bool is_used(const SyncConfig& sync, std::string_view key) {
   if (!sync.is_on() || (key == "codec" && sync.is_sparse())) return false;
   if (is_one_of({"bits", "beta"})) return sync.is_sparse();
   if (key == "tile") return sync.is_demo();
-  return !sync.is_demo() || is_one_of({"learners", "every", "topk", "quorum"});
+  return !sync.is_demo() || is_one_of({"learners", "every", "topk"});
 }
 
 /// Keys that are given and that the method does not use.
@@ -149,9 +150,8 @@ void SyncConfig::check(int64_t dp) const {
            fmt::format("less than sync.every / sync.fragments = {}", every / num_fragments()));
   }
   if (mix >= 0 && delay == 0) reject("mix", text(mix), "sync.delay with it");
-  if (quorum > 0 && quorum != learners) {
-    reject("quorum", text(quorum),
-           fmt::format("sync.learners = {}: an exchange waits for all", learners));
+  if (quorum > learners) {
+    reject("quorum", text(quorum), fmt::format("at most sync.learners = {}", learners));
   }
   try {
     Wire::parse(codec);

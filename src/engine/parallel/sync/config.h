@@ -35,6 +35,9 @@ struct SyncConfig {
   int64_t num_learners() const { return is_on() && learners > 0 ? learners : 1; }
   int64_t num_fragments() const { return fragments > 0 ? fragments : 1; }
   bool is_demo() const { return method == "demo"; }
+  /// Learners whose messages an exchange needs, and whether it may be without others.
+  int64_t min_counted() const { return quorum > 0 ? quorum : num_learners(); }
+  bool has_quorum() const { return min_counted() < num_learners(); }
   bool is_sparse() const { return topk > 0 || is_demo(); }
   /// Steps from one exchange of a weight to the next.
   int64_t period() const { return is_demo() ? 1 : every; }

@@ -1,6 +1,8 @@
 #include "engine/parallel/sync/learner_messages.h"
 
 #include <algorithm>
+#include <numeric>
+#include <thread>
 
 #include "core/system/process/clock.h"
 #include "observe/recorder.h"
@@ -10,6 +12,8 @@ namespace {
 
 constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
 constexpr size_t kMessageAlignment = 16;  // of a message
+constexpr int kNoFragment = -1;
+constexpr std::chrono::microseconds kPollInterval{200};
 
 /// Scope in which waits have a longer deadline.
 class LongerDeadline {
@@ -28,15 +32,24 @@ class LongerDeadline {
 
 }  // namespace
 
-LearnerMessages::LearnerMessages(Communicator& learners, const char* name, size_t max_bytes)
+LearnerMessages::LearnerMessages(Communicator& learners, const char* name, size_t max_bytes,
+                                 int quorum)
     : learners_(learners),
       name_(name),
+      quorum_(quorum),
       room_((max_bytes + kMessageAlignment - 1) / kMessageAlignment * kMessageAlignment),
-      buffer_(learners.allocate(
-          std::max(kSlots * size_t(learners.size()) * room_, kMessageAlignment), learners.size())) {
+      decisions_(kSlots * size_t(learners.size()) * room_),
+      buffer_(
+          learners.allocate(decisions_ + kSlots * size_t(learners.size()), learners.size() + 1)),
+      counted_(size_t(learners.size())) {
+  std::iota(counted_.begin(), counted_.end(), 0);
 }
 
 std::byte* LearnerMessages::begin_round() {
+  const LongerDeadline longer(learners_, seconds_since(received_at_));
+  for (int learner = 0; learner < learners_.size() && has_quorum(); ++learner) {
+    if (learner != learners_.rank()) await(learner, round_, kNoFragment);
+  }
   ++round_;
   return message(learners_.rank());
 }
@@ -73,18 +86,69 @@ void LearnerMessages::put(size_t bytes, size_t max_chunk) {
   }
 }
 
-std::vector<const std::byte*> LearnerMessages::receive(int fragment) {
+/// Whether the learner's message of this round is here.
+bool LearnerMessages::has_arrived(int learner) const {
+  return learner == learners_.rank() || learners_.read_signal(*buffer_, learner) >= round_;
+}
+
+void LearnerMessages::await(int learner, uint64_t round, int fragment) {
+  const ScopedWait span(Phase::sync_wait, name_, fragment);
+  learners_.wait(*buffer_, learner, round, {name_, learner, fragment});
+}
+
+/// Waits until enough messages are here.
+void LearnerMessages::await_quorum(int fragment) {
+  const ScopedWait span(Phase::sync_wait, name_, fragment);
+  const auto begin = std::chrono::steady_clock::now();
+  while (true) {
+    int arrived = 0, missing = 0;
+    for (int learner = 0; learner < learners_.size(); ++learner) {
+      has_arrived(learner) ? ++arrived : missing = learner;
+    }
+    if (arrived >= quorum_) return;
+    // Waits for no message, but throws if the ranks are aborted; after the deadline for one.
+    const bool is_over = seconds_since(begin) > learners_.deadline();
+    learners_.wait(*buffer_, missing, is_over ? round_ : 0, {name_, missing, fragment});
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+/// Sets counted_, in learner 0 by what has arrived.
+void LearnerMessages::decide(int fragment, const std::optional<std::vector<int>>& late) {
+  const size_t offset = decisions_ + (round_ % kSlots) * size_t(learners_.size());
+  std::byte* const decision = buffer_->local() + offset;
+  const int signal = learners_.size();
+  if (learners_.rank() > 0) {
+    const ScopedWait span(Phase::sync_wait, name_, fragment);
+    learners_.wait(*buffer_, signal, round_, {name_, 0, fragment});
+  } else {
+    if (!late) await_quorum(fragment);
+    for (int learner = 0; learner < learners_.size(); ++learner) {
+      const bool counts = late ? std::ranges::find(*late, learner) == late->end() || learner == 0
+                               : has_arrived(learner);
+      decision[learner] = std::byte(counts);
+    }
+    for (int learner = 1; learner < learners_.size(); ++learner) {
+      learners_.put(learner, *buffer_, offset, decision, size_t(learners_.size()), signal, round_);
+    }
+  }
+  counted_.clear();
+  for (int learner = 0; learner < learners_.size(); ++learner) {
+    if (decision[learner] != std::byte(0)) counted_.push_back(learner);
+  }
+}
+
+std::vector<const std::byte*> LearnerMessages::receive(
+    int fragment, const std::optional<std::vector<int>>& late) {
   if (sending_.valid()) {
     const ScopedWait span(Phase::sync_wait, name_, fragment);
     end_sending();
   }
   const LongerDeadline longer(learners_, seconds_since(received_at_));
+  if (has_quorum()) decide(fragment, late);
   std::vector<const std::byte*> messages;
-  for (int learner = 0; learner < learners_.size(); ++learner) {
-    if (learner != learners_.rank()) {
-      const ScopedWait span(Phase::sync_wait, name_, fragment);
-      learners_.wait(*buffer_, learner, round_, {name_, learner, fragment});
-    }
+  for (const int learner : counted_) {
+    if (learner != learners_.rank()) await(learner, round_, fragment);
     messages.push_back(message(learner));
   }
   received_at_ = std::chrono::steady_clock::now();

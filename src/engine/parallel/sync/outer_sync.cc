@@ -37,14 +37,16 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
   std::vector<Moment> moments{Moment::anchor};
   if (config.momentum() > 0) moments.push_back(Moment::outer_momentum);
   if (config.delay > 0) moments.push_back(Moment::sent);
-  if (config.is_sparse() && !config.is_demo()) moments.push_back(Moment::unsent);
+  const bool leaves_out = (config.is_sparse() && !config.is_demo()) || config.has_quorum();
+  if (leaves_out) moments.push_back(Moment::unsent);
   return moments;
 }
 
 OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
-                     int64_t step)
+                     int64_t step, LateLearners late)
     : learners_(learners.split(0, learners.rank())),
       config_(config),
+      late_(std::move(late)),
       exchange_(make_exchange(config)),
       fragments_(size_t(config.num_fragments())) {
   for (const Stage& stage : stages) add_stage(stage);
@@ -58,7 +60,7 @@ OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vect
   }
   changes_.resize(size_t(elements));
   if (config.is_sparse()) unsent_.resize(changes_.size());
-  messages_.emplace(*learners_, "outer_sync", max_bytes);
+  messages_.emplace(*learners_, "outer_sync", max_bytes, int(config.min_counted()));
   if (const auto sent = fragment_in_flight(config, step)) begin_again(*sent);
 }
 
@@ -97,9 +99,9 @@ bool OuterSync::after_update(int64_t step, double lr) {
   lr_ = lr;
   const auto arrives = fragment_due(config_, step - config_.delay);
   const auto leaves = fragment_due(config_, step);
-  if (arrives && config_.delay > 0) receive(*arrives);
+  if (arrives && config_.delay > 0) receive(*arrives, step - config_.delay);
   if (leaves) send(*leaves);
-  if (arrives && config_.delay == 0) receive(*arrives);
+  if (arrives && config_.delay == 0) receive(*arrives, step);
   return arrives.has_value();
 }
 
@@ -134,11 +136,12 @@ void OuterSync::send(int index) {
   const Fragment& fragment = fragments_[size_t(index)];
   has_mean_ = false;
   if (fragment.values.empty()) return;  // no message, thus no round: none would answer
+  std::byte* const message = messages_->begin_round();
   size_t bytes = 0;
   {
     const ScopedSpan span(SpanKind::compute, "encode_changes", index);
-    std::byte* const message = messages_->begin_round();
     find_changes(fragment);
+    add_unsent(fragment);
     bytes = encode(fragment, message);
     if (fragment.values.front().sent.data()) keep_sent(fragment, message);
   }
@@ -156,6 +159,42 @@ void OuterSync::find_changes(const Fragment& fragment) {
     }
     const auto *weights = values.weights.as<float>(), *anchor = values.anchor.as<float>();
     for (int64_t j = 0; j < slice.count; ++j) changes[j] = anchor[j] - weights[j];
+  }
+}
+
+/// Whether a message has all of the slice's changes; what a sparse one leaves out, it adds to later
+/// ones.
+bool OuterSync::is_sent_whole(const SyncSlice& slice) const {
+  return !config_.is_sparse() || !slice.sharded;
+}
+
+/// Before a round with a quorum: adds earlier changes that did not count, and notes all that is
+/// sent as unsent until it counts.
+void OuterSync::add_unsent(const Fragment& fragment) {
+  for (size_t i = 0; i < fragment.values.size() && config_.has_quorum(); ++i) {
+    const SyncSlice& slice = fragment.shard.slices[i];
+    if (!is_sent_whole(slice)) continue;
+    auto* const unsent = fragment.values[i].unsent.as<float>();
+    for (int64_t j = 0; j < slice.count; ++j) {
+      unsent[j] = changes_[size_t(slice.begin + j)] += unsent[j];
+    }
+  }
+}
+
+/// After a round with a quorum: what counted is sent, what did not is unsent.
+void OuterSync::settle_unsent(const Fragment& fragment, bool counts) {
+  if (!config_.has_quorum()) return;
+  if (!counts) {
+    const std::byte* const local[] = {messages_->local()};
+    exchange_->combine(fragment.shard, local, changes_of(fragment));
+  }
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    const SyncSlice& slice = fragment.shard.slices[i];
+    if (is_sent_whole(slice) != counts) continue;  // as `add_unsent` or `encode` has left it
+    auto* const unsent = fragment.values[i].unsent.as<float>();
+    for (int64_t j = 0; j < slice.count; ++j) {
+      unsent[j] = counts ? 0 : unsent[j] + changes_[size_t(slice.begin + j)];
+    }
   }
 }
 
@@ -211,12 +250,17 @@ void OuterSync::begin_again(const SentFragment& sent) {
   for (float& value : mean) value /= float(learners_->size());
 }
 
-void OuterSync::receive(int index) {
+void OuterSync::receive(int index, int64_t sent_after) {
   const Fragment& fragment = fragments_[size_t(index)];
   if (fragment.values.empty()) return;
-  if (!has_mean_) {
-    const std::vector<const std::byte*> messages = messages_->receive(index);
+  if (has_mean_) {
+    settle_unsent(fragment, true);
+  } else {
+    const auto late = late_ ? std::optional(late_(sent_after)) : std::nullopt;
+    const std::vector<const std::byte*> messages = messages_->receive(index, late);
     const ScopedSpan span(SpanKind::compute, "decode_changes", index);
+    settle_unsent(fragment, std::ranges::find(messages_->counted(), learners_->rank()) !=
+                                messages_->counted().end());
     exchange_->combine(fragment.shard, messages, changes_of(fragment));
   }
   config_.is_demo() ? apply_signs(fragment) : apply(fragment);

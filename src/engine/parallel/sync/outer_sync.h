@@ -10,12 +10,16 @@
 // are here (Streaming DiLoCo, arXiv 2501.18512, section 2.3). Anchors and momenta are bitwise equal
 // in all learners.
 //
+// With a quorum the mean is over the learners whose messages count (learner_messages.h). One whose
+// message does not takes the mean all the same, and adds what it has sent to its next message.
+//
 // With method demo every step exchanges the largest cosines of its gradients
 // (engine/parallel/sync/demo.h); the update has only decayed the weights, and w -= lr x their
 // signs.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,6 +38,9 @@ std::vector<Moment> outer_moments(const SyncConfig& config);
 
 class OuterSync {
  public:
+  /// Learners whose messages of a fragment that was sent after `step` count as late, the same in
+  /// all learners: for tests. With this function no message is late by its time.
+  using LateLearners = std::function<std::vector<int>(int64_t step)>;
   /// A pipeline stage on this rank: `list` as of Stage::parameter_list.
   struct Stage {
     ShardedOptimizer& optimizer;
@@ -43,7 +50,7 @@ class OuterSync {
   /// the anchors become the weights, and an exchange that runs is begun again with what was sent.
   /// CPU ranks. Collective.
   OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
-            int64_t step);
+            int64_t step, LateLearners late = {});
 
   /// Whether `after_update` of this step sends a fragment, which reads the owners' slices, and
   /// whether it applies one, which changes them. The same on every rank.
@@ -54,6 +61,8 @@ class OuterSync {
   /// changes them all weights awaited. Returns whether it has. `lr`: of the update. Throws Timeout
   /// or Aborted. Collective.
   bool after_update(int64_t step, double lr);
+  /// Learners whose messages counted in the last fragment applied, in order.
+  const std::vector<int>& counted() const { return messages_->counted(); }
   /// Sets the anchors to the mean of the learners' weights after `step`, the run's last, unless an
   /// exchange has just made these equal. Training must not go on after it. Weights must be updated.
   /// Collective.
@@ -76,7 +85,10 @@ class OuterSync {
   void send(int fragment);
   size_t encode(const Fragment& fragment, std::byte* message);
   void keep_sent(const Fragment& fragment, const std::byte* message);
-  void receive(int fragment);
+  bool is_sent_whole(const SyncSlice& slice) const;
+  void add_unsent(const Fragment& fragment);
+  void settle_unsent(const Fragment& fragment, bool counts);
+  void receive(int fragment, int64_t sent_after);
   void apply(const Fragment& fragment);
   void apply_signs(const Fragment& fragment);
   void find_changes(const Fragment& fragment);
@@ -84,10 +96,11 @@ class OuterSync {
 
   std::unique_ptr<Communicator> learners_;  // not while `messages_` sends in steps
   const SyncConfig config_;
+  const LateLearners late_;
   std::unique_ptr<Exchange> exchange_;
   std::vector<Fragment> fragments_;
   std::vector<float> changes_;  // of a fragment: this learner's, then the mean
-  std::vector<float> unsent_;   // of a fragment that is encoded, if messages leave something out
+  std::vector<float> unsent_;   // of a fragment that is encoded, if messages are sparse
   std::optional<LearnerMessages> messages_;
   bool has_mean_ = false;
   double lr_ = 0;  // of the last update

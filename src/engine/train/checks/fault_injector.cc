@@ -60,10 +60,7 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
                              const std::string& out)
     : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
   refuse_on_gpu(make_exec(groups.world()), "--inject", "CPU ranks");
-  const auto is_slow_link = [](FaultKind kind) { return kind == FaultKind::slow_link; };
-  const bool slows_links = std::ranges::any_of(plan.listed(), is_slow_link, &Fault::kind) ||
-                           std::ranges::any_of(plan.random_kinds(), is_slow_link);
-  if (slows_links && !groups.world().link().starts_with("emulated")) {
+  if (plan.has(FaultKind::slow_link) && !groups.world().link().starts_with("emulated")) {
     throw Unsupported("--inject: slow_link: expected ranks of one process and parallel.link");
   }
   const std::string path = out + "/injected.jsonl";
@@ -112,6 +109,8 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
     } else if (fault.kind == FaultKind::no_space || fault.kind == FaultKind::io_error) {
       record(fault, "{}");
       fail_next_write(fault.kind == FaultKind::no_space ? ENOSPC : EIO, fault.file);
+    } else if (fault.kind == FaultKind::late_message) {
+      record(fault, "{}");
     } else if (fault.kind == FaultKind::slow) {
       slow(fault);
     } else if (fault.kind == FaultKind::slow_link) {

@@ -16,10 +16,10 @@
 namespace tandem {
 namespace {
 
-constexpr std::array<std::string_view, 14> kFaultNames{
+constexpr std::array<std::string_view, 15> kFaultNames{
     "kill",         "hang",         "pause",          "slow",         "flip_weights",
     "flip_masters", "flip_moments", "flip_gradients", "flip_message", "flip_checkpoint",
-    "no_space",     "io_error",     "clock",          "slow_link"};
+    "no_space",     "io_error",     "clock",          "slow_link",    "late_message"};
 constexpr uint64_t kRankStream = 1, kRandomStream = 2;
 
 /// Readers of one table of a file of faults.
@@ -114,6 +114,11 @@ Fault parse_fault(const FaultTable& in, int ranks) {
 }
 
 }  // namespace
+
+bool FaultPlan::has(FaultKind kind) const {
+  return std::ranges::find(faults_, kind, &Fault::kind) != faults_.end() ||
+         (rate_ > 0 && std::ranges::find(kinds_, kind) != kinds_.end());
+}
 
 std::string_view name_of(FaultKind kind) {
   return kFaultNames[size_t(kind)];

@@ -44,6 +44,7 @@ enum class FaultKind : uint8_t {
   io_error,         ///< it fails with EIO
   clock,            ///< the rank's clock in traces is set `seconds` ahead and gains `ppm`
   slow_link,        ///< messages to `peer` take longer on an emulated link from then on
+  late_message,  ///< of the rank's learner, of the fragment sent after the step; all others count
 };
 std::string_view name_of(FaultKind kind);
 
@@ -73,6 +74,8 @@ class FaultPlan {
   bool empty() const { return faults_.empty() && rate_ == 0; }
   /// Faults of all ranks before a step; the same on every rank.
   std::vector<Fault> at(int64_t step) const;
+  /// Whether one of this kind is listed or may be drawn.
+  bool has(FaultKind kind) const;
   /// Faults that the plan lists, and kinds of random ones.
   const std::vector<Fault>& listed() const { return faults_; }
   const std::vector<FaultKind>& random_kinds() const { return kinds_; }

@@ -1,5 +1,6 @@
 #include "engine/train/checks/fault_injector.h"
 #include "engine/train/hooks/hooks.h"
+#include "tandem/error.h"
 
 namespace tandem::hooks {
 namespace {
@@ -7,7 +8,11 @@ namespace {
 class Faults : public StepHook {
  public:
   explicit Faults(Run& run)
-      : run_(run), injector_(run.request.faults, run.groups, *run.ranks, run.request.out) {}
+      : run_(run), injector_(run.request.faults, run.groups, *run.ranks, run.request.out) {
+    if (run.request.faults.has(FaultKind::late_message) && !run.config.parallel.sync.has_quorum()) {
+      throw ConfigError("--inject: late_message: expected sync.quorum below sync.learners");
+    }
+  }
 
   void before_passes(Step& step) override { injector_.before_passes(step.number, *run_.executor); }
   void after_passes(Step& step) override { injector_.after_passes(step.number); }

@@ -134,6 +134,7 @@ std::string to_json_line(const StepRecord& m) {
     line["gradient_bytes"] = m.gradient_bytes;
     line["weight_bytes"] = m.weight_bytes;
   }
+  if (!m.counted_learners.empty()) line["counted_learners"] = m.counted_learners;
   if (m.validation_loss) {
     line["validation_loss"] = *m.validation_loss;
     line["validation_unit"] = m.validates_bytes ? "byte" : "token";

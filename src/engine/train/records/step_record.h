@@ -49,8 +49,11 @@ struct StepRecord {
   std::optional<int64_t> saved_step;    ///< newest checkpoint of this run on disk, verified
   std::optional<uint64_t> stage_bytes;  ///< sent between pipeline stages, summed over ranks
   uint64_t sync_bytes = 0;              ///< sent between learners, summed over ranks
-  AxisMeans sent_bytes;                 ///< the bytes above, in a step
-  bool counts_layer_bytes = true;       ///< tp_bytes and expert_bytes; false on GPUs
+  /// Learners whose messages counted in the exchange that this step applied, of rank 0's shard;
+  /// none without sync.quorum.
+  std::vector<int> counted_learners;
+  AxisMeans sent_bytes;            ///< the bytes above, in a step
+  bool counts_layer_bytes = true;  ///< tp_bytes and expert_bytes; false on GPUs
   /// Weights, gradients and optimizer state of a rank, over its parameters; largest.
   double state_bytes_per_parameter = 0;
   double mfu = 0;  ///< utilization (engine/plan/cost/utilization.h); 0: not known
