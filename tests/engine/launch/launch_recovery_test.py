@@ -237,6 +237,7 @@ def short(tandem, folder):
     os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
     run.stops("Killed: no process is left to take its rank")
     replaces_learners(tandem, folder, steps)
+    replaces_a_whole_learner(tandem, folder, 10 * steps)
     saves_before_it_gives_up(tandem, folder, reference)
     saves_on_request(tandem, folder, reference)
     starts_no_replacement(tandem, folder, replicas)
@@ -255,15 +256,33 @@ def short(tandem, folder):
 SNAPSHOTS = ["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"]
 
 
+LEARNERS = [text for key in ["method=local", "learners=2", "every=8", "fragments=2", "delay=2"]
+            for text in ("--set", f"sync.{key}")]
+
+
 def replaces_learners(tandem, folder, steps):
     """A rank of a learner is lost between exchanges, while a fragment travels, and in the step that applies it."""
-    job = [*SNAPSHOTS, *(text for key in ["method=local", "learners=2", "every=8", "fragments=2", "delay=2"]
-                         for text in ("--set", f"sync.{key}"))]
+    job = [*SNAPSHOTS, *LEARNERS]
     reference = Run(tandem, folder, "learners", [], steps, job=job)
     reference.ends_like(reference)
     run = Run(tandem, folder, "learner-lost", ["--spares", "1", "--restarts", "3"], steps, job=job)
     for rank, after_step in [(3, 3), (1, 8), (2, 13)]:
         run.hurt(rank, signal.SIGKILL, after_step)
+    run.ends_like(reference)
+
+
+def replaces_a_whole_learner(tandem, folder, steps):
+    """All ranks of a learner are lost at once, some steps after the last snapshot, which learners make apart."""
+    job = [*SNAPSHOTS, *LEARNERS, "--set", "checkpoint.snapshot_every=5"]
+    reference = Run(tandem, folder, "apart", [], steps, job=job)
+    reference.ends_like(reference)
+    run = Run(tandem, folder, "whole-learner-lost", ["--spares", "2", "--restarts", "8"], steps, job=job)
+    for after_step in 5, 60, 117, 181:
+        run.wait_until(f"step {after_step}", lambda: run.step() >= after_step)
+        recovered = len(run.events("recovered"))
+        for pid in [run.wait_until(f"rank {rank}", lambda: run.pid(rank)) for rank in (2, 3)]:
+            os.kill(pid, signal.SIGKILL)
+        run.wait_until("two recoveries", lambda: len(run.events("recovered")) >= recovered + 2)
     run.ends_like(reference)
 
 
