@@ -106,7 +106,7 @@ class Trainer {
     call(&StepHook::after_update, step);
     if (reports_ && reports_->receives(state.step)) receive_report(&step);
     measure(step.record, start);
-    if (reports_ && needs_all_learners()) exchange_reports(&step);
+    if (reports_ && needs_all_learners(step)) exchange_reports(&step);
     return true;
   }
 
@@ -188,9 +188,12 @@ class Trainer {
     return {StepAction::skip, ""};
   }
 
-  /// Whether learners that report must all be at the same step, with the same sums, after this one.
-  bool needs_all_learners() const {
-    return run_.checkpoints->is_due(run_.state) || saves_ || run_.validates() ||
+  /// Whether learners that report must all be at the same step, with the same sums, after this one:
+  /// they save, validate or end together, and verify the text after an epoch.
+  bool needs_all_learners(const Step& step) const {
+    const bool ends_epoch = run_.sampler.ended_epochs(run_.state.next_sample) !=
+                            run_.sampler.ended_epochs(step.first_sample);
+    return ends_epoch || run_.checkpoints->is_due(run_.state) || saves_ || run_.validates() ||
            run_.is_finished() || run_.ending.is_set();
   }
 
