@@ -47,8 +47,7 @@ const std::byte* add_records(const std::byte* from, size_t count, std::vector<Re
 
 bool StepReports::applies(const SyncConfig& sync, const RunConfig& train,
                           const IntegrityConfig& check) {
-  return sync.num_learners() > 1 && sync.period() > 1 && train.seconds == 0 &&
-         check.action == "off";
+  return sync.num_learners() > 1 && !sync.is_demo() && train.seconds == 0 && check.action == "off";
 }
 
 StepReports::StepReports(Communicator& learners, const SyncConfig& sync)

@@ -21,8 +21,9 @@ namespace tandem {
 
 class StepReports {
  public:
-  /// Whether the learners of a run report. They sum in every step instead if each exchanges, if
-  /// time decides when the run ends, and if data in memory are checked.
+  /// Whether the learners of a run report. They sum in every step instead with method demo,
+  /// whose weights follow all gradients, if time decides when the run ends, and if data in memory
+  /// are checked.
   static bool applies(const SyncConfig& sync, const RunConfig& train, const IntegrityConfig& check);
   /// `learners`: as of OuterSync. `sync` must outlive this object. Collective.
   StepReports(Communicator& learners, const SyncConfig& sync);

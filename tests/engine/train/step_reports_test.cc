@@ -87,6 +87,7 @@ TEST(StepReports, HaveTheBitsOfSumsInEachStep) {
       {{"sync.every=6", "sync.delay=3", "train.steps=20", "checkpoint.every=7",
         "checkpoint.snapshot_every=4"}},
       {{"sync.every=1000", "train.steps=140"}},
+      {{"sync.every=1", "train.steps=4"}},
       {{"sync.every=4", "train.steps=5", "parallel.pp=2", "train.microbatch=3"}},
   };
   for (const Case& c : cases) {
