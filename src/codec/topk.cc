@@ -11,6 +11,7 @@
 #include "codec/lanes.h"
 #include "codec/topk_levels.h"
 #include "core/cpu/parallel.h"
+#include "core/float_operand.h"
 #include "tandem/error.h"
 
 namespace tandem::codec {
@@ -188,15 +189,6 @@ void mean_chunk(const TopK& topk, std::span<const std::byte* const> messages, in
   }
 }
 
-void require_floats(const char* op, const char* name, const Exec& exec, const Tensor& tensor,
-                    int64_t elements) {
-  const bool fits = tensor.dtype() == DType::f32 && tensor.contiguous() &&
-                    tensor.device().kind == exec.device.kind && tensor.elements() == elements;
-  if (fits) return;
-  throw InvalidArgument(fmt::format("{}: {} {}: expected {} contiguous f32 on the kernel's device",
-                                    op, name, tensor.describe(), elements));
-}
-
 }  // namespace
 
 void TopK::check() const {
@@ -214,8 +206,8 @@ void encode_topk(const Exec& exec, const TopK& topk, float beta, const Tensor& d
                  const Tensor& error, std::byte* message) {
   topk.check();
   const int64_t elements = delta.elements();
-  require_floats("encode_topk", "delta", exec, delta, elements);
-  require_floats("encode_topk", "error", exec, error, elements);
+  require_floats(exec, "encode_topk", "delta", delta, elements);
+  require_floats(exec, "encode_topk", "error", error, elements);
   if (exec.on_gpu()) return encode_topk_on_gpu(exec, topk, beta, delta, error, message);
   const int64_t chunks = topk.chunks(elements), record = 4 * topk.words(topk.chunk);
   cpu::parallel_ranges(chunks, kMinChunks, [&](int64_t begin, int64_t end) {
@@ -230,7 +222,7 @@ void mean_topk(const Exec& exec, const TopK& topk, std::span<const std::byte* co
                TopKMean mean, const Tensor& values) {
   topk.check();
   const int64_t elements = values.elements();
-  require_floats("mean_topk", "values", exec, values, elements);
+  require_floats(exec, "mean_topk", "values", values, elements);
   if (exec.on_gpu()) return mean_topk_on_gpu(exec, topk, messages, mean, values);
   const int64_t chunks = topk.chunks(elements), record = 4 * topk.words(topk.chunk);
   cpu::parallel_ranges(chunks, kMinChunks, [&](int64_t begin, int64_t end) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/float_operand.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 #include "tandem/error.h"
@@ -15,15 +16,6 @@ int largest_divisor(int64_t size, int maximum) {
   int64_t divisor = std::min<int64_t>(size, maximum);
   while (size % divisor != 0) --divisor;
   return int(divisor);
-}
-
-void require(const Exec& exec, const char* op, const char* name, const Tensor& tensor,
-             int64_t elements) {
-  const bool fits = tensor.dtype() == DType::f32 && tensor.contiguous() &&
-                    tensor.device().kind == exec.device.kind && tensor.elements() == elements;
-  if (fits) return;
-  throw InvalidArgument(fmt::format("{}: {} {}: expected {} contiguous f32 on the kernel's device",
-                                    op, name, tensor.describe(), elements));
 }
 
 }  // namespace
@@ -41,16 +33,16 @@ DctTiles DctTiles::of(int64_t rows, int64_t columns, int side) {
 
 void dct_forward(const Exec& exec, const DctTiles& tiles, float scale, const Tensor& x,
                  const Tensor& coefficients) {
-  require(exec, "dct_forward", "x", x, tiles.rows * tiles.columns);
-  require(exec, "dct_forward", "coefficients", coefficients, tiles.rows * tiles.columns);
+  require_floats(exec, "dct_forward", "x", x, tiles.rows * tiles.columns);
+  require_floats(exec, "dct_forward", "coefficients", coefficients, tiles.rows * tiles.columns);
   if (exec.on_gpu()) return gpu::dct_forward(exec.stream, tiles, scale, x, coefficients);
   cpu::dct_forward(tiles, scale, x, coefficients);
 }
 
 void dct_inverse(const Exec& exec, const DctTiles& tiles, const Tensor& coefficients,
                  const Tensor& x) {
-  require(exec, "dct_inverse", "coefficients", coefficients, tiles.rows * tiles.columns);
-  require(exec, "dct_inverse", "x", x, tiles.rows * tiles.columns);
+  require_floats(exec, "dct_inverse", "coefficients", coefficients, tiles.rows * tiles.columns);
+  require_floats(exec, "dct_inverse", "x", x, tiles.rows * tiles.columns);
   if (exec.on_gpu()) return gpu::dct_inverse(exec.stream, tiles, coefficients, x);
   cpu::dct_inverse(tiles, coefficients, x);
 }

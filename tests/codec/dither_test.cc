@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "codec/dither.h"
-#include "tandem/error.h"
 #include "tests/codec/reference.h"
 #include "tests/codec/values.h"
 
@@ -81,8 +80,7 @@ double bias(const Wire& wire, const std::vector<float>& values, int draws, bool 
 
 TEST_P(Dithering, MeanOverSeedsIsTheValue) {
   if (wire.hadamard) return;  // its bound is no step
-  std::vector<float> values(size_t(wire.group));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(60, int64_t(i));
+  const std::vector<float> values = uniform_values(60, wire.group);
   // The standard deviation of a mean of n is at most 1 / (2 sqrt n) steps; 5 of them.
   const int draws = 2000;
   const double deviation = 0.5 / std::sqrt(double(draws));
@@ -110,8 +108,7 @@ TEST_P(Dithering, ErrorIsAtMostOneStep) {
 }
 
 TEST_P(Dithering, SeedAndStreamDecideTheBytes) {
-  std::vector<float> values(3000);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(61, int64_t(i));
+  const std::vector<float> values = uniform_values(61, 3000);
   const auto message = dithered(wire, values, {1, 2});
   EXPECT_EQ(message, dithered(wire, values, {1, 2}));
   EXPECT_NE(message, dithered(wire, values, {2, 2}));
@@ -129,8 +126,7 @@ TEST(Dither, IntegersAndZerosAreKept) {
 
 TEST(Dither, ErrorsOfTwoStreamsAreIndependent) {
   const Wire wire = Wire::parse("int3:f32");
-  std::vector<float> values(1 << 16);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(62, int64_t(i));
+  const std::vector<float> values = uniform_values(62, 1 << 16);
   const auto a = decoded_of(wire, dithered(wire, values, {1, 0}), values.size());
   const auto b = decoded_of(wire, dithered(wire, values, {1, 1}), values.size());
   double product = 0, square = 0, next = 0;
@@ -142,16 +138,6 @@ TEST(Dither, ErrorsOfTwoStreamsAreIndependent) {
   }
   EXPECT_LT(std::fabs(product / square), 0.02);  // 5 standard deviations
   EXPECT_LT(std::fabs(next / square), 0.02);
-}
-
-template <typename Call>
-std::string refusal_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Dither, OtherCodecsDtypesAndShortMessagesAreRefused) {

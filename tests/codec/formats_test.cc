@@ -75,8 +75,7 @@ TEST_P(Formats, EncodingOneAtATimeGivesTheSameBytes) {
 
 TEST_P(Formats, NaNDoesNotLeaveItsGroup) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
-    std::vector<float> values(size_t(3 * wire.group));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(40, int64_t(i));
+    std::vector<float> values = uniform_values(40, 3 * wire.group);
     values[size_t(wire.group) + 3] = bad;
     const auto decoded = round_trip(wire, values);
     for (int i = 0; i < 3 * wire.group; ++i) {
@@ -196,8 +195,7 @@ TEST(Log2, TooLargeValuesBecomeNaN) {
 }
 
 TEST(Spikes, SmallestAndLargestAreExact) {
-  std::vector<float> values(128);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = uniform(60, int64_t(i));
+  std::vector<float> values = uniform_values(60, 128);
   values[17] = 1024, values[90] = -512;
   const auto decoded = round_trip(Wire::parse("int2:spikes"), values);
   EXPECT_EQ(decoded[17], 1024);

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "tandem/error.h"
 #include "tests/codec/topk_reference.h"
 #include "tests/codec/values.h"
 
@@ -133,11 +132,8 @@ TEST(TopK, SentAndUnsentValuesAddUpToAllDeltas) {
   std::vector<float> error(kCount);
   std::vector<double> sent(kCount), given(kCount);
   for (uint64_t round = 0; round < 200; ++round) {
-    std::vector<float> delta(kCount);
-    for (int64_t i = 0; i < kCount; ++i) {
-      delta[size_t(i)] = uniform(80 + round, i);
-      given[size_t(i)] += double(delta[size_t(i)]);
-    }
+    const std::vector<float> delta = uniform_values(80 + round, kCount);
+    for (size_t i = 0; i < kCount; ++i) given[i] += double(delta[i]);
     const auto message = encoded(topk, 1, delta, error);
     for (const auto& [index, value] : SparseReference{topk}.decode(message, kCount)) {
       sent[size_t(index)] += double(value);
@@ -163,10 +159,8 @@ TEST(TopK, MeansAreOverRanksOrSenders) {
   std::vector<float> sums(kCount), by_ranks(kCount, NAN), by_senders(kCount, NAN);
   std::vector<int> senders(kCount);
   for (uint64_t rank = 0; rank < kRanks; ++rank) {
-    std::vector<float> delta(kCount), error(kCount);
-    for (int64_t i = 0; i < kCount; ++i) {  // positions 0 to 19 are sent by all
-      delta[size_t(i)] = uniform(90 + rank, i) + (i % 512 < 20 ? 4 : 0);
-    }
+    std::vector<float> delta = uniform_values(90 + rank, kCount), error(kCount);
+    for (size_t i = 0; i < kCount; ++i) delta[i] += i % 512 < 20 ? 4 : 0;  // are sent by all
     messages.push_back(encoded(topk, 1, delta, error));
     pointers.push_back(messages.back().data());
     for (const auto& [index, value] : SparseReference{topk}.decode(messages.back(), kCount)) {
@@ -211,16 +205,6 @@ TEST(TopK, AnyBytesStayInsideTheValues) {
     EXPECT_EQ(values.front(), 42.0f);
     EXPECT_EQ(values.back(), 42.0f);
   }
-}
-
-template <typename Call>
-std::string refusal_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(TopK, SettingsAndTensorsOutOfRangeAreRefused) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tandem/codec.h"
+#include "tandem/error.h"
 #include "tandem/random.h"
 
 namespace tandem::test {
@@ -41,6 +42,12 @@ struct Input {
 
 inline float uniform(uint64_t stream, int64_t i) {
   return float(int32_t(philox(24, stream, uint64_t(i))[0])) * 0x1p-31f;
+}
+
+inline std::vector<float> uniform_values(uint64_t stream, int64_t count) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(uniform(stream, i));
+  return values;
 }
 
 /// Finite values of every kind that is difficult for some format.
@@ -80,6 +87,17 @@ inline std::vector<Input> any_inputs(int64_t count) {
   }
   all.push_back(not_finite);
   return all;
+}
+
+/// Message of the InvalidArgument that a call throws.
+template <typename Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 }  // namespace tandem::test

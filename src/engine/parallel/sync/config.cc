@@ -110,12 +110,6 @@ codec::TopK SyncConfig::sparse(int chunk) const {
           .bits = bits > 0 ? int(bits) : of_method};
 }
 
-double SyncConfig::message_bits() const {
-  if (!is_sparse()) return Wire::parse(codec).bits_per_element(DType::f32);
-  constexpr int kChunk = codec::kMaxTopKChunk;
-  return 8 * double(sparse().bytes(kChunk)) / kChunk;
-}
-
 void SyncConfig::check(int64_t dp) const {
   const auto text = [](const auto& value) { return fmt::format("{}", value); };
   const bool is_given = topk != -1;

@@ -43,8 +43,6 @@ struct SyncConfig {
   int64_t period() const { return is_demo() ? 1 : every; }
   /// Sparse messages: of `chunk` values a share, at least one.
   codec::TopK sparse(int chunk = codec::kMaxTopKChunk) const;
-  /// Bits a change that a large message has.
-  double message_bits() const;
   /// Factor of changes that were not sent, from one message to the next.
   double decay() const { return beta >= 0 ? beta : is_demo() ? 0.999 : 0.95; }
   int tile_side() const { return tile > 0 ? int(tile) : 64; }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/parallel/sync/raw_values.h"
+#include "engine/parallel/sync/segmented_exchange.h"
 #include "kernels/dct.h"
 #include "tandem/error.h"
 
@@ -24,85 +24,50 @@ void update_demo(const Exec& /*exec*/, const AdamStep& step, bool decay, double 
   }
 }
 
-class Demo : public Exchange {
+class Demo : public SegmentedExchange {
  public:
   explicit Demo(const SyncConfig& config) : config_(config) {}
 
-  size_t max_bytes(const SyncShard& shard) const override {
-    size_t bytes = 0;
-    for_each(shard, [&](const Segment& segment) { bytes += segment.bytes; });
-    return bytes;
-  }
-
-  size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor& unsent,
-                std::byte* message) override {
-    std::byte* to = message;
-    for_each(shard, [&](const Segment& segment) {
-      const Tensor values = changes.narrow(0, segment.begin, segment.count);
-      if (segment.sharded) {
-        const Tensor cosines = scratch(segment.count);
-        dct_forward({}, segment.tiles, 1, values, cosines);
-        encode_topk({}, segment.topk, float(config_.decay()), cosines,
-                    unsent.narrow(0, segment.begin, segment.count), to);
-      } else {
-        write_raw(values, to);
-      }
-      to += segment.bytes;
-    });
-    return size_t(to - message);
-  }
-
   void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
                const Tensor& mean) const override {
-    std::vector<const std::byte*> from(messages.begin(), messages.end());
-    for_each(shard, [&](const Segment& segment) {
-      const Tensor values = mean.narrow(0, segment.begin, segment.count);
-      if (segment.sharded) {
-        const Tensor cosines = scratch(segment.count);
-        mean_topk({}, segment.topk, from, codec::TopKMean::senders, cosines);
-        dct_inverse({}, segment.tiles, cosines, values);
-      } else {
-        mean_raw(from, values);
-      }
-      for (float& value : std::span(values.as<float>(), size_t(segment.count))) {
-        if (!std::isnan(value)) value = float(value > 0) - float(value < 0);
-      }
-      for (const std::byte*& message : from) message += segment.bytes;
-    });
+    SegmentedExchange::combine(shard, messages, mean);
+    for (float& value : std::span(mean.as<float>(), size_t(mean.elements()))) {
+      if (!std::isnan(value)) value = float(value > 0) - float(value < 0);
+    }
   }
 
  private:
-  /// A parameter.
-  struct Segment {
-    int64_t begin = 0, count = 0;
-    bool sharded = false;
-    DctTiles tiles = {};  // this and the next only if sharded
-    codec::TopK topk = {};
-    size_t bytes = 0;
-  };
-
-  template <typename Visit>
-  void for_each(const SyncShard& shard, const Visit& visit) const {
-    for (size_t i = 0; i < shard.slices.size();) {
-      const SyncSlice& first = shard.slices[i];
-      Segment segment{.begin = first.begin, .sharded = first.sharded};
-      for (; i < shard.slices.size() && shard.slices[i].parameter == first.parameter; ++i) {
-        segment.count += shard.slices[i].count;
-      }
-      if (segment.count != first.rows * first.columns) {
-        throw InvalidArgument(fmt::format("demo: {} elements of parameter {}: expected all {}",
-                                          segment.count, first.parameter,
-                                          first.rows * first.columns));
-      }
-      segment.bytes = size_t(segment.count) * sizeof(float);
-      if (segment.sharded) {
-        segment.tiles = DctTiles::of(first.rows, first.columns, config_.tile_side());
-        segment.topk = config_.sparse(segment.tiles.elements());
-        segment.bytes = size_t(segment.topk.bytes(segment.count));
-      }
-      visit(segment);
-    }
+  /// A segment is a parameter.
+  bool continues(const SyncSlice& before, const SyncSlice& next) const override {
+    return next.parameter == before.parameter;
   }
+  size_t segment_bytes(const Segment& segment) const override {
+    return size_t(topk_of(tiles_of(segment)).bytes(segment.count));
+  }
+  void encode_segment(const Segment& segment, const Tensor& changes, const Tensor& unsent,
+                      std::byte* message) override {
+    const DctTiles tiles = tiles_of(segment);
+    const Tensor cosines = scratch(segment.count);
+    dct_forward({}, tiles, 1, changes, cosines);
+    encode_topk({}, topk_of(tiles), float(config_.decay()), cosines, unsent, message);
+  }
+  void combine_segment(const Segment& segment, std::span<const std::byte* const> messages,
+                       const Tensor& mean) const override {
+    const DctTiles tiles = tiles_of(segment);
+    const Tensor cosines = scratch(segment.count);
+    mean_topk({}, topk_of(tiles), messages, codec::TopKMean::senders, cosines);
+    dct_inverse({}, tiles, cosines, mean);
+  }
+
+  DctTiles tiles_of(const Segment& segment) const {
+    const auto& [first, count] = segment;
+    if (count != first.rows * first.columns) {
+      throw InvalidArgument(fmt::format("demo: {} elements of parameter {}: expected all {}", count,
+                                        first.parameter, first.rows * first.columns));
+    }
+    return DctTiles::of(first.rows, first.columns, config_.tile_side());
+  }
+  codec::TopK topk_of(const DctTiles& tiles) const { return config_.sparse(tiles.elements()); }
 
   Tensor scratch(int64_t elements) const {
     scratch_.resize(std::max(scratch_.size(), size_t(elements)));

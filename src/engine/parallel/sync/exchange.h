@@ -34,6 +34,11 @@ struct SyncShard {
   int64_t elements() const {
     return slices.empty() ? 0 : slices.back().begin + slices.back().count;
   }
+  /// Adds a slice after all others.
+  void add(SyncSlice slice) {
+    slice.begin = elements();
+    slices.push_back(slice);
+  }
 };
 
 class Exchange {

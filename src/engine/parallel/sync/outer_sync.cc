@@ -3,34 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/parallel/sync/demo.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
-namespace {
-
-/// Elements of a range of the flat array by parameter, in their order, without padding.
-std::vector<ParameterSlice> split_by_parameter(const ParameterSlices& slices,
-                                               const FlatRange& range) {
-  std::vector<ParameterSlice> all;
-  slices.for_each(range, [&all](const ParameterSlice& slice) { all.push_back(slice); });
-  std::ranges::sort(all, {}, &ParameterSlice::flat);
-  std::vector<ParameterSlice> merged;
-  for (const ParameterSlice& slice : all) {
-    const bool continues = !merged.empty() && merged.back().parameter == slice.parameter &&
-                           merged.back().flat + merged.back().count == slice.flat;
-    if (continues) {
-      merged.back().count += slice.count;
-    } else {
-      merged.push_back(slice);
-    }
-  }
-  return merged;
-}
-
-}  // namespace
 
 std::vector<Moment> outer_moments(const SyncConfig& config) {
   if (config.num_learners() == 1) return {};
@@ -65,8 +42,7 @@ OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vect
 }
 
 void OuterSync::add_stage(const Stage& stage) {
-  const std::vector<int> fragment_of = assign_fragments(stage.list, config_.num_fragments());
-  const ParameterSlices slices(stage.list);
+  const FragmentSlices slices(stage.list, config_.num_fragments());
   const auto find = [&stage](Moment moment) { return stage.optimizer.slices(moment); };
   const std::vector<StateSlice> weights = find(Moment::weights), anchors = find(Moment::anchor),
                                 momenta = find(Moment::outer_momentum), sent = find(Moment::sent),
@@ -79,18 +55,16 @@ void OuterSync::add_stage(const Stage& stage) {
   std::ranges::sort(runs, {}, [&weights](size_t run) { return weights[run].begin; });
   for (const size_t run : runs) {
     const FlatRange range{weights[run].begin, weights[run].values.elements()};
-    for (const ParameterSlice& slice : split_by_parameter(slices, range)) {
-      const auto narrow = [&](const std::vector<StateSlice>& all) {
-        return all.empty() ? Tensor()
-                           : all[run].values.narrow(0, slice.flat - range.begin, slice.count);
+    for (const auto& [flat, index, slice] : slices.in(range)) {
+      const auto narrow = [&, begin = flat - range.begin,
+                           count = slice.count](const std::vector<StateSlice>& all) {
+        return all.empty() ? Tensor() : all[run].values.narrow(0, begin, count);
       };
-      Fragment& fragment = fragments_[size_t(fragment_of[slice.parameter])];
-      const Parameter& p = stage.list[slice.parameter];
-      fragment.shard.slices.push_back({slice.parameter, fragment.shard.elements(), slice.count,
-                                       p.shape.size() > 1 ? p.shape[0] : 1, p.shape.back(),
-                                       p.sharding.over_tp()});
+      Fragment& fragment = fragments_[size_t(index)];
+      fragment.shard.add(slice);
       fragment.values.push_back({narrow(weights), narrow(anchors), narrow(momenta), narrow(sent),
-                                 narrow(unsent), narrow(gradients), p.lr_scale});
+                                 narrow(unsent), narrow(gradients),
+                                 stage.list[slice.parameter].lr_scale});
     }
   }
 }

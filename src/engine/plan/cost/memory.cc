@@ -118,15 +118,24 @@ double MemoryEstimate::message_bytes(double parameters) const {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-/// Bytes of a rank's changes of a fragment, with those not sent, and of the messages of all
-/// learners with them.
-double MemoryEstimate::exchange_bytes(double parameters) const {
+/// Bytes of a rank's changes of the largest fragment, with those not sent, and of the messages of
+/// all learners with them.
+double MemoryEstimate::exchange_bytes(int pp_rank) const {
   const SyncConfig& sync = parallel_.sync;
   if (dims_.learners() == 1) return 0;
-  const double message = sync.message_bits() / 8;
-  return parameters * owned_share(dims_.dp()) / double(sync.num_fragments()) *
-         ((sync.is_sparse() ? 2 : 1) * sizeof(float) +
-          LearnerMessages::kSlots * dims_.learners() * message);
+  std::vector<SyncShard> fragments(size_t(sync.num_fragments()));
+  for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
+    const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, chunk));
+    FragmentSlices(of_stage.parameters, sync.num_fragments()).add({0, of_stage.size}, fragments);
+  }
+  const auto exchange = make_exchange(sync);
+  double elements = 0, message = 0;
+  for (const SyncShard& shard : fragments) {
+    elements = std::max(elements, double(shard.elements()));
+    message = std::max(message, double(exchange->max_bytes(shard)));
+  }
+  return owned_share(dims_.dp()) * ((sync.is_sparse() ? 2 : 1) * sizeof(float) * elements +
+                                    LearnerMessages::kSlots * dims_.learners() * message);
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
@@ -178,8 +187,8 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   memory.state = dense * state(dims_.dp()).total() +
                  experts * state(dims_.size(kExpertDp)).total() +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
-  memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank) +
-                    exchange_bytes(dense + experts);
+  memory.messages =
+      message_bytes(dense + experts) + gradient_window_bytes(pp_rank) + exchange_bytes(pp_rank);
   memory.activations = activations_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
   return memory;

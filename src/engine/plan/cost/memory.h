@@ -62,7 +62,7 @@ class MemoryEstimate {
  private:
   double owned_share(int64_t ranks) const;
   double message_bytes(double parameters) const;
-  double exchange_bytes(double parameters) const;
+  double exchange_bytes(int pp_rank) const;
   PackedBytes packing(const ModelLayout& layout) const;
   ModelLayout layout(int stage) const;
   RankMemory rank(int pp_rank, bool with_packing) const;
