@@ -3,6 +3,7 @@
 #include "kernels/cuda/hopper_attention.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/optimizer/outer_step.h"
 #include "kernels/cuda/router.h"
 #include "tandem/error.h"
 
@@ -206,6 +207,18 @@ size_t square_sum_bytes(int) {
 }
 
 void add_squares(CUstream_st*, const Tensor&, const Memory&, int) {
+  refuse();
+}
+
+void subtract(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void divide(CUstream_st*, const Tensor&, float) {
+  refuse();
+}
+
+void outer_step(CUstream_st*, const OuterConstants&, const Tensor&, const OuterState&) {
   refuse();
 }
 

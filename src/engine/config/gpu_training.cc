@@ -9,6 +9,21 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+void check_gpu_learners(const SyncConfig& sync) {
+  if (sync.num_learners() == 1) return;
+  if (sync.is_demo()) {
+    throw ConfigError("sync.method = \"demo\": expected \"local\" on GPUs");
+  }
+  // Messages are sent as soon as they are encoded, without the GPU telling the host their sizes.
+  if (const Wire wire = Wire::parse(sync.codec); wire.is_exact() && !wire.is_none()) {
+    throw ConfigError(fmt::format(
+        "sync.codec = {}: expected a format of one size on GPUs, such as int8", wire.describe()));
+  }
+}
+
+}  // namespace
 
 void check_gpu_passes(const ModelConfig& model, int64_t tp) {
   program::check_gpus(model, tp);
@@ -32,9 +47,7 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
         "to be 1 where ranks share a GPU",
         parallel.tp, parallel.dp, parallel.pp));
   }
-  if (const int64_t learners = parallel.sync.num_learners(); learners > 1) {
-    throw ConfigError(fmt::format("sync.learners = {}: expected CPU ranks", learners));
-  }
+  check_gpu_learners(parallel.sync);
   // A step with another number of microbatches allocates memory while other ranks may wait.
   if (ranks_share_gpu && config.train.batch_start > 0 && parallel.pp > 1) {
     throw ConfigError(
@@ -43,19 +56,19 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
                     config.train.batch_start, parallel.pp));
   }
   if (const int64_t shards = parallel.state_shards();
-      parallel.dp_shard > 0 && shards > 1 && shards < parallel.dp) {
+      parallel.dp_shard > 0 && shards > 1 && shards < parallel.learner_dp()) {
     throw ConfigError(fmt::format("parallel.dp_shard = {}: expected 0 or 1 on GPUs", shards));
   }
   if (config.check.action != "off") {
     throw ConfigError(fmt::format("check.action = {}: expected off on GPUs", config.check.action));
   }
-  if (parallel.dp_host > 0 && parallel.dp_host < parallel.dp) {
+  if (parallel.dp_host > 0 && parallel.dp_host < parallel.learner_dp()) {
     throw ConfigError(fmt::format("parallel.dp_host = {}: expected 0 on GPUs", parallel.dp_host));
   }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {
-    if (wire.is_none() || parallel.dp == 1) continue;
+    if (wire.is_none() || parallel.learner_dp() == 1) continue;
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
   }

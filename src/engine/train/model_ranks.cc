@@ -163,7 +163,9 @@ void ModelRanks::copy_weights(Stage& whole) const {
 
 std::vector<OuterSync::Stage> ModelRanks::outer_stages() {
   std::vector<OuterSync::Stage> all;
-  for (ModelChunk& chunk : chunks) all.push_back({chunk.optimizer, chunk.stage.parameter_list()});
+  for (ModelChunk& chunk : chunks) {
+    all.push_back({chunk.stage.exec(), chunk.optimizer, chunk.stage.parameter_list()});
+  }
   return all;
 }
 

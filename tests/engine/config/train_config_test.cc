@@ -420,6 +420,15 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"parallel.codec=gradients=int8"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),
             "parallel.codec: gradients = int8: expected no wire format of gradients on GPUs");
+  const auto learners = [&check](std::string key, Overrides all) {
+    all.insert(all.end(), {"parallel.dp=4", "sync.learners=2", std::move(key)});
+    return check(all);
+  };
+  const Overrides local{"sync.method=local", "sync.every=4"};
+  EXPECT_EQ(learners("sync.codec=int4:g32", local), "accepted");
+  EXPECT_EQ(learners("sync.topk=0.02", local), "accepted");
+  EXPECT_EQ(learners("sync.codec=lossless", local),
+            "sync.codec = lossless: expected a format of one size on GPUs, such as int8");
   const Overrides tp_and_dp{"parallel.tp=2", "parallel.dp=2"};
   const TrainConfig both = load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", tp_and_dp);
   EXPECT_NO_THROW(check_gpu_training(both, false));

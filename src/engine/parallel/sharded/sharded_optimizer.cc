@@ -312,6 +312,12 @@ void ShardedOptimizer::await_all() {
   for (Group& group : groups_) group.weight_sync.await({0, group.elements});
 }
 
+void ShardedOptimizer::flush() {
+  for (Group& group : groups_) {
+    if (group.replicas.size() > 1) group.replicas.flush();
+  }
+}
+
 void ShardedOptimizer::await_slices() {
   for (Group& group : groups_) {
     (group.across_weights ? *group.across_weights : group.weight_sync).await_local();

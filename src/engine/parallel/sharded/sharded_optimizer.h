@@ -122,6 +122,9 @@ class ShardedOptimizer {
   /// same order.
   void await(FlatRange range);
   void await_all();
+  /// Returns once weights that were gathered have left, so that they may be changed other than by
+  /// `update`. All must have been awaited.
+  void flush();
   /// Returns once the state of this rank's shards, which `slices` are views of, is updated; weights
   /// are still to be awaited.
   void await_slices();

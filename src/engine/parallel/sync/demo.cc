@@ -26,7 +26,7 @@ void update_demo(const Exec& /*exec*/, const AdamStep& step, bool decay, double 
 
 class Demo : public SegmentedExchange {
  public:
-  explicit Demo(const SyncConfig& config) : config_(config) {}
+  Demo(const SyncConfig& config, const Exec& exec) : SegmentedExchange(exec), config_(config) {}
 
   void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
                const Tensor& mean) const override {
@@ -41,6 +41,10 @@ class Demo : public SegmentedExchange {
   bool continues(const SyncSlice& before, const SyncSlice& next) const override {
     return next.parameter == before.parameter;
   }
+  void prepare_segment(const Segment& segment) override {
+    const size_t bytes = size_t(segment.count) * sizeof(float);
+    if (bytes > cosines_.bytes()) cosines_ = Memory(bytes, exec().device);
+  }
   size_t segment_bytes(const Segment& segment) const override {
     return size_t(topk_of(tiles_of(segment)).bytes(segment.count));
   }
@@ -48,15 +52,15 @@ class Demo : public SegmentedExchange {
                       std::byte* message) override {
     const DctTiles tiles = tiles_of(segment);
     const Tensor cosines = scratch(segment.count);
-    dct_forward({}, tiles, 1, changes, cosines);
-    encode_topk({}, topk_of(tiles), float(config_.decay()), cosines, unsent, message);
+    dct_forward(exec(), tiles, 1, changes, cosines);
+    encode_topk(exec(), topk_of(tiles), float(config_.decay()), cosines, unsent, message);
   }
   void combine_segment(const Segment& segment, std::span<const std::byte* const> messages,
                        const Tensor& mean) const override {
     const DctTiles tiles = tiles_of(segment);
     const Tensor cosines = scratch(segment.count);
-    mean_topk({}, topk_of(tiles), messages, codec::TopKMean::senders, cosines);
-    dct_inverse({}, tiles, cosines, mean);
+    mean_topk(exec(), topk_of(tiles), messages, codec::TopKMean::senders, cosines);
+    dct_inverse(exec(), tiles, cosines, mean);
   }
 
   DctTiles tiles_of(const Segment& segment) const {
@@ -69,21 +73,18 @@ class Demo : public SegmentedExchange {
   }
   codec::TopK topk_of(const DctTiles& tiles) const { return config_.sparse(tiles.elements()); }
 
-  Tensor scratch(int64_t elements) const {
-    scratch_.resize(std::max(scratch_.size(), size_t(elements)));
-    return Tensor::of(std::span(scratch_).first(size_t(elements)), {elements});
-  }
+  Tensor scratch(int64_t elements) const { return cosines_.view(DType::f32, {elements}); }
 
   const SyncConfig config_;
-  mutable std::vector<float> scratch_;
+  Memory cosines_;  // of one segment
 };
 
 }  // namespace
 
 const Optimizer kDemoOptimizer{"demo", update_demo};
 
-std::unique_ptr<Exchange> make_demo_exchange(const SyncConfig& config) {
-  return std::make_unique<Demo>(config);
+std::unique_ptr<Exchange> make_demo_exchange(const SyncConfig& config, const Exec& exec) {
+  return std::make_unique<Demo>(config, exec);
 }
 
 }  // namespace tandem

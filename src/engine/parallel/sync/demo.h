@@ -26,6 +26,6 @@ constexpr Moment kDemoUnsent = Moment::first, kDemoGradients = Moment::second;
 extern const Optimizer kDemoOptimizer;
 
 /// Messages about slices that are whole parameters. Throws InvalidArgument for a part of one.
-std::unique_ptr<Exchange> make_demo_exchange(const SyncConfig& config);
+std::unique_ptr<Exchange> make_demo_exchange(const SyncConfig& config, const Exec& exec);
 
 }  // namespace tandem

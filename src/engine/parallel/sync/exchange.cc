@@ -1,12 +1,14 @@
 #include "engine/parallel/sync/exchange.h"
 
-#include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "codec/enqueue.h"
 #include "codec/whole.h"
 #include "engine/parallel/sync/demo.h"
 #include "engine/parallel/sync/sparse_exchange.h"
-#include "tandem/codec.h"
+#include "kernels/elementwise.h"
+#include "kernels/outer_step.h"
 
 namespace tandem {
 namespace {
@@ -17,18 +19,27 @@ constexpr size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// All changes in a wire format. Consecutive slices that are encoded are one message of it,
-/// preceded by 16 bytes that hold its length; all others are sent in f32.
+/// All changes in a wire format. Consecutive slices that are encoded are one message of it; all
+/// others are sent in f32. Messages of an exact wire format, whose sizes vary, are preceded by 16
+/// bytes that hold their length: CPU ranks.
 class Dense : public Exchange {
  public:
-  explicit Dense(const Wire& wire) : wire_(wire) {
+  Dense(const Wire& wire, const Exec& exec)
+      : exec_(exec), wire_(wire), length_bytes_(wire.is_exact() ? kAlignment : 0) {
     if (!wire.is_none()) codec::require_encodable(wire, DType::f32);
+  }
+
+  void prepare(const SyncShard& shard) override {
+    for_each(shard, [&](int64_t, int64_t count, bool encoded) {
+      const size_t bytes = encoded ? size_t(count) * sizeof(float) : 0;
+      if (bytes > decoded_.bytes()) decoded_ = Memory(bytes, exec_.device);
+    });
   }
 
   size_t max_bytes(const SyncShard& shard) const override {
     size_t bytes = 0;
     for_each(shard, [&](int64_t, int64_t count, bool encoded) {
-      bytes += encoded ? kAlignment + aligned(wire_.bytes(count, DType::f32)) : raw_bytes(count);
+      bytes += encoded ? length_bytes_ + aligned(wire_.bytes(count, DType::f32)) : raw_bytes(count);
     });
     return bytes;
   }
@@ -38,7 +49,7 @@ class Dense : public Exchange {
     std::byte* to = message;
     size_t used = 0;
     for_each(shard, [&](int64_t begin, int64_t count, bool encoded) {
-      const size_t bytes = encode(changes.as<const float>() + begin, count, encoded, to);
+      const size_t bytes = encode(changes.narrow(0, begin, count), encoded, to);
       used = size_t(to - message) + bytes;
       to += aligned(bytes);
     });
@@ -47,44 +58,58 @@ class Dense : public Exchange {
 
   void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
                const Tensor& mean) const override {
-    auto* const sum = mean.as<float>();
-    std::fill_n(sum, mean.elements(), 0.0f);
-    std::vector<float> decoded;
-    for (const std::byte* from : messages) {
+    for (const std::byte* const& message : messages) {
+      const bool is_first = &message == messages.data();
+      const std::byte* from = message;
       for_each(shard, [&](int64_t begin, int64_t count, bool encoded) {
-        decoded.resize(size_t(count));
-        from += decode(from, encoded, decoded.data(), count);
-        for (int64_t i = 0; i < count; ++i) sum[begin + i] += decoded[size_t(i)];
+        const Tensor to = mean.narrow(0, begin, count);
+        if (!encoded) {
+          const Tensor values(from, DType::f32, {count}, exec_.device);
+          is_first ? copy(exec_, values, to) : sum(exec_, std::array{to, values}, to);
+        } else if (is_first) {
+          decode(from, to);
+        } else {
+          const Tensor values = decoded_.view(DType::f32, {count});
+          decode(from, values);
+          sum(exec_, std::array{to, values}, to);
+        }
+        from += encoded ? encoded_bytes(from, count) : raw_bytes(count);
       });
     }
-    for (int64_t i = 0; i < mean.elements(); ++i) sum[i] /= float(messages.size());
+    if (messages.size() > 1) divide(exec_, mean, float(messages.size()));
   }
 
  private:
   static size_t raw_bytes(int64_t count) { return aligned(size_t(count) * sizeof(float)); }
 
   /// Returns the bytes used.
-  size_t encode(const float* from, int64_t count, bool encoded, std::byte* to) const {
+  size_t encode(const Tensor& values, bool encoded, std::byte* to) const {
     if (!encoded) {
-      std::memcpy(to, from, size_t(count) * sizeof(float));
-      return size_t(count) * sizeof(float);
+      copy(exec_, values, Tensor(to, DType::f32, {values.elements()}, exec_.device));
+      return values.bytes();
     }
-    const uint64_t bytes = codec::encode_whole(wire_, DType::f32, from, count, to + kAlignment);
-    std::memset(to, 0, kAlignment);
-    std::memcpy(to, &bytes, sizeof bytes);
-    return kAlignment + bytes;
+    const uint64_t bytes = enqueue_encode(exec_, wire_, values, to + length_bytes_);
+    if (length_bytes_ > 0) {
+      std::memset(to, 0, length_bytes_);
+      std::memcpy(to, &bytes, sizeof bytes);
+    }
+    return length_bytes_ + bytes;
   }
 
-  /// Returns the bytes read.
-  size_t decode(const std::byte* message, bool encoded, float* values, int64_t count) const {
-    if (!encoded) {
-      std::memcpy(values, message, size_t(count) * sizeof(float));
-      return raw_bytes(count);
-    }
+  /// Bytes of an encoded message of `count` changes, without its length.
+  size_t coded_bytes(const std::byte* message, int64_t count) const {
+    if (length_bytes_ == 0) return wire_.bytes(count, DType::f32);
     uint64_t bytes = 0;
     std::memcpy(&bytes, message, sizeof bytes);
-    codec::decode_whole(wire_, {message + kAlignment, bytes}, DType::f32, values, count);
-    return kAlignment + aligned(bytes);
+    return bytes;
+  }
+  size_t encoded_bytes(const std::byte* message, int64_t count) const {
+    return length_bytes_ + aligned(coded_bytes(message, count));
+  }
+
+  void decode(const std::byte* message, const Tensor& values) const {
+    const size_t bytes = coded_bytes(message, values.elements());
+    enqueue_decode(exec_, wire_, {message + length_bytes_, bytes}, values);
   }
 
   /// Calls visit(begin, count, encoded) for the segments of a message.
@@ -102,15 +127,18 @@ class Dense : public Exchange {
     }
   }
 
-  Wire wire_;
+  const Exec exec_;
+  const Wire wire_;
+  const size_t length_bytes_;
+  Memory decoded_;  // a segment of a message
 };
 
 }  // namespace
 
-std::unique_ptr<Exchange> make_exchange(const SyncConfig& config) {
-  if (config.is_demo()) return make_demo_exchange(config);
-  if (config.is_sparse()) return make_sparse_exchange(config.sparse(), config.decay());
-  return std::make_unique<Dense>(Wire::parse(config.codec));
+std::unique_ptr<Exchange> make_exchange(const SyncConfig& config, const Exec& exec) {
+  if (config.is_demo()) return make_demo_exchange(config, exec);
+  if (config.is_sparse()) return make_sparse_exchange(config.sparse(), config.decay(), exec);
+  return std::make_unique<Dense>(Wire::parse(config.codec), exec);
 }
 
 }  // namespace tandem

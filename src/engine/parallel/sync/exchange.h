@@ -3,7 +3,8 @@
 // when, sends, and applies.
 //
 // Decoding is a pure function of the messages and combines them in the order of the learners, in
-// f32, so that all learners have the same bits.
+// f32, so that all learners have the same bits. Tensors and messages are on the device of an Exec;
+// on a GPU the work is enqueued on its stream.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/parallel/sync/config.h"
 #include "tandem/tensor.h"
 
@@ -44,10 +46,13 @@ struct SyncShard {
 class Exchange {
  public:
   virtual ~Exchange() = default;
+  /// Allocates what `encode` and `combine` need for the shard. Called before them.
+  virtual void prepare(const SyncShard& /*shard*/) {}
   /// Bytes of the largest message of the shard.
   virtual size_t max_bytes(const SyncShard& shard) const = 0;
   /// Encodes the shard's changes, the anchor minus the learner's weights or with method demo the
-  /// gradients times the learning rate, f32 [elements]. Returns the bytes used. `unsent`: f32
+  /// gradients times the learning rate, f32 [elements]. Returns the bytes used. `message`: of
+  /// max_bytes, at a multiple of 16 bytes. `unsent`: f32
   /// [elements], what messages have left out so far, which is updated; without data unless the
   /// messages are sparse.
   virtual size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor& unsent,
@@ -60,6 +65,6 @@ class Exchange {
 };
 
 /// The method's. Throws InvalidArgument for a wire format that does not support f32.
-std::unique_ptr<Exchange> make_exchange(const SyncConfig& config);
+std::unique_ptr<Exchange> make_exchange(const SyncConfig& config, const Exec& exec = {});
 
 }  // namespace tandem

@@ -4,7 +4,9 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/exec.h"
 #include "core/system/process/clock.h"
+#include "engine/config/device_traits.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -37,12 +39,26 @@ LearnerMessages::LearnerMessages(Communicator& learners, const char* name, size_
     : learners_(learners),
       name_(name),
       quorum_(quorum),
+      is_enqueued_(!device_traits(make_exec(learners)).is_host),
       room_((max_bytes + kMessageAlignment - 1) / kMessageAlignment * kMessageAlignment),
       decisions_(kSlots * size_t(learners.size()) * room_),
-      buffer_(
-          learners.allocate(decisions_ + kSlots * size_t(learners.size()), learners.size() + 1)),
+      buffer_(learners.allocate(
+          decisions_ + std::max(kSlots * size_t(learners.size()), kMessageAlignment),
+          learners.size() + 1)),
       counted_(size_t(learners.size())) {
   std::iota(counted_.begin(), counted_.end(), 0);
+  if (is_enqueued_) make_streams();
+}
+
+/// Sends zeros and raises no signal, as MessageRing does: the first put makes a stream, which work
+/// of another rank that waits on a GPU that they share would delay.
+void LearnerMessages::make_streams() {
+  for (int learner = 0; learner < learners_.size(); ++learner) {
+    if (learner == learners_.rank()) continue;
+    learners_.put(learner, *buffer_, 0, buffer_->local(), kMessageAlignment, learners_.rank(), 0);
+  }
+  learners_.flush();
+  learners_.barrier(name_);
 }
 
 std::byte* LearnerMessages::begin_round() {
@@ -66,6 +82,7 @@ void LearnerMessages::send(size_t bytes) {
 }
 
 void LearnerMessages::send_in_steps(size_t bytes) {
+  if (is_enqueued_) return send(bytes);
   sent_bytes_ += bytes * uint64_t(learners_.size() - 1);
   sending_ = std::async(std::launch::async, [this, bytes] { put(bytes, kChunkBytes); });
 }

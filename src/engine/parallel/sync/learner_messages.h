@@ -1,6 +1,9 @@
 // Messages of learners, one of each learner a round: bytes that a learner writes in place and puts
 // into the memory of all others, where they wait for it.
 //
+// On GPUs messages are in device memory, and copy engines send them after the work that is enqueued
+// on the learners' stream; the host waits for them.
+//
 // Rounds are counted from 1. The message of a round may be written while the others still read
 // those of the round before, not before all of these have arrived: a slot is used again two rounds
 // later.
@@ -38,8 +41,8 @@ class LearnerMessages {
   std::byte* begin_round();
   /// Sends the first `bytes` of this learner's message to all others.
   void send(size_t bytes);
-  /// Sends it on a thread while steps are made, by small chunks, so that the ranks' messages of
-  /// each step, which share the link, need not wait for all of it.
+  /// Sends it while steps are made; on CPU ranks on a thread, by small chunks, so that the ranks'
+  /// messages of each step, which share the link, need not wait for all of it.
   void send_in_steps(size_t bytes);
   /// Waits for the messages of this round, as long as this learner has not since the last call, and
   /// the communicator's deadline: it may have made its steps faster than another. Returns those
@@ -60,6 +63,7 @@ class LearnerMessages {
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
 
  private:
+  void make_streams();
   std::byte* message(int learner) const;
   void put(size_t bytes, size_t max_chunk);
   bool has_quorum() const { return quorum_ < learners_.size(); }
@@ -71,6 +75,7 @@ class LearnerMessages {
   Communicator& learners_;  // of the sending thread while it runs
   const char* const name_;
   const int quorum_;
+  const bool is_enqueued_;  // by puts: GPUs
   const size_t room_;       // of a message
   const size_t decisions_;  // offset of those of kSlots rounds: a byte a learner, 1 if it counts
   std::shared_ptr<SymmetricBuffer> buffer_;

@@ -1,9 +1,13 @@
 #include "engine/parallel/sync/outer_sync.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
+#include "comm/exec.h"
 #include "engine/parallel/sync/demo.h"
+#include "kernels/elementwise.h"
+#include "kernels/outer_step.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -22,23 +26,55 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
 OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
                      int64_t step, LateLearners late)
     : learners_(learners.split(0, learners.rank())),
+      exec_(make_exec(*learners_)),
       config_(config),
       late_(std::move(late)),
-      exchange_(make_exchange(config)),
-      fragments_(size_t(config.num_fragments())) {
-  for (const Stage& stage : stages) add_stage(stage);
+      stages_(std::move(stages)),
+      exchange_(make_exchange(config, exec_)),
+      fragments_(size_t(config.num_fragments())),
+      fence_(exec_) {
+  for (const Stage& stage : stages_) add_stage(stage);
   int64_t elements = 0;
   size_t max_bytes = 0;
   for (const Fragment& fragment : fragments_) {
     elements = std::max(elements, fragment.shard.elements());
     max_bytes = std::max(max_bytes, exchange_->max_bytes(fragment.shard));
-    if (step > 0) continue;
-    for (const Values& values : fragment.values) copy({}, values.weights, values.anchor);
+    exchange_->prepare(fragment.shard);
   }
-  changes_.resize(size_t(elements));
-  if (config.is_sparse()) unsent_.resize(changes_.size());
+  changes_ = Memory(size_t(elements) * sizeof(float), exec_.device);
+  if (config.is_sparse()) unsent_ = Memory(changes_.bytes(), exec_.device);
   messages_.emplace(*learners_, "outer_sync", max_bytes, int(config.min_counted()));
+  await_steps();
+  for (const Fragment& fragment : fragments_) {
+    if (step > 0) break;
+    for (const Values& values : fragment.values) copy(exec_, values.weights, values.anchor);
+  }
   if (const auto sent = fragment_in_flight(config, step)) begin_again(*sent);
+  let_steps_await();
+}
+
+/// Work enqueued from now on starts after that of the steps so far.
+void OuterSync::await_steps() {
+  for (const Stage& stage : stages_) {
+    for (const Exec& exec : stage.execs()) {
+      fence_.record(exec);
+      fence_.await(exec_);
+    }
+  }
+}
+
+/// Steps enqueued from now on start after the work so far.
+void OuterSync::let_steps_await() {
+  fence_.record(exec_);
+  for (const Stage& stage : stages_) {
+    for (const Exec& exec : stage.execs()) fence_.await(exec);
+  }
+}
+
+std::vector<Exec> OuterSync::Stage::execs() const {
+  std::vector<Exec> all = optimizer.update_execs();
+  all.push_back(exec);
+  return all;
 }
 
 void OuterSync::add_stage(const Stage& stage) {
@@ -73,9 +109,11 @@ bool OuterSync::after_update(int64_t step, double lr) {
   lr_ = lr;
   const auto arrives = fragment_due(config_, step - config_.delay);
   const auto leaves = fragment_due(config_, step);
+  await_steps();
   if (arrives && config_.delay > 0) receive(*arrives, step - config_.delay);
   if (leaves) send(*leaves);
   if (arrives && config_.delay == 0) receive(*arrives, step);
+  let_steps_await();
   return arrives.has_value();
 }
 
@@ -83,27 +121,39 @@ void OuterSync::average_weights(int64_t step) {
   messages_->end_sending();
   const bool are_equal = fragments_.size() == 1 && config_.delay == 0 && sends(step);
   if (are_equal) return;
+  await_steps();
   for (const Fragment& fragment : fragments_) {
-    const auto elements = size_t(fragment.shard.elements());
-    const std::span mean = std::span(changes_).first(elements);
-    if (elements == 0) continue;
-    for (size_t i = 0; i < fragment.values.size(); ++i) {
-      const SyncSlice& slice = fragment.shard.slices[i];
-      std::copy_n(fragment.values[i].weights.as<const float>(), slice.count,
-                  &mean[size_t(slice.begin)]);
-    }
-    all_reduce(*learners_, changes_of(fragment));
-    for (float& value : mean) value /= float(learners_->size());
-    for (size_t i = 0; i < fragment.values.size(); ++i) {
-      const SyncSlice& slice = fragment.shard.slices[i];
-      std::copy_n(&mean[size_t(slice.begin)], slice.count, fragment.values[i].anchor.as<float>());
-    }
+    if (fragment.values.empty()) continue;
+    const Tensor mean = changes_of(fragment);
+    load(fragment, &Values::weights, mean);
+    all_reduce(*learners_, mean);
+    divide(exec_, mean, float(learners_->size()));
+    store(fragment, mean, &Values::anchor);
+  }
+  let_steps_await();
+}
+
+Tensor OuterSync::changes_of(const Fragment& fragment) const {
+  return changes_.view(DType::f32, {fragment.shard.elements()});
+}
+
+/// Elements of slice `index` of a fragment's `values`.
+Tensor OuterSync::slice_of(const Fragment& fragment, size_t index, const Tensor& values) {
+  const SyncSlice& slice = fragment.shard.slices[index];
+  return values.narrow(0, slice.begin, slice.count);
+}
+
+/// Copies a fragment's slices to an array of its elements.
+void OuterSync::load(const Fragment& fragment, Tensor Values::*from, const Tensor& to) const {
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    copy(exec_, fragment.values[i].*from, slice_of(fragment, i, to));
   }
 }
 
-Tensor OuterSync::changes_of(const Fragment& fragment) {
-  const int64_t elements = fragment.shard.elements();
-  return Tensor::of(std::span(changes_).first(size_t(elements)), {elements});
+void OuterSync::store(const Fragment& fragment, const Tensor& from, Tensor Values::*to) const {
+  for (size_t i = 0; i < fragment.values.size(); ++i) {
+    copy(exec_, slice_of(fragment, i, from), fragment.values[i].*to);
+  }
 }
 
 void OuterSync::send(int index) {
@@ -123,16 +173,11 @@ void OuterSync::send(int index) {
 }
 
 void OuterSync::find_changes(const Fragment& fragment) {
+  const Tensor changes = changes_of(fragment);
+  if (config_.is_demo()) return load(fragment, &Values::gradients, changes);
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     const Values& values = fragment.values[i];
-    const SyncSlice& slice = fragment.shard.slices[i];
-    float* const changes = &changes_[size_t(slice.begin)];
-    if (values.gradients.data()) {
-      std::copy_n(values.gradients.as<const float>(), slice.count, changes);
-      continue;
-    }
-    const auto *weights = values.weights.as<float>(), *anchor = values.anchor.as<float>();
-    for (int64_t j = 0; j < slice.count; ++j) changes[j] = anchor[j] - weights[j];
+    subtract(exec_, values.anchor, values.weights, slice_of(fragment, i, changes));
   }
 }
 
@@ -148,10 +193,10 @@ void OuterSync::add_unsent(const Fragment& fragment) {
   for (size_t i = 0; i < fragment.values.size() && config_.has_quorum(); ++i) {
     const SyncSlice& slice = fragment.shard.slices[i];
     if (!is_sent_whole(slice)) continue;
-    auto* const unsent = fragment.values[i].unsent.as<float>();
-    for (int64_t j = 0; j < slice.count; ++j) {
-      unsent[j] = changes_[size_t(slice.begin + j)] += unsent[j];
-    }
+    const Tensor changes = slice_of(fragment, i, changes_of(fragment));
+    const Tensor& unsent = fragment.values[i].unsent;
+    sum(exec_, std::array{changes, unsent}, changes);
+    copy(exec_, changes, unsent);
   }
 }
 
@@ -165,32 +210,23 @@ void OuterSync::settle_unsent(const Fragment& fragment, bool counts) {
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     const SyncSlice& slice = fragment.shard.slices[i];
     if (is_sent_whole(slice) != counts) continue;  // as `add_unsent` or `encode` has left it
-    auto* const unsent = fragment.values[i].unsent.as<float>();
-    for (int64_t j = 0; j < slice.count; ++j) {
-      unsent[j] = counts ? 0 : unsent[j] + changes_[size_t(slice.begin + j)];
+    const Tensor& unsent = fragment.values[i].unsent;
+    if (counts) {
+      clear(exec_, unsent);
+    } else {
+      sum(exec_, std::array{unsent, slice_of(fragment, i, changes_of(fragment))}, unsent);
     }
   }
 }
 
 /// Encodes the changes to this learner's message. Returns its bytes.
 size_t OuterSync::encode(const Fragment& fragment, std::byte* message) {
-  Tensor unsent;
-  const bool has_unsent = !unsent_.empty();
-  if (has_unsent) {
-    const int64_t elements = fragment.shard.elements();
-    unsent = Tensor::of(std::span(unsent_).first(size_t(elements)), {elements});
-  }
-  const auto exchange_unsent = [&](bool load) {
-    for (size_t i = 0; i < fragment.values.size() && has_unsent; ++i) {
-      const Tensor slice =
-          unsent.narrow(0, fragment.shard.slices[i].begin, fragment.shard.slices[i].count);
-      const Tensor& stored = fragment.values[i].unsent;
-      load ? copy({}, stored, slice) : copy({}, slice, stored);
-    }
-  };
-  exchange_unsent(true);
-  const size_t bytes = exchange_->encode(fragment.shard, changes_of(fragment), unsent, message);
-  exchange_unsent(false);
+  const Tensor changes = changes_of(fragment);
+  if (!config_.is_sparse()) return exchange_->encode(fragment.shard, changes, {}, message);
+  const Tensor unsent = unsent_.view(DType::f32, {changes.elements()});
+  load(fragment, &Values::unsent, unsent);
+  const size_t bytes = exchange_->encode(fragment.shard, changes, unsent, message);
+  store(fragment, unsent, &Values::unsent);
   return bytes;
 }
 
@@ -198,30 +234,26 @@ size_t OuterSync::encode(const Fragment& fragment, std::byte* message) {
 void OuterSync::keep_sent(const Fragment& fragment, const std::byte* message) {
   const std::byte* const local[] = {message};
   exchange_->combine(fragment.shard, local, changes_of(fragment));
-  for (size_t i = 0; i < fragment.values.size(); ++i) {
-    std::copy_n(changes_.begin() + fragment.shard.slices[i].begin, fragment.shard.slices[i].count,
-                fragment.values[i].sent.as<float>());
-  }
+  store(fragment, changes_of(fragment), &Values::sent);
 }
 
 /// Mean of what was sent, as `receive` has it of the messages.
 void OuterSync::begin_again(const SentFragment& sent) {
   const Fragment& fragment = fragments_[size_t(sent.fragment)];
-  const auto elements = size_t(fragment.shard.elements());
-  const std::span mean = std::span(changes_).first(elements);
-  std::ranges::fill(mean, 0.0f);
   has_mean_ = true;
-  if (elements == 0) return;
-  std::vector<float> of_learner(elements);
+  if (fragment.values.empty()) return;
+  const Tensor mean = changes_of(fragment);
+  const Memory memory(mean.bytes(), exec_.device);
+  const Tensor of_learner = memory.view(DType::f32, {mean.elements()});
   for (int learner = 0; learner < learners_->size(); ++learner) {
-    for (size_t i = 0; i < fragment.values.size() && learner == learners_->rank(); ++i) {
-      std::copy_n(fragment.values[i].sent.as<float>(), fragment.shard.slices[i].count,
-                  of_learner.begin() + fragment.shard.slices[i].begin);
-    }
-    broadcast(*learners_, Tensor::of(std::span(of_learner), {int64_t(elements)}), learner);
-    for (size_t i = 0; i < elements; ++i) mean[i] += of_learner[i];
+    if (learner == learners_->rank()) load(fragment, &Values::sent, of_learner);
+    broadcast(*learners_, of_learner, learner);
+    std::vector<Tensor> terms{of_learner};
+    if (learner > 0) terms.insert(terms.begin(), mean);
+    sum(exec_, terms, mean);
   }
-  for (float& value : mean) value /= float(learners_->size());
+  divide(exec_, mean, float(learners_->size()));
+  wait(exec_);  // the memory is freed
 }
 
 void OuterSync::receive(int index, int64_t sent_after) {
@@ -237,41 +269,33 @@ void OuterSync::receive(int index, int64_t sent_after) {
                                 messages_->counted().end());
     exchange_->combine(fragment.shard, messages, changes_of(fragment));
   }
+  for (const Stage& stage : stages_) stage.optimizer.flush();  // weights may still leave
   config_.is_demo() ? apply_signs(fragment) : apply(fragment);
 }
 
 /// Makes the outer step with the mean change.
 void OuterSync::apply(const Fragment& fragment) {
   const ScopedSpan span(SpanKind::compute, "outer_step");
-  const auto lr = float(config_.lr()), momentum = float(config_.momentum()),
-             mix = float(config_.local_share());
+  const OuterConstants step{float(config_.lr()), float(config_.momentum()), config_.outer_nesterov,
+                            float(config_.local_share())};
+  const Tensor mean = changes_of(fragment);
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     const Values& values = fragment.values[i];
-    const SyncSlice& slice = fragment.shard.slices[i];
-    auto *const weights = values.weights.as<float>(), *const anchor = values.anchor.as<float>();
-    float* const velocity = values.momentum.data() ? values.momentum.as<float>() : nullptr;
-    for (int64_t j = 0; j < slice.count; ++j) {
-      const float mean = changes_[size_t(slice.begin + j)];
-      float outer = mean;
-      if (velocity) {
-        velocity[j] = momentum * velocity[j] + mean;
-        outer = config_.outer_nesterov ? mean + momentum * velocity[j] : velocity[j];
-      }
-      anchor[j] -= lr * outer;
-      weights[j] = mix == 0 ? anchor[j] : mix * weights[j] + (1 - mix) * anchor[j];
-    }
+    outer_step(exec_, step, slice_of(fragment, i, mean),
+               {values.weights, values.anchor, values.momentum});
   }
 }
 
 void OuterSync::apply_signs(const Fragment& fragment) {
   const ScopedSpan span(SpanKind::compute, "outer_step");
+  const auto* const signs = changes_of(fragment).as<const float>();
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     const Values& values = fragment.values[i];
     const SyncSlice& slice = fragment.shard.slices[i];
     const auto lr = float(lr_ * double(values.lr_scale));
     auto *const weights = values.weights.as<float>(), *const anchor = values.anchor.as<float>();
     for (int64_t j = 0; j < slice.count; ++j) {
-      weights[j] -= lr * changes_[size_t(slice.begin + j)];
+      weights[j] -= lr * signs[slice.begin + j];
       anchor[j] = weights[j];
     }
   }

@@ -43,12 +43,16 @@ class OuterSync {
   using LateLearners = std::function<std::vector<int>(int64_t step)>;
   /// A pipeline stage on this rank: `list` as of Stage::parameter_list.
   struct Stage {
+    Exec exec;  ///< of its passes
     ShardedOptimizer& optimizer;
     std::span<const Parameter> list;
+
+    /// Streams that read or write the owners' state.
+    std::vector<Exec> execs() const;
   };
   /// `learners`: the ranks with the same place in each learner. `step`: finished ones; after none
   /// the anchors become the weights, and an exchange that runs is begun again with what was sent.
-  /// CPU ranks. Collective.
+  /// Collective.
   OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
             int64_t step, LateLearners late = {});
 
@@ -92,15 +96,23 @@ class OuterSync {
   void apply(const Fragment& fragment);
   void apply_signs(const Fragment& fragment);
   void find_changes(const Fragment& fragment);
-  Tensor changes_of(const Fragment& fragment);
+  void await_steps();
+  void let_steps_await();
+  Tensor changes_of(const Fragment& fragment) const;
+  static Tensor slice_of(const Fragment& fragment, size_t index, const Tensor& values);
+  void load(const Fragment& fragment, Tensor Values::*from, const Tensor& to) const;
+  void store(const Fragment& fragment, const Tensor& from, Tensor Values::*to) const;
 
   std::unique_ptr<Communicator> learners_;  // not while `messages_` sends in steps
+  const Exec exec_;
   const SyncConfig config_;
   const LateLearners late_;
+  const std::vector<Stage> stages_;
   std::unique_ptr<Exchange> exchange_;
   std::vector<Fragment> fragments_;
-  std::vector<float> changes_;  // of a fragment: this learner's, then the mean
-  std::vector<float> unsent_;   // of a fragment that is encoded, if messages are sparse
+  Fence fence_;
+  Memory changes_;  // of a fragment: this learner's, then the mean
+  Memory unsent_;   // of a fragment that is encoded, if messages are sparse
   std::optional<LearnerMessages> messages_;
   bool has_mean_ = false;
   double lr_ = 0;  // of the last update

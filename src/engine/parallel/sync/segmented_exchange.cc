@@ -1,23 +1,21 @@
 #include "engine/parallel/sync/segmented_exchange.h"
 
-#include <cstring>
 #include <vector>
+
+#include "kernels/elementwise.h"
+#include "kernels/outer_step.h"
 
 namespace tandem {
 namespace {
 
-/// Sets `mean` to the mean of messages in f32, at any place, added in order.
-void mean_raw(std::span<const std::byte* const> messages, const Tensor& mean) {
-  auto* const to = mean.as<float>();
-  for (int64_t i = 0; i < mean.elements(); ++i) {
-    float sum = 0;
-    for (const std::byte* message : messages) {
-      float value;
-      std::memcpy(&value, message + size_t(i) * sizeof value, sizeof value);
-      sum += value;
-    }
-    to[i] = sum / float(messages.size());
+/// Sets `mean` to the mean of messages in f32, at multiples of 4 bytes, added in order.
+void mean_raw(const Exec& exec, std::span<const std::byte* const> messages, const Tensor& mean) {
+  std::vector<Tensor> terms;
+  for (const std::byte* message : messages) {
+    terms.push_back(Tensor(message, DType::f32, {mean.elements()}, exec.device));
   }
+  sum(exec, terms, mean);
+  divide(exec, mean, float(messages.size()));
 }
 
 }  // namespace
@@ -40,6 +38,12 @@ void SegmentedExchange::for_each(const SyncShard& shard, const Visit& visit) con
   }
 }
 
+void SegmentedExchange::prepare(const SyncShard& shard) {
+  for_each(shard, [&](const Segment& segment) {
+    if (segment.first.sharded) prepare_segment(segment);
+  });
+}
+
 size_t SegmentedExchange::max_bytes(const SyncShard& shard) const {
   size_t sum = 0;
   for_each(shard, [&](const Segment& segment) { sum += bytes(segment); });
@@ -55,7 +59,7 @@ size_t SegmentedExchange::encode(const SyncShard& shard, const Tensor& changes,
     if (segment.first.sharded) {
       encode_segment(segment, values, unsent.narrow(0, begin, segment.count), to);
     } else {
-      std::memcpy(to, values.as<const float>(), values.bytes());
+      copy(exec_, values, Tensor(to, DType::f32, {segment.count}, exec_.device));
     }
     to += bytes(segment);
   });
@@ -67,7 +71,7 @@ void SegmentedExchange::combine(const SyncShard& shard, std::span<const std::byt
   std::vector<const std::byte*> from(messages.begin(), messages.end());
   for_each(shard, [&](const Segment& segment) {
     const Tensor values = mean.narrow(0, segment.first.begin, segment.count);
-    segment.first.sharded ? combine_segment(segment, from, values) : mean_raw(from, values);
+    segment.first.sharded ? combine_segment(segment, from, values) : mean_raw(exec_, from, values);
     for (const std::byte*& message : from) message += bytes(segment);
   });
 }

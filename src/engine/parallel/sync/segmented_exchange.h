@@ -12,6 +12,8 @@ namespace tandem {
 
 class SegmentedExchange : public Exchange {
  public:
+  explicit SegmentedExchange(const Exec& exec) : exec_(exec) {}
+  void prepare(const SyncShard& shard) override;
   size_t max_bytes(const SyncShard& shard) const override;
   size_t encode(const SyncShard& shard, const Tensor& changes, const Tensor& unsent,
                 std::byte* message) override;
@@ -24,11 +26,13 @@ class SegmentedExchange : public Exchange {
     SyncSlice first;
     int64_t count = 0;  ///< elements of all
   };
+  const Exec& exec() const { return exec_; }
 
  private:
   /// Whether a slice belongs to the segment of the one before, which is sharded as well.
   virtual bool continues(const SyncSlice& before, const SyncSlice& next) const = 0;
   // As those of Exchange, for a sharded segment; tensors have its elements.
+  virtual void prepare_segment(const Segment& /*segment*/) {}
   virtual size_t segment_bytes(const Segment& segment) const = 0;
   virtual void encode_segment(const Segment& segment, const Tensor& changes, const Tensor& unsent,
                               std::byte* message) = 0;
@@ -38,6 +42,8 @@ class SegmentedExchange : public Exchange {
   size_t bytes(const Segment& segment) const;
   template <typename Visit>
   void for_each(const SyncShard& shard, const Visit& visit) const;
+
+  const Exec exec_;
 };
 
 }  // namespace tandem

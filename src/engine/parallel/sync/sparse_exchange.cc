@@ -7,7 +7,10 @@ namespace {
 
 class Sparse : public SegmentedExchange {
  public:
-  Sparse(const codec::TopK& topk, double beta) : topk_(topk), beta_(float(beta)) { topk_.check(); }
+  Sparse(const codec::TopK& topk, double beta, const Exec& exec)
+      : SegmentedExchange(exec), topk_(topk), beta_(float(beta)) {
+    topk_.check();
+  }
 
  private:
   bool continues(const SyncSlice&, const SyncSlice&) const override { return true; }
@@ -16,11 +19,11 @@ class Sparse : public SegmentedExchange {
   }
   void encode_segment(const Segment&, const Tensor& changes, const Tensor& unsent,
                       std::byte* message) override {
-    encode_topk({}, topk_, beta_, changes, unsent, message);
+    encode_topk(exec(), topk_, beta_, changes, unsent, message);
   }
   void combine_segment(const Segment&, std::span<const std::byte* const> messages,
                        const Tensor& mean) const override {
-    mean_topk({}, topk_, messages, codec::TopKMean::ranks, mean);
+    mean_topk(exec(), topk_, messages, codec::TopKMean::ranks, mean);
   }
 
   const codec::TopK topk_;
@@ -29,8 +32,9 @@ class Sparse : public SegmentedExchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> make_sparse_exchange(const codec::TopK& topk, double beta) {
-  return std::make_unique<Sparse>(topk, beta);
+std::unique_ptr<Exchange> make_sparse_exchange(const codec::TopK& topk, double beta,
+                                               const Exec& exec) {
+  return std::make_unique<Sparse>(topk, beta, exec);
 }
 
 }  // namespace tandem

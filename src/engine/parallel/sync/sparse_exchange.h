@@ -11,6 +11,7 @@ namespace tandem {
 
 /// Adjacent slices that are sharded are one sparse message, whose chunks count from the first; all
 /// others are sent in f32. `beta`: decay of what was not sent.
-std::unique_ptr<Exchange> make_sparse_exchange(const codec::TopK& topk, double beta);
+std::unique_ptr<Exchange> make_sparse_exchange(const codec::TopK& topk, double beta,
+                                               const Exec& exec);
 
 }  // namespace tandem

@@ -118,8 +118,8 @@ double MemoryEstimate::message_bytes(double parameters) const {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-/// Bytes of a rank's changes of the largest fragment, with those not sent, and of the messages of
-/// all learners with them.
+/// Bytes of a rank's changes of the largest fragment, with those not sent or decoded, and of the
+/// messages of all learners with them.
 double MemoryEstimate::exchange_bytes(int pp_rank) const {
   const SyncConfig& sync = parallel_.sync;
   if (dims_.learners() == 1) return 0;
@@ -134,8 +134,9 @@ double MemoryEstimate::exchange_bytes(int pp_rank) const {
     elements = std::max(elements, double(shard.elements()));
     message = std::max(message, double(exchange->max_bytes(shard)));
   }
-  return owned_share(dims_.dp()) * ((sync.is_sparse() ? 2 : 1) * sizeof(float) * elements +
-                                    LearnerMessages::kSlots * dims_.learners() * message);
+  return owned_share(dims_.dp()) *
+         ((sync.is_sparse() || sync.codec != "none" ? 2 : 1) * sizeof(float) * elements +
+          LearnerMessages::kSlots * dims_.learners() * message);
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
