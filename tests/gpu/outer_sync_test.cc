@@ -91,6 +91,7 @@ struct Case {
   int inner_dp = 1;      ///< ranks of a learner
   bool has_f32 = true;   ///< weights are in f32 on every rank, not only at their owners
   int64_t resumed = -1;  ///< after this step exchanges begin again with what was sent
+  bool averages = true;  ///< at the end
 };
 
 /// State of one rank.
@@ -103,6 +104,11 @@ struct Learned {
 };
 
 constexpr int64_t kSteps = 9;
+
+/// In a round with a quorum, after step 4.
+std::vector<int> late_learners(int64_t step) {
+  return step == 4 ? std::vector{1} : std::vector<int>();
+}
 
 class Learner {
  public:
@@ -138,8 +144,10 @@ class Learner {
     optimizer.adopt_weights(weights_.view(DType::f32, {count_}));
     std::optional<OuterSync> sync;
     const auto begin = [&](int64_t step) {
+      OuterSync::LateLearners late;
+      if (case_.sync.has_quorum()) late = late_learners;
       sync.emplace(*learners_, case_.sync, std::vector<OuterSync::Stage>{{exec_, optimizer, list_}},
-                   step);
+                   step, late);
     };
     begin(0);
     Learned learned;
@@ -158,7 +166,7 @@ class Learner {
     }
     learned.weights = read(optimizer, Moment::weights);
     if (case_.has_f32) learned.all_weights = values_of(weights_.view(DType::f32, {count_}));
-    sync->average_weights(kSteps);
+    if (case_.averages) sync->average_weights(kSteps);
     learned.anchor = read(optimizer, Moment::anchor);
     learned.momentum = read(optimizer, Moment::outer_momentum);
     learned.unsent = read(optimizer, Moment::unsent);
@@ -198,8 +206,34 @@ class Learner {
   const std::unique_ptr<Communicator> replicas_, learners_;
 };
 
+/// First element that differs, by name; empty if there is none.
+std::string first_difference(const Learned& found, const Learned& expected) {
+  for (const auto& [name, values] :
+       {std::pair("weights", &Learned::weights), std::pair("anchor", &Learned::anchor),
+        std::pair("momentum", &Learned::momentum), std::pair("unsent", &Learned::unsent),
+        std::pair("gathered weights", &Learned::all_weights)}) {
+    for (size_t i = 0; i < (expected.*values).size(); ++i) {
+      const float left = (found.*values).at(i), right = (expected.*values)[i];
+      if (left != right) return fmt::format("{}[{}] is {}: expected {}", name, i, left, right);
+    }
+  }
+  return found.sent_bytes == expected.sent_bytes
+             ? ""
+             : fmt::format("sent {} bytes: expected {}", found.sent_bytes, expected.sent_bytes);
+}
+
 class GpuOuterSync : public OnGpus {
  protected:
+  void expect_same_bits(const Case& c) {
+    SCOPED_TRACE(c.name);
+    const std::vector<Learned> expected = learn(false, c), found = learn(true, c);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      EXPECT_EQ(first_difference(found[size_t(rank)], expected[size_t(rank)]), "")
+          << "rank " << rank;
+      const Learned& first = found[size_t(rank % c.inner_dp)];
+      EXPECT_EQ(found[size_t(rank)].anchor, first.anchor) << "learners 0 and " << rank / c.inner_dp;
+    }
+  }
   std::vector<Learned> learn(bool on_gpus, const Case& c) {
     std::mutex mutex;
     std::vector<Learned> all(static_cast<size_t>(ranks()));
@@ -215,6 +249,9 @@ class GpuOuterSync : public OnGpus {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuOuterSync, ::testing::Values(2, 4), gpus_name);
+/// On one GPU nine ranks are two teams, which do not reach each other's memory, as on two hosts.
+class GpuOuterSyncTeams : public GpuOuterSync {};
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuOuterSyncTeams, ::testing::Values(9), gpus_name);
 
 SyncConfig local(int learners) {
   SyncConfig sync;
@@ -242,26 +279,12 @@ SyncConfig streamed(SyncConfig sync) {
   return sync;
 }
 
-/// First element that differs, by name; empty if there is none.
-std::string first_difference(const Learned& found, const Learned& expected) {
-  for (const auto& [name, values] :
-       {std::pair("weights", &Learned::weights), std::pair("anchor", &Learned::anchor),
-        std::pair("momentum", &Learned::momentum), std::pair("unsent", &Learned::unsent),
-        std::pair("gathered weights", &Learned::all_weights)}) {
-    for (size_t i = 0; i < (expected.*values).size(); ++i) {
-      const float left = (found.*values).at(i), right = (expected.*values)[i];
-      if (left != right) return fmt::format("{}[{}] is {}: expected {}", name, i, left, right);
-    }
-  }
-  return found.sent_bytes == expected.sent_bytes
-             ? ""
-             : fmt::format("sent {} bytes: expected {}", found.sent_bytes, expected.sent_bytes);
-}
-
 TEST_P(GpuOuterSync, HasTheBitsOfCpuRanks) {
   const SyncConfig all = local(ranks()), pairs = local(2);
   SyncConfig without_momentum = all;
   without_momentum.outer_momentum = 0;
+  SyncConfig late = in_codec(all, "int4:g32"), late_streamed = streamed(all);
+  late.quorum = late_streamed.quorum = ranks() - 1;
   std::vector<Case> cases{
       {"f32", all},
       {"f32 without momentum", without_momentum},
@@ -271,22 +294,21 @@ TEST_P(GpuOuterSync, HasTheBitsOfCpuRanks) {
       {"int8 in fragments with a delay", streamed(in_codec(all, "int8"))},
       {"bf16 weights", in_codec(all, "int4:g32"), 1, false},
       {"bf16 weights, topk, fragments, delay", streamed(sparse(all)), 1, false},
+      {"a late learner", late, 1, false},
+      {"a late learner, topk, delay", sparse(late_streamed), 1, true},
       {"begun again with a fragment in flight", streamed(in_codec(all, "int4:g32")), 1, true, 6},
   };
   if (ranks() == 4) {
     cases.push_back({"two replicas", in_codec(pairs, "int4:g32"), 2});
     cases.push_back({"two replicas, bf16 weights, delay", streamed(pairs), 2, false});
   }
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.name);
-    const std::vector<Learned> expected = learn(false, c), found = learn(true, c);
-    for (int rank = 0; rank < ranks(); ++rank) {
-      EXPECT_EQ(first_difference(found[size_t(rank)], expected[size_t(rank)]), "")
-          << "rank " << rank;
-      const Learned& first = found[size_t(rank % c.inner_dp)];
-      EXPECT_EQ(found[size_t(rank)].anchor, first.anchor) << "learners 0 and " << rank / c.inner_dp;
-    }
-  }
+  for (const Case& c : cases) expect_same_bits(c);
+}
+
+TEST_P(GpuOuterSyncTeams, MessagesThroughHostsHaveTheBitsOfCpuRanks) {
+  const SyncConfig all = in_codec(local(ranks()), "int4:g32");
+  expect_same_bits({.name = "at once", .sync = all, .averages = false});
+  expect_same_bits({.name = "under steps", .sync = streamed(all), .averages = false});
 }
 
 TEST_P(GpuOuterSync, AnotherStepGivesOtherWeights) {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "comm/exec.h"
+#include "comm/world/host_ranks.h"
 #include "core/system/process/clock.h"
 #include "engine/config/device_traits.h"
 #include "observe/recorder.h"
@@ -16,6 +17,25 @@ constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
 constexpr size_t kMessageAlignment = 16;  // of a message
 constexpr int kNoFragment = -1;
 constexpr std::chrono::microseconds kPollInterval{200};
+
+/// Whether every rank reaches every other's memory, as GPUs of one host do. Collective.
+bool reach_each_other(Communicator& ranks) {
+  const auto probe = ranks.allocate(kMessageAlignment, 1);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    if (!probe->peer(rank)) return false;
+  }
+  return true;
+}
+
+/// Ranks on the hosts of GPUs that do not reach each other, or whose hosts decide which messages
+/// count; else nullptr. Collective.
+std::unique_ptr<Communicator> split_hosts(Communicator& learners, int quorum) {
+  if (device_traits(make_exec(learners)).is_host) return nullptr;
+  if (quorum == learners.size() && reach_each_other(learners)) return nullptr;
+  auto hosts = split_on_host(learners);
+  hosts->set_deadline(learners.deadline());
+  return hosts;
+}
 
 /// Scope in which waits have a longer deadline.
 class LongerDeadline {
@@ -36,15 +56,18 @@ class LongerDeadline {
 
 LearnerMessages::LearnerMessages(Communicator& learners, const char* name, size_t max_bytes,
                                  int quorum)
-    : learners_(learners),
+    : exec_(make_exec(learners)),
+      hosts_(split_hosts(learners, quorum)),
+      learners_(hosts_ ? *hosts_ : learners),
       name_(name),
       quorum_(quorum),
-      is_enqueued_(!device_traits(make_exec(learners)).is_host),
+      is_enqueued_(!device_traits(exec_).is_host && !hosts_),
       room_((max_bytes + kMessageAlignment - 1) / kMessageAlignment * kMessageAlignment),
       decisions_(kSlots * size_t(learners.size()) * room_),
-      buffer_(learners.allocate(
+      buffer_(learners_.allocate(
           decisions_ + std::max(kSlots * size_t(learners.size()), kMessageAlignment),
           learners.size() + 1)),
+      on_device_(hosts_ ? decisions_ : 0, exec_.device),
       counted_(size_t(learners.size())) {
   std::iota(counted_.begin(), counted_.end(), 0);
   if (is_enqueued_) make_streams();
@@ -70,34 +93,51 @@ std::byte* LearnerMessages::begin_round() {
   return message(learners_.rank());
 }
 
-/// Memory of a learner's message of this round.
-std::byte* LearnerMessages::message(int learner) const {
+/// Position of a learner's message of this round.
+size_t LearnerMessages::message_offset(int learner) const {
   const size_t slot = size_t(round_ % kSlots) * size_t(learners_.size());
-  return buffer_->local() + (slot + size_t(learner)) * room_;
+  return (slot + size_t(learner)) * room_;
+}
+
+/// Its memory, where it is encoded and decoded.
+std::byte* LearnerMessages::message(int learner) const {
+  return (hosts_ ? on_device_.data() : buffer_->local()) + message_offset(learner);
+}
+
+/// Copies a message between a GPU and its host's memory.
+void LearnerMessages::copy_message(int learner, size_t bytes, bool to_host) const {
+  const Tensor host(buffer_->local() + message_offset(learner), DType::u8, {int64_t(bytes)});
+  const Tensor device(message(learner), DType::u8, {int64_t(bytes)}, exec_.device);
+  to_host ? copy(exec_, device, host) : copy(exec_, host, device);
+}
+
+/// Makes this learner's message ready to be sent.
+void LearnerMessages::finish_message(size_t bytes) {
+  sent_bytes_ += bytes * uint64_t(learners_.size() - 1);
+  if (hosts_) copy_message(learners_.rank(), bytes, true);
 }
 
 void LearnerMessages::send(size_t bytes) {
-  sent_bytes_ += bytes * uint64_t(learners_.size() - 1);
+  finish_message(bytes);
   put(bytes, bytes);
 }
 
 void LearnerMessages::send_in_steps(size_t bytes) {
   if (is_enqueued_) return send(bytes);
-  sent_bytes_ += bytes * uint64_t(learners_.size() - 1);
+  finish_message(bytes);
   sending_ = std::async(std::launch::async, [this, bytes] { put(bytes, kChunkBytes); });
 }
 
 /// Chunks but the last leave before the next one is begun.
 void LearnerMessages::put(size_t bytes, size_t max_chunk) {
   const int learner = learners_.rank();
-  const std::byte* const local = message(learner);
-  const auto offset = size_t(local - buffer_->local());
+  const size_t at = message_offset(learner);
   for (size_t begin = 0; begin < bytes; begin += max_chunk) {
     const size_t count = std::min(max_chunk, bytes - begin);
     const bool is_last = begin + count == bytes;
     for (int hop = 1; hop < learners_.size(); ++hop) {
-      learners_.put((learner + hop) % learners_.size(), *buffer_, offset + begin, local + begin,
-                    count, learner, is_last ? round_ : round_ - 1);
+      learners_.put((learner + hop) % learners_.size(), *buffer_, at + begin,
+                    buffer_->local() + at + begin, count, learner, is_last ? round_ : round_ - 1);
     }
     if (!is_last) learners_.flush();
   }
@@ -165,7 +205,10 @@ std::vector<const std::byte*> LearnerMessages::receive(
   if (has_quorum()) decide(fragment, late);
   std::vector<const std::byte*> messages;
   for (const int learner : counted_) {
-    if (learner != learners_.rank()) await(learner, round_, fragment);
+    if (learner != learners_.rank()) {
+      await(learner, round_, fragment);
+      if (hosts_) copy_message(learner, room_, false);
+    }
     messages.push_back(message(learner));
   }
   received_at_ = std::chrono::steady_clock::now();

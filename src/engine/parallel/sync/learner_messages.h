@@ -2,7 +2,9 @@
 // into the memory of all others, where they wait for it.
 //
 // On GPUs messages are in device memory, and copy engines send them after the work that is enqueued
-// on the learners' stream; the host waits for them.
+// on the learners' stream; the host waits for them. Between GPUs that do not reach each other's
+// memory, as those of several hosts, messages go through the memory of the hosts, which send them
+// as CPU ranks do: a host waits until its message is encoded, and copies those that have arrived.
 //
 // Rounds are counted from 1. The message of a round may be written while the others still read
 // those of the round before, not before all of these have arrived: a slot is used again two rounds
@@ -23,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/exec.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -64,7 +67,10 @@ class LearnerMessages {
 
  private:
   void make_streams();
+  size_t message_offset(int learner) const;
   std::byte* message(int learner) const;
+  void copy_message(int learner, size_t bytes, bool to_host) const;
+  void finish_message(size_t bytes);
   void put(size_t bytes, size_t max_chunk);
   bool has_quorum() const { return quorum_ < learners_.size(); }
   bool has_arrived(int learner) const;
@@ -72,13 +78,16 @@ class LearnerMessages {
   void await_quorum(int fragment);
   void decide(int fragment, const std::optional<std::vector<int>>& late);
 
-  Communicator& learners_;  // of the sending thread while it runs
+  const Exec exec_;
+  const std::unique_ptr<Communicator> hosts_;  // if messages go through their memory
+  Communicator& learners_;                     // of the sending thread while it runs
   const char* const name_;
   const int quorum_;
   const bool is_enqueued_;  // by puts: GPUs
   const size_t room_;       // of a message
   const size_t decisions_;  // offset of those of kSlots rounds: a byte a learner, 1 if it counts
   std::shared_ptr<SymmetricBuffer> buffer_;
+  const Memory on_device_;  // of all messages, if they go through the hosts' memory
   uint64_t round_ = 0;
   uint64_t sent_bytes_ = 0;
   std::vector<int> counted_;
