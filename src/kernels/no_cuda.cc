@@ -218,7 +218,19 @@ void divide(CUstream_st*, const Tensor&, float) {
   refuse();
 }
 
+void scale(CUstream_st*, const Tensor&, float, const Tensor&) {
+  refuse();
+}
+
 void outer_step(CUstream_st*, const OuterConstants&, const Tensor&, const OuterState&) {
+  refuse();
+}
+
+void take_signs(CUstream_st*, const Tensor&) {
+  refuse();
+}
+
+void step_along(CUstream_st*, const Tensor&, float, const Tensor&) {
   refuse();
 }
 

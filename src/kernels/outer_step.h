@@ -11,6 +11,8 @@ namespace tandem {
 void subtract(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& difference);
 /// values /= divisor.
 void divide(const Exec& exec, const Tensor& values, float divisor);
+/// scaled = factor x values, which may be `scaled`.
+void scale(const Exec& exec, const Tensor& values, float factor, const Tensor& scaled);
 
 /// Constants of an outer step (DiLoCo, arXiv 2311.08105, algorithm 1).
 struct OuterConstants {
@@ -26,5 +28,10 @@ struct OuterState {
 /// w = mix x w + (1 - mix) x anchor.
 void outer_step(const Exec& exec, const OuterConstants& step, const Tensor& mean,
                 const OuterState& state);
+
+/// Replaces values by their signs: 1, -1 or 0; NaN stays.
+void take_signs(const Exec& exec, const Tensor& values);
+/// weights -= rate x direction.
+void step_along(const Exec& exec, const Tensor& direction, float rate, const Tensor& weights);
 
 }  // namespace tandem

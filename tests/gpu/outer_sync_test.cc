@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include "comm/exec.h"
 #include "core/host_copy.h"
+#include "engine/parallel/sync/demo.h"
 #include "engine/parallel/sync/outer_sync.h"
 #include "kernels/elementwise.h"
 #include "kernels/outer_step.h"
@@ -31,6 +33,13 @@ TEST_P(GpuOuterStep, KernelsHaveTheBitsOfTheCpu) {
                    [](const Exec& exec, const TensorList& t) { subtract(exec, t[0], t[1], t[2]); });
       expect_equal(comm, "divide", {exact(values("values"))},
                    [](const Exec& exec, const TensorList& t) { divide(exec, t[0], 3); });
+      expect_equal(comm, "scale", {values("values"), exact(values("scaled"))},
+                   [](const Exec& exec, const TensorList& t) { scale(exec, t[0], 0.3f, t[1]); });
+      expect_equal(comm, "take_signs", {exact(values("values"))},
+                   [](const Exec& exec, const TensorList& t) { take_signs(exec, t[0]); });
+      expect_equal(
+          comm, "step_along", {values("direction"), exact(values("weights"))},
+          [](const Exec& exec, const TensorList& t) { step_along(exec, t[0], 0.3f, t[1]); });
       for (const float mix : {0.0f, 0.3f}) {
         for (const bool nesterov : {false, true}) {
           const OuterConstants step{0.7f, 0.9f, nesterov, mix};
@@ -104,6 +113,7 @@ struct Learned {
 };
 
 constexpr int64_t kSteps = 9;
+constexpr float kRate = 0.01f;
 
 /// In a round with a quorum, after step 4.
 std::vector<int> late_learners(int64_t step) {
@@ -139,7 +149,8 @@ class Learner {
   Learned run() {
     const Tensor gradients = gradients_.view(DType::f32, {count_});
     ShardedOptimizer optimizer(exec_, views_, gradients, {{*replicas_, {0, count_}, list_}}, 5000,
-                               {.optimizer = kDescent, .outer = outer_moments(case_.sync)});
+                               {.optimizer = case_.sync.is_demo() ? kDemoOptimizer : kDescent,
+                                .outer = outer_moments(case_.sync)});
     load(1000, 1, weights_);
     optimizer.adopt_weights(weights_.view(DType::f32, {count_}));
     std::optional<OuterSync> sync;
@@ -155,9 +166,11 @@ class Learner {
       load(uint64_t(step * 16 + comm_.rank()), 0.01f, gradients_);
       optimizer.ready({0, count_});
       optimizer.reduce();
-      optimizer.update({});
+      AdamStep update;
+      update.lr = kRate;
+      optimizer.update(update);
       optimizer.await_all();
-      if (sync->after_update(step, 1)) {
+      if (sync->after_update(step, kRate)) {
         optimizer.gather_weights();
         optimizer.await_all();
       }
@@ -309,6 +322,28 @@ TEST_P(GpuOuterSyncTeams, MessagesThroughHostsHaveTheBitsOfCpuRanks) {
   const SyncConfig all = in_codec(local(ranks()), "int4:g32");
   expect_same_bits({.name = "at once", .sync = all, .averages = false});
   expect_same_bits({.name = "under steps", .sync = streamed(all), .averages = false});
+}
+
+/// Transforms are rounded in another order, which changes the signs of values near 0.
+TEST_P(GpuOuterSync, DemoFollowsTheSignsOfCpuRanks) {
+  Case c{"demo", local(ranks())};
+  c.sync.method = "demo";
+  const std::vector<Learned> expected = learn(false, c), found = learn(true, c),
+                             again = learn(true, c);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    EXPECT_EQ(found[size_t(rank)].anchor, found[0].anchor) << "learners 0 and " << rank;
+    EXPECT_EQ(again[size_t(rank)].anchor, found[0].anchor) << "another run, learner " << rank;
+  }
+  const auto different = [&](const std::vector<float>& other) {
+    int count = 0;
+    for (size_t i = 0; i < other.size(); ++i) {
+      count += std::abs(other[i] - found[0].anchor[i]) > kRate / 2;
+    }
+    return double(count) / double(other.size());
+  };
+  EXPECT_LT(different(expected[0].anchor), 0.02);
+  c.sync.topk = 8;
+  EXPECT_GT(different(learn(true, c)[0].anchor), 0.1) << "control: fewer cosines";
 }
 
 TEST_P(GpuOuterSync, AnotherStepGivesOtherWeights) {

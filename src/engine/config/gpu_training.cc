@@ -13,9 +13,6 @@ namespace {
 
 void check_gpu_learners(const SyncConfig& sync) {
   if (sync.num_learners() == 1) return;
-  if (sync.is_demo()) {
-    throw ConfigError("sync.method = \"demo\": expected \"local\" on GPUs");
-  }
   // Messages are sent as soon as they are encoded, without the GPU telling the host their sizes.
   if (const Wire wire = Wire::parse(sync.codec); wire.is_exact() && !wire.is_none()) {
     throw ConfigError(fmt::format(

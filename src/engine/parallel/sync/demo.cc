@@ -2,26 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "engine/parallel/sync/segmented_exchange.h"
 #include "kernels/dct.h"
+#include "kernels/outer_step.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-void update_demo(const Exec& /*exec*/, const AdamStep& step, bool decay, double /*trust_ratio*/,
+void update_demo(const Exec& exec, const AdamStep& step, bool decay, double /*trust_ratio*/,
                  const AdamState& state, const Tensor& gradient, const Tensor& /*working*/) {
-  const float shrink = decay ? 1 - step.lr * step.weight_decay : 1;
-  const float scale = step.lr * step.gradient_scale;
-  auto *const weights = state.w.as<float>(), *const scaled = state.v.as<float>();
-  const auto* const from = gradient.as<const float>();
-  for (int64_t i = 0; i < state.w.elements(); ++i) {
-    weights[i] *= shrink;
-    scaled[i] = scale * from[i];
-  }
+  if (decay) scale(exec, state.w, 1 - step.lr * step.weight_decay, state.w);
+  scale(exec, gradient, step.lr * step.gradient_scale, state.v);
 }
 
 class Demo : public SegmentedExchange {
@@ -31,9 +23,7 @@ class Demo : public SegmentedExchange {
   void combine(const SyncShard& shard, std::span<const std::byte* const> messages,
                const Tensor& mean) const override {
     SegmentedExchange::combine(shard, messages, mean);
-    for (float& value : std::span(mean.as<float>(), size_t(mean.elements()))) {
-      if (!std::isnan(value)) value = float(value > 0) - float(value < 0);
-    }
+    take_signs(exec(), mean);
   }
 
  private:

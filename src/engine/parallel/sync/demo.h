@@ -22,7 +22,7 @@ namespace tandem {
 /// Homes of the momentum's cosines, and of the gradients times the learning rate.
 constexpr Moment kDemoUnsent = Moment::first, kDemoGradients = Moment::second;
 
-/// Decays the weights and sets kDemoGradients; the exchange does the rest. CPU ranks.
+/// Decays the weights and sets kDemoGradients; the exchange does the rest.
 extern const Optimizer kDemoOptimizer;
 
 /// Messages about slices that are whole parameters. Throws InvalidArgument for a part of one.

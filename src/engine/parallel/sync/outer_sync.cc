@@ -288,16 +288,12 @@ void OuterSync::apply(const Fragment& fragment) {
 
 void OuterSync::apply_signs(const Fragment& fragment) {
   const ScopedSpan span(SpanKind::compute, "outer_step");
-  const auto* const signs = changes_of(fragment).as<const float>();
+  const Tensor signs = changes_of(fragment);
   for (size_t i = 0; i < fragment.values.size(); ++i) {
     const Values& values = fragment.values[i];
-    const SyncSlice& slice = fragment.shard.slices[i];
     const auto lr = float(lr_ * double(values.lr_scale));
-    auto *const weights = values.weights.as<float>(), *const anchor = values.anchor.as<float>();
-    for (int64_t j = 0; j < slice.count; ++j) {
-      weights[j] -= lr * signs[slice.begin + j];
-      anchor[j] = weights[j];
-    }
+    step_along(exec_, slice_of(fragment, i, signs), lr, values.weights);
+    copy(exec_, values.weights, values.anchor);
   }
 }
 

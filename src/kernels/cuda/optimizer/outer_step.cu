@@ -24,6 +24,33 @@ struct Divide {
   __device__ void operator()(int64_t i) const { values[i] = __fdiv_rn(values[i], divisor); }
 };
 
+struct Scale {
+  const float* values;
+  float factor;
+  float* scaled;
+
+  __device__ void operator()(int64_t i) const { scaled[i] = __fmul_rn(factor, values[i]); }
+};
+
+struct TakeSigns {
+  float* values;
+
+  __device__ void operator()(int64_t i) const {
+    const float value = values[i];
+    if (!isnan(value)) values[i] = float(value > 0) - float(value < 0);
+  }
+};
+
+struct StepAlong {
+  const float* direction;
+  float rate;
+  float* weights;
+
+  __device__ void operator()(int64_t i) const {
+    weights[i] = __fsub_rn(weights[i], __fmul_rn(rate, direction[i]));
+  }
+};
+
 struct Step {
   OuterConstants step;
   const float* mean;
@@ -68,12 +95,26 @@ void divide(cudaStream_t stream, const Tensor& values, float divisor) {
   launch(stream, "divide", Divide{values.as<float>(), divisor}, values.elements());
 }
 
+void scale(cudaStream_t stream, const Tensor& values, float factor, const Tensor& scaled) {
+  launch(stream, "scale", Scale{values.as<const float>(), factor, scaled.as<float>()},
+         values.elements());
+}
+
 void outer_step(cudaStream_t stream, const OuterConstants& step, const Tensor& mean,
                 const OuterState& state) {
   launch(stream, "outer_step",
          Step{step, mean.as<const float>(), state.weights.as<float>(), state.anchor.as<float>(),
               state.velocity.data() ? state.velocity.as<float>() : nullptr},
          mean.elements());
+}
+
+void take_signs(cudaStream_t stream, const Tensor& values) {
+  launch(stream, "take_signs", TakeSigns{values.as<float>()}, values.elements());
+}
+
+void step_along(cudaStream_t stream, const Tensor& direction, float rate, const Tensor& weights) {
+  launch(stream, "step_along", StepAlong{direction.as<const float>(), rate, weights.as<float>()},
+         weights.elements());
 }
 
 }  // namespace tandem::gpu

@@ -9,7 +9,10 @@ namespace tandem::gpu {
 
 void subtract(CUstream_st* stream, const Tensor& x, const Tensor& y, const Tensor& difference);
 void divide(CUstream_st* stream, const Tensor& values, float divisor);
+void scale(CUstream_st* stream, const Tensor& values, float factor, const Tensor& scaled);
 void outer_step(CUstream_st* stream, const OuterConstants& step, const Tensor& mean,
                 const OuterState& state);
+void take_signs(CUstream_st* stream, const Tensor& values);
+void step_along(CUstream_st* stream, const Tensor& direction, float rate, const Tensor& weights);
 
 }  // namespace tandem::gpu
