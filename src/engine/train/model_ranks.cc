@@ -40,12 +40,12 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     const bool is_dense = copied.copies == kDp;
     const ParallelGroups::SplitGroups state = groups.state_groups(copied.copies);
     const ParallelGroups::SplitGroups host = groups.host_groups(copied.copies);
-    all.push_back({*copies,
-                   is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
-                   std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
-                   is_dense ? window.dense : window.experts, window.every_pass,
-                   parallel.replicates_state(), state.group, state.across, host.group, host.across,
-                   groups.dims().replicas(copied.copies, groups.world().rank())});
+    all.push_back(
+        {*copies, is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
+         std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
+         is_dense ? window.dense : window.experts, window.every_pass, parallel.replicates_state(),
+         state.group, state.across, host.group, host.across,
+         groups.dims().replicas(copied.copies, groups.world().rank())});
   }
   return all;
 }
@@ -161,10 +161,11 @@ void ModelRanks::copy_weights(Stage& whole) const {
   add_along(groups_.pp(), 0, values.elements());
 }
 
-std::vector<OuterSync::Stage> ModelRanks::outer_stages() {
+std::vector<OuterSync::Stage> ModelRanks::outer_stages(const OptimizerConfig& optimizer) {
   std::vector<OuterSync::Stage> all;
   for (ModelChunk& chunk : chunks) {
     all.push_back({chunk.stage.exec(), chunk.optimizer, chunk.stage.parameter_list()});
+    apply_patterns(optimizer.no_decay, optimizer.lr_scale, all.back().list);
   }
   return all;
 }

@@ -39,7 +39,7 @@ struct ModelRanks {
                                       const Tensor& chosen)>& routed);
 
   std::vector<Stage*> stages();
-  std::vector<OuterSync::Stage> outer_stages();
+  std::vector<OuterSync::Stage> outer_stages(const OptimizerConfig& optimizer);
   /// Copies the owners' weights of all stages to `whole`, this rank's shard of the same model
   /// without stages. Collective over the replicas and the pipeline's ranks.
   void copy_weights(Stage& whole) const;

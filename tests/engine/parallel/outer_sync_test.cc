@@ -123,6 +123,8 @@ TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
       {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
       {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
       {.keys = {"sync.method=demo"}},
+      {.keys = {"sync.method=demo", "optimizer.lr_scale=[\"*embed*=0.5\"]",
+                "optimizer.no_decay=[\"*q_proj*\"]"}},
       {.learners = 3,
        .keys = {"sync.method=demo", "sync.every=1", "sync.topk=13", "sync.tile=16", "sync.bits=3",
                 "sync.beta=0.9"},

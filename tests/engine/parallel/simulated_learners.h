@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/model/parameter_patterns.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "engine/train/model_ranks.h"
@@ -132,7 +133,10 @@ class Simulation {
     local.is_sparse.resize(local.weights.size());
     copy_weights(optimizer, local.weights, true);
     local.initial = local.anchor = local.weights;
-    if (learner == 0) list_ = stage.parameter_list();
+    if (learner == 0) {
+      list_ = stage.parameter_list();
+      apply_patterns(config_.optimizer.no_decay, config_.optimizer.lr_scale, list_);
+    }
     for (int64_t step = 0; step < config_.train.steps; ++step) {
       const int64_t first = step * share;
       const StepExecutor::Result result = executor.compute(first, executor.targets(first));
@@ -266,17 +270,18 @@ class Simulation {
     std::vector<float> scaled(local.weights.size());
     for (const StateSlice& slice : gradients) {
       for (int64_t i = 0; i < slice.values.elements(); ++i) {
-        scaled[size_t(slice.begin + i)] =
-            update.lr * update.gradient_scale * slice.values.as<float>()[i];
+        scaled[size_t(slice.begin + i)] = slice.values.as<float>()[i];
       }
     }
     local.message.clear();
     for (const Parameter& p : list_) {
       const Matrix matrix(p);
+      const float lr = update.lr * p.lr_scale;
       const std::span values = std::span(scaled).subspan(size_t(p.offset), matrix.elements());
+      for (float& value : values) value = lr * update.gradient_scale * value;
       if (p.decay) {
         for (float& w : std::span(local.weights).subspan(size_t(p.offset), matrix.elements())) {
-          w *= 1 - update.lr * update.weight_decay;
+          w *= 1 - lr * update.weight_decay;
         }
       }
       std::vector<std::byte> message(std::as_bytes(values).begin(), std::as_bytes(values).end());
@@ -307,7 +312,7 @@ class Simulation {
       const std::vector<float> mean = mean_of(p, from);
       for (size_t i = 0; i < mean.size(); ++i) {
         const float sign = mean[i] > 0 ? 1.0f : mean[i] < 0 ? -1.0f : 0.0f;
-        local.weights[size_t(p.offset) + i] -= update.lr * sign;
+        local.weights[size_t(p.offset) + i] -= update.lr * p.lr_scale * sign;
       }
     }
     local.anchor = local.weights;

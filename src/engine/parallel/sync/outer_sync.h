@@ -41,11 +41,12 @@ class OuterSync {
   /// Learners whose messages of a fragment that was sent after `step` count as late, the same in
   /// all learners: for tests. With this function no message is late by its time.
   using LateLearners = std::function<std::vector<int>(int64_t step)>;
-  /// A pipeline stage on this rank: `list` as of Stage::parameter_list.
+  /// A pipeline stage on this rank: `list` as of Stage::parameter_list, with the optimizer's
+  /// patterns.
   struct Stage {
     Exec exec;  ///< of its passes
     ShardedOptimizer& optimizer;
-    std::span<const Parameter> list;
+    std::vector<Parameter> list;
 
     /// Streams that read or write the owners' state.
     std::vector<Exec> execs() const;

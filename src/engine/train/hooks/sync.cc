@@ -24,8 +24,8 @@ class Sync : public StepHook {
  public:
   explicit Sync(Run& run)
       : run_(run),
-        sync_(*run.groups.sync(), run.config.parallel.sync, run.ranks->outer_stages(),
-              run.state.step, late_learners(run)) {}
+        sync_(*run.groups.sync(), run.config.parallel.sync,
+              run.ranks->outer_stages(run.config.optimizer), run.state.step, late_learners(run)) {}
 
   void after_update(Step& step) override {
     const bool applies = sync_.applies(run_.state.step);
