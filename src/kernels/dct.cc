@@ -47,4 +47,18 @@ void dct_inverse(const Exec& exec, const DctTiles& tiles, const Tensor& coeffici
   cpu::dct_inverse(tiles, coefficients, x);
 }
 
+void to_tiles(const Exec& exec, const DctTiles& tiles, const Tensor& x, const Tensor& packed) {
+  require_floats(exec, "to_tiles", "x", x, tiles.rows * tiles.columns);
+  require_floats(exec, "to_tiles", "packed", packed, tiles.rows * tiles.columns);
+  if (exec.on_gpu()) return gpu::to_tiles(exec.stream, tiles, x, packed);
+  cpu::to_tiles(tiles, x, packed);
+}
+
+void from_tiles(const Exec& exec, const DctTiles& tiles, const Tensor& packed, const Tensor& x) {
+  require_floats(exec, "from_tiles", "packed", packed, tiles.rows * tiles.columns);
+  require_floats(exec, "from_tiles", "x", x, tiles.rows * tiles.columns);
+  if (exec.on_gpu()) return gpu::from_tiles(exec.stream, tiles, packed, x);
+  cpu::from_tiles(tiles, packed, x);
+}
+
 }  // namespace tandem

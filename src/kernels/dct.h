@@ -32,4 +32,8 @@ void dct_forward(const Exec& exec, const DctTiles& tiles, float scale, const Ten
 void dct_inverse(const Exec& exec, const DctTiles& tiles, const Tensor& coefficients,
                  const Tensor& x);
 
+/// The elements of a matrix by tile, as coefficients are stored, and back. Tensors as above.
+void to_tiles(const Exec& exec, const DctTiles& tiles, const Tensor& x, const Tensor& packed);
+void from_tiles(const Exec& exec, const DctTiles& tiles, const Tensor& packed, const Tensor& x);
+
 }  // namespace tandem

@@ -189,6 +189,14 @@ void dct_inverse(CUstream_st*, const DctTiles&, const Tensor&, const Tensor&) {
   refuse();
 }
 
+void to_tiles(CUstream_st*, const DctTiles&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void from_tiles(CUstream_st*, const DctTiles&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 void adamw(CUstream_st*, const AdamConstants&, float, const AdamState&, const Tensor&,
            const Tensor&) {
   refuse();

@@ -237,6 +237,12 @@ TEST_P(Kernels, CosineTransformsMatchTheCpu) {
         expect_equal(
             comm, "dct_inverse", {y, close(x, 8)},
             [&](const Exec& exec, const TensorList& t) { dct_inverse(exec, tiles, t[0], t[1]); });
+        expect_equal(comm, "to_tiles", {x, exact(y)}, [&](const Exec& exec, const TensorList& t) {
+          to_tiles(exec, tiles, t[0], t[1]);
+        });
+        expect_equal(comm, "from_tiles", {y, exact(x)}, [&](const Exec& exec, const TensorList& t) {
+          from_tiles(exec, tiles, t[0], t[1]);
+        });
       }
     }
   });

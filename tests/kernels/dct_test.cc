@@ -64,6 +64,25 @@ TEST(Dct, TilesAreTheLargestThatDivide) {
   EXPECT_EQ(sides(100, 100, 64), std::pair(50, 50));
 }
 
+TEST(Dct, TilesAreCopiedToWhereTheirCoefficientsAre) {
+  for (const auto& [rows, columns, side] : kShapes) {
+    const DctTiles tiles = DctTiles::of(rows, columns, side);
+    std::vector<float> x = random_values(rows * columns, 1), packed(x.size()), back(x.size());
+    to_tiles(kHost, tiles, tensor_of(x), tensor_of(packed));
+    size_t next = 0;
+    for (int64_t top = 0; top < rows; top += tiles.height) {
+      for (int64_t left = 0; left < columns; left += tiles.width) {
+        for (int i = 0; i < tiles.elements(); ++i) {
+          const int64_t at = (top + i / tiles.width) * columns + left + i % tiles.width;
+          ASSERT_EQ(packed[next++], x[size_t(at)]) << rows << " x " << columns << " " << i;
+        }
+      }
+    }
+    from_tiles(kHost, tiles, tensor_of(packed), tensor_of(back));
+    EXPECT_EQ(back, x);
+  }
+}
+
 TEST(Dct, CoefficientsAreThoseOfTheDefinition) {
   for (const auto& [rows, columns, side] : kShapes) {
     const DctTiles tiles = DctTiles::of(rows, columns, side);

@@ -57,6 +57,17 @@ void multiply(const Tile& a, int rows, int depth, int columns, const Tile& b, Ti
   return multiply<64>(a, rows, depth, b, out);
 }
 
+/// Calls with(tile, offset of its first element in the matrix) for each tile.
+template <typename With>
+void for_each_tile(const DctTiles& tiles, const With& with) {
+  const int64_t across = tiles.columns / tiles.width;
+  parallel_ranges(tiles.tiles(), kMinTiles, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      with(t, t / across * tiles.height * tiles.columns + t % across * tiles.width);
+    }
+  });
+}
+
 /// out = left x tile x right for each tile, which lies at `strides` in rows in memory.
 struct Transform {
   const DctTiles& tiles;
@@ -70,24 +81,23 @@ struct Transform {
     multiply(left, tiles.height, tiles.height, tiles.width, half, x);
     for (int r = 0; r < tiles.height; ++r) std::memcpy(to + r * to_stride, x.at[r], bytes);
   }
-  /// Calls with(tile, offset of its first element in the matrix).
-  template <typename With>
-  void for_each(const With& with) const {
-    const int64_t across = tiles.columns / tiles.width;
-    parallel_ranges(tiles.tiles(), kMinTiles, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        with(t, t / across * tiles.height * tiles.columns + t % across * tiles.width);
-      }
-    });
-  }
 };
+
+/// Copies the rows of a tile.
+void copy_tile(const DctTiles& tiles, const float* from, int64_t from_stride, float* to,
+               int64_t to_stride) {
+  const size_t bytes = sizeof(float) * size_t(tiles.width);
+  for (int r = 0; r < tiles.height; ++r) {
+    std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
+  }
+}
 
 }  // namespace
 
 void dct_forward(const DctTiles& tiles, float scale, const Tensor& x, const Tensor& coefficients) {
   const Transform transform{tiles, make_basis(tiles.height, Order::by_coefficient, scale),
                             make_basis(tiles.width, Order::by_value, 1)};
-  transform.for_each([&](int64_t tile, int64_t offset) {
+  for_each_tile(tiles, [&](int64_t tile, int64_t offset) {
     transform.run(x.as<const float>() + offset, tiles.columns,
                   coefficients.as<float>() + tile * tiles.elements(), tiles.width);
   });
@@ -96,9 +106,23 @@ void dct_forward(const DctTiles& tiles, float scale, const Tensor& x, const Tens
 void dct_inverse(const DctTiles& tiles, const Tensor& coefficients, const Tensor& x) {
   const Transform transform{tiles, make_basis(tiles.height, Order::by_value, 1),
                             make_basis(tiles.width, Order::by_coefficient, 1)};
-  transform.for_each([&](int64_t tile, int64_t offset) {
+  for_each_tile(tiles, [&](int64_t tile, int64_t offset) {
     transform.run(coefficients.as<const float>() + tile * tiles.elements(), tiles.width,
                   x.as<float>() + offset, tiles.columns);
+  });
+}
+
+void to_tiles(const DctTiles& tiles, const Tensor& x, const Tensor& packed) {
+  for_each_tile(tiles, [&](int64_t tile, int64_t offset) {
+    copy_tile(tiles, x.as<const float>() + offset, tiles.columns,
+              packed.as<float>() + tile * tiles.elements(), tiles.width);
+  });
+}
+
+void from_tiles(const DctTiles& tiles, const Tensor& packed, const Tensor& x) {
+  for_each_tile(tiles, [&](int64_t tile, int64_t offset) {
+    copy_tile(tiles, packed.as<const float>() + tile * tiles.elements(), tiles.width,
+              x.as<float>() + offset, tiles.columns);
   });
 }
 

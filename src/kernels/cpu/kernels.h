@@ -33,6 +33,8 @@ void sum(std::span<const Tensor> terms, const Tensor& out);
 void cast(const Tensor& from, const Tensor& to);
 void dct_forward(const DctTiles& tiles, float scale, const Tensor& x, const Tensor& coefficients);
 void dct_inverse(const DctTiles& tiles, const Tensor& coefficients, const Tensor& x);
+void to_tiles(const DctTiles& tiles, const Tensor& x, const Tensor& packed);
+void from_tiles(const DctTiles& tiles, const Tensor& packed, const Tensor& x);
 void embedding_forward(const Tensor& tokens, const Tensor& table, int64_t begin, const Tensor& out);
 void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable);

@@ -62,13 +62,31 @@ __device__ void for_results(const float (&sums)[kBlock][kBlock], const Store& st
   }
 }
 
+// Offset of a tile's first element in the matrix.
+__device__ int64_t tile_offset(const DctTiles& tiles, int64_t tile) {
+  const int64_t across = tiles.columns / tiles.width;
+  return tile / across * tiles.height * tiles.columns + tile % across * tiles.width;
+}
+
+// A thread block a tile, whose rows are adjacent in `to` or, if not kToTiles, in `from`.
+template <bool kToTiles>
+__global__ void __launch_bounds__(kThreads)
+    copy_tiles_kernel(const DctTiles tiles, const float* from, float* to) {
+  const int64_t tile = blockIdx.x, matrix = tile_offset(tiles, tile);
+  const int elements = tiles.height * tiles.width;
+  for (int i = int(threadIdx.x); i < elements; i += kThreads) {
+    const int64_t at = matrix + i / tiles.width * tiles.columns + i % tiles.width;
+    const int64_t packed = tile * elements + i;
+    to[kToTiles ? packed : at] = from[kToTiles ? at : packed];
+  }
+}
+
 // out = scale x left x tile x right.
 template <bool kForward>
 __global__ void __launch_bounds__(kThreads)
     dct_kernel(const DctTiles tiles, float scale, const float* from, float* to) {
   __shared__ float x[kSide][kPitch], basis[kSide][kPitch];
-  const int64_t tile = blockIdx.x, across = tiles.columns / tiles.width;
-  const int64_t matrix = tile / across * tiles.height * tiles.columns + tile % across * tiles.width;
+  const int64_t tile = blockIdx.x, matrix = tile_offset(tiles, tile);
   const int64_t packed = tile * tiles.height * tiles.width;
   from += kForward ? matrix : packed;
   to += kForward ? packed : matrix;
@@ -108,6 +126,18 @@ void dct_inverse(cudaStream_t stream, const DctTiles& tiles, const Tensor& coeff
   dct_kernel<false><<<unsigned(tiles.tiles()), kThreads, 0, stream>>>(
       tiles, 1, coefficients.as<const float>(), x.as<float>());
   check_launch("dct_kernel");
+}
+
+void to_tiles(cudaStream_t stream, const DctTiles& tiles, const Tensor& x, const Tensor& packed) {
+  copy_tiles_kernel<true><<<unsigned(tiles.tiles()), kThreads, 0, stream>>>(
+      tiles, x.as<const float>(), packed.as<float>());
+  check_launch("copy_tiles_kernel");
+}
+
+void from_tiles(cudaStream_t stream, const DctTiles& tiles, const Tensor& packed, const Tensor& x) {
+  copy_tiles_kernel<false><<<unsigned(tiles.tiles()), kThreads, 0, stream>>>(
+      tiles, packed.as<const float>(), x.as<float>());
+  check_launch("copy_tiles_kernel");
 }
 
 }  // namespace tandem::gpu

@@ -35,6 +35,8 @@ void dct_forward(CUstream_st* stream, const DctTiles& tiles, float scale, const 
                  const Tensor& coefficients);
 void dct_inverse(CUstream_st* stream, const DctTiles& tiles, const Tensor& coefficients,
                  const Tensor& x);
+void to_tiles(CUstream_st* stream, const DctTiles& tiles, const Tensor& x, const Tensor& packed);
+void from_tiles(CUstream_st* stream, const DctTiles& tiles, const Tensor& packed, const Tensor& x);
 void embedding_forward(CUstream_st* stream, const Tensor& tokens, const Tensor& table,
                        int64_t begin, const Tensor& out);
 void embedding_backward(CUstream_st* stream, const Tensor& tokens, const Tensor& dout,
