@@ -10,6 +10,7 @@
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
+#include "kernels/dct.h"
 #include "schedule/pipeline.h"
 #include "tandem/error.h"
 
@@ -64,15 +65,40 @@ void check_quorum(const ParallelConfig& parallel) {
                   parallel.sync.quorum, parallel.tp, parallel.sync.learners));
 }
 
-/// Replicas that a rank runs in turn must have the auxiliary loss of one rank each.
-/// Routers' biases change by each learner's load, and DeMo exchanges only what follows gradients.
-void check_router_bias(const ParallelConfig& parallel, const ModelConfig& model) {
-  if (!parallel.sync.is_demo() || model.router_bias_update_rate == 0) return;
-  throw ConfigError(
-      fmt::format("model.router_bias_update_rate is {} with sync.method = \"demo\": expected 0",
-                  model.router_bias_update_rate));
+/// Tiles of whole tensors must each be on one tensor-parallel rank.
+void check_tiles(const ParallelConfig& parallel, const ModelConfig& model) {
+  const int tp = int(parallel.tp);
+  for (int rank = 1; rank < tp; ++rank) {
+    for (const Parameter& p : ModelLayout(model, tp, rank).parameters) {
+      if (!p.sharding.over_tp()) continue;
+      const int64_t rows = p.shape.size() > 1 ? p.shape[0] : 1;
+      const DctTiles tiles = DctTiles::of(rows, p.shape.back(), parallel.sync.tile_side());
+      const bool by_rows = p.sharding.tp_dim == 0 && p.shape.size() > 1;
+      if (p.sharding.begin % (by_rows ? tiles.height : tiles.width) == 0) continue;
+      throw ConfigError(fmt::format(
+          "parallel.tp is {} with sync.method = \"demo\": expected a sync.tile whose tiles lie on "
+          "one rank each: those of {}, {} x {}, are {} x {}, and rank {} begins with {} {}",
+          tp, p.name, rows, p.shape.back(), tiles.height, tiles.width, rank,
+          by_rows ? "row" : "column", p.sharding.begin));
+    }
+  }
 }
 
+void check_demo(const ParallelConfig& parallel, const ModelConfig& model) {
+  if (!parallel.sync.is_demo()) return;
+  // Routers' biases change by each learner's load, and DeMo exchanges only what follows gradients.
+  if (model.router_bias_update_rate != 0) {
+    throw ConfigError(
+        fmt::format("model.router_bias_update_rate is {} with sync.method = \"demo\": expected 0",
+                    model.router_bias_update_rate));
+  }
+  if (model.parallel_block) {  // rows of two matrices alternate
+    throw ConfigError("model.parallel_block is true with sync.method = \"demo\": expected false");
+  }
+  check_tiles(parallel, model);
+}
+
+/// Replicas that a rank runs in turn must have the auxiliary loss of one rank each.
 void check_replicas(const ParallelConfig& parallel, const RunConfig& train,
                     const ModelConfig& model) {
   if (parallel.replicas <= parallel.dp || model.experts == 0 || model.aux_loss_coeff == 0) return;
@@ -186,7 +212,7 @@ void check_config(const TrainConfig& config) {
   const DataConfig& data = config.data;
   const CheckpointConfig& checkpoint = config.checkpoint;
   parallel.check();
-  check_router_bias(parallel, model);
+  check_demo(parallel, model);
   check_quorum(parallel);
   if (config.optimizer.uses_trust_ratios()) {
     check_trust_ratios(parallel, config.optimizer.name);

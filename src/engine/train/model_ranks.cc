@@ -40,12 +40,16 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     const bool is_dense = copied.copies == kDp;
     const ParallelGroups::SplitGroups state = groups.state_groups(copied.copies);
     const ParallelGroups::SplitGroups host = groups.host_groups(copied.copies);
+    std::vector<FlatRange> undivided;
+    if (parallel.sync.is_demo() && copies->size() > 1) {
+      undivided = tile_rows(copied.list, parallel.sync.tile_side());
+    }
     all.push_back(
         {*copies, is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
          std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
          is_dense ? window.dense : window.experts, window.every_pass, parallel.replicates_state(),
          state.group, state.across, host.group, host.across,
-         groups.dims().replicas(copied.copies, groups.world().rank())});
+         groups.dims().replicas(copied.copies, groups.world().rank()), std::move(undivided)});
   }
   return all;
 }

@@ -273,22 +273,26 @@ TEST(Layouts, RecomputationHasTheBitsOfSavedActivations) {
   expect_bits_of_saved_activations(kShortOthers);
 }
 
-/// Layouts of at most four ranks, each of two learners.
-std::vector<TrainConfig> learner_layouts(size_t count) {
+/// Layouts of at most four ranks, each of two learners. `demo`: with tiles that divide the shards.
+std::vector<TrainConfig> learner_layouts(size_t count, bool demo) {
   std::vector<TrainConfig> all;
   for (TrainConfig config : generate_layouts(kSeed)) {
     if (ParallelDims(config.parallel).ranks() > 4) continue;
     config.parallel.dp *= 2;
-    config.parallel.sync.method = "local";
-    config.parallel.sync.learners = config.parallel.sync.every = 2;
+    config.parallel.sync.method = demo ? "demo" : "local";
+    config.parallel.sync.learners = 2;
+    config.parallel.sync.every = demo ? 0 : 2;
+    config.parallel.sync.tile = demo ? 2 : 0;
     if (config.is_valid() && all.size() < count) all.push_back(config);
   }
   return all;
 }
 
 TEST(Layouts, LearnersComputeWhatThoseOfOneRankDo) {
-  for (const TrainConfig& config : learner_layouts(kShortOthers)) {
-    SCOPED_TRACE(describe_layout(config));
+  std::vector<TrainConfig> layouts = learner_layouts(kShortOthers, false);
+  for (const TrainConfig& config : learner_layouts(kShortOthers, true)) layouts.push_back(config);
+  for (const TrainConfig& config : layouts) {
+    SCOPED_TRACE(describe_layout(config) + ", " + config.parallel.sync.method);
     const StepsOutcome expected = run_one_rank(config, tiny_corpus());
     const LayoutCheck check = check_layout(config, tiny_corpus(), expected);
     EXPECT_TRUE(check.ok()) << describe_differences(check);

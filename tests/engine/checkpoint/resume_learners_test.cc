@@ -128,6 +128,26 @@ double max_difference(const std::string& found, const std::string& expected) {
   return worst;
 }
 
+/// A momentum of cosines is read at the places of the whole matrix, whatever the ranks.
+TEST(ResumeLearners, OtherLayoutsHaveTheSameCosines) {
+  const TempDir dir;
+  const std::vector<std::string> demo{"sync.method=demo", "sync.tile=16", "sync.topk=8",
+                                      "model.ffn=96"};
+  const std::string whole = dir / "whole", stopped = dir / "stopped";
+  resume(make_request({1, 2}, demo, whole));
+  run_until(make_request({1, 2}, demo, stopped), 6);
+  const auto last_loss = [&](const Inner& inner, const std::string& out) {
+    TrainRequest request = make_request(inner, demo, out);
+    resume(request);
+    return losses(out).back();
+  };
+  for (const Inner& inner : {Inner{2, 1}, Inner{1, 1}, Inner{1, 1, {"parallel.pp=2"}}}) {
+    const std::string out = dir / fmt::format("tp{}{}", inner.tp, inner.keys.size());
+    copy_run(stopped, 6, out);
+    EXPECT_NEAR(last_loss(inner, out), losses(whole).back(), 1e-6 * losses(whole).back()) << out;
+  }
+}
+
 TEST(ResumeLearners, OtherLayoutsOfALearnerHaveTheSameState) {
   const TempDir dir;
   const Inner first{1, 2};

@@ -181,30 +181,6 @@ TEST(LearningRate, ShortRunEndsInItsWarmUp) {
   EXPECT_DOUBLE_EQ(learning_rate(c.optimizer, c.train, 4, 0, 0), 0.005);
 }
 
-TEST(Buckets, ShardsCoverEveryElementOnceFromTheBack) {
-  for (int64_t elements : {1, 5, 64, 1000}) {
-    for (int64_t size : {1, 3, 64, 5000}) {
-      for (int ranks : {1, 2, 3, 4}) {
-        const Buckets buckets(elements, size, ranks);
-        std::vector<int> seen(static_cast<size_t>(elements));
-        int64_t previous = elements;
-        for (int b = 0; b < buckets.count(); ++b) {
-          const auto whole = buckets.bucket(b);
-          EXPECT_EQ(whole.begin + whole.count, previous);
-          previous = whole.begin;
-          for (int r = 0; r < ranks; ++r) {
-            const auto shard = buckets.shard(b, r);
-            for (int64_t i = 0; i < shard.count; ++i) ++seen[size_t(shard.begin + i)];
-            EXPECT_LE(buckets.slot_begin(b) + shard.count, buckets.slot_elements());
-          }
-        }
-        EXPECT_EQ(previous, 0);
-        for (const int count : seen) EXPECT_EQ(count, 1);
-      }
-    }
-  }
-}
-
 // Two fused matrices whose rows alternate, a padding of 3, and a replicated vector.
 std::vector<Parameter> sample_parameters() {
   return {{"a", {20, 6}, {0, 0, 10}, 0, 12, true},

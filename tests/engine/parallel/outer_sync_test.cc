@@ -42,7 +42,7 @@ struct SyncCase {
   std::vector<std::string> keys = {};
   int steps = 6;
   std::string config = "tiny.toml";
-  int tp = 1, inner_dp = 1;
+  int tp = 1, inner_dp = 1, ep = 1;
   std::vector<std::pair<int64_t, int>> late = {};  ///< step of an exchange, learner
 };
 
@@ -54,7 +54,8 @@ TrainRequest make_request(const SyncCase& c, const std::string& out) {
                                 "parallel.dp_bucket_mib=0.03",
                                 "checkpoint.every=" + std::to_string(c.steps),
                                 "sync.method=local",
-                                "sync.learners=" + std::to_string(c.learners)};
+                                "sync.learners=" + std::to_string(c.learners),
+                                "parallel.ep=" + std::to_string(c.ep)};
   keys.insert(keys.end(), c.keys.begin(), c.keys.end());
   TrainRequest request = request_for({c.tp, c.learners * c.inner_dp}, out, keys, c.config);
   std::string faults;
@@ -343,6 +344,64 @@ TEST(OuterSync, LearnersOfSeveralRanksTrainAsOfOne) {
     run_on_threads(make_request(c, out));
     expect_close(losses(out), losses(dir / "single"));
   }
+}
+
+/// Share of a model's values that differ by more than half a step of DeMo, whose steps are as large
+/// as the rate in every weight.
+double changed_share(const std::string& found, const std::string& expected, double lr) {
+  const SafetensorsFile a(found + "/final/model.safetensors"),
+      b(expected + "/final/model.safetensors");
+  int64_t changed = 0, all = 0;
+  for (const SafetensorsEntry& entry : b.entries()) {
+    std::vector<float> x(size_t(entry.elements())), y(x.size());
+    a.read_f32(a.require(entry.name, entry.shape), 0, x);
+    b.read_f32(entry, 0, y);
+    for (size_t i = 0; i < x.size(); ++i) changed += std::abs(double(x[i]) - double(y[i])) > lr / 2;
+    all += entry.elements();
+  }
+  return double(changed) / double(all);
+}
+
+/// Other layouts round gradients otherwise, which may change the sign of a mean that is 0 but for
+/// rounding, and which of two nearly equal cosines is sent: few weights differ, by whole steps.
+TEST(OuterSync, TilesOfSeveralRanksAreThoseOfWholeTensors) {
+  const TempDir dir;
+  constexpr double kLr = 2e-3;
+  const std::vector<std::string> keys{"sync.method=demo",   "sync.tile=16",
+                                      "sync.topk=8",        "model.ffn=96",
+                                      "train.microbatch=1", "optimizer.min_lr=2e-3"};
+  const std::vector<SyncCase> layouts{
+      {.tp = 2},
+      {.inner_dp = 2},
+      {.tp = 2, .inner_dp = 3},
+      {.keys = {"parallel.pp=2"}, .inner_dp = 2},
+      {.config = "moe.toml", .inner_dp = 2, .ep = 2},
+      {.config = "moe.toml", .tp = 2, .inner_dp = 3},
+  };
+  const auto request = [&](SyncCase c, const std::string& out) {
+    c.steps = 4;
+    c.keys.insert(c.keys.end(), keys.begin(), keys.end());
+    // The auxiliary loss is of the samples that replicas have at once.
+    if (c.config == "moe.toml") c.keys.push_back("model.aux_loss_coeff=0");
+    return make_request(c, out);
+  };
+  for (const std::string config : {"tiny.toml", "moe.toml"}) {
+    run_on_threads(request({.config = config}, dir / config));
+  }
+  for (const SyncCase& c : layouts) {
+    const std::string out =
+        dir / fmt::format("{}tp{}dp{}ep{}{}", c.config, c.tp, c.inner_dp, c.ep, c.keys.size());
+    SCOPED_TRACE(out);
+    run_on_threads(request(c, out));
+    expect_close(losses(out), losses(dir / c.config));
+    EXPECT_LE(changed_share(out, dir / c.config, kLr), 1e-3);
+  }
+  // Control: other tiles.
+  SyncCase other{.keys = keys, .steps = 4};
+  other.keys.push_back("sync.tile=8");
+  other.keys.push_back("sync.topk=2");
+  run_on_threads(make_request(other, dir / "other"));
+  EXPECT_GT(changed_share(dir / "other", dir / "tiny.toml", kLr), 0.1);
 }
 
 }  // namespace

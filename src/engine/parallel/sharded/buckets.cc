@@ -1,5 +1,7 @@
 #include "engine/parallel/sharded/buckets.h"
 
+#include <iterator>
+
 #include "engine/parallel/dims.h"
 
 namespace tandem {
@@ -40,21 +42,26 @@ std::vector<Shard> RankGrid::by_group(int index) const {
   return shards;
 }
 
-Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas)
+Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas,
+                 std::vector<FlatRange> undivided)
     : Buckets(std::move(window), bucket_elements, divide(std::max(replicas, ranks), ranks),
-              std::max(replicas, ranks)) {}
+              std::max(replicas, ranks), std::move(undivided)) {}
 
-Buckets::Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas)
+Buckets::Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas,
+                 std::vector<FlatRange> undivided)
     : window_(std::move(window)),
       size_(std::max<int64_t>(bucket_elements, 1)),
+      undivided_(std::move(undivided)),
       owned_(std::move(owned)),
       replicas_(replicas) {
   for (auto range = window_.ranges.rbegin(); range != window_.ranges.rend(); ++range) {
     if (range->count == 0) continue;
-    const int64_t last = (window_.elements - 1 - range->whole) / size_;
-    int64_t number = (window_.elements - range->whole - range->count) / size_;
+    const int64_t last = number_of(range->whole);
+    int64_t number = number_of(range->whole + range->count - 1);
     if (!numbers_.empty()) number = std::max(number, numbers_.back() + 1);
-    for (; number <= last; ++number) numbers_.push_back(number);
+    for (; number <= last; ++number) {
+      if (cut(numbered_bucket(number)).count > 0) numbers_.push_back(number);
+    }
   }
   for (int b = 0; b < count(); ++b) {
     for (int rank = 0; rank < ranks(); ++rank) {
@@ -63,14 +70,28 @@ Buckets::Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> 
   }
 }
 
+int64_t Buckets::cut(int64_t position) const {
+  const auto after = std::ranges::upper_bound(undivided_, position, {}, &FlatRange::begin);
+  if (after == undivided_.begin()) return position;
+  const FlatRange& range = *std::prev(after);
+  return position < range.end() ? range.begin : position;
+}
+
+int64_t Buckets::number_of(int64_t element) const {
+  int64_t number = (window_.elements - 1 - element) / size_;
+  while (element >= cut(numbered_bucket(number).end())) --number;  // which begins earlier
+  return number;
+}
+
 int Buckets::at(int64_t element) const {
-  const int64_t number = (window_.elements - 1 - window_.whole(element)) / size_;
+  const int64_t number = number_of(window_.whole(element));
   return int(std::ranges::lower_bound(numbers_, number) - numbers_.begin());
 }
 
 double bucket_mib(const ParallelConfig& parallel, bool on_gpus) {
   if (parallel.dp_bucket_mib > 0) return parallel.dp_bucket_mib;
-  return on_gpus ? 100 : 1;  // GPUs: a kernel of the optimizer is launched per bucket
+  // GPUs: a kernel of the optimizer is launched per bucket. DeMo: a shard has whole rows of tiles.
+  return on_gpus || parallel.sync.is_demo() ? 100 : 1;
 }
 
 int64_t bucket_elements(const ParallelConfig& parallel, bool on_gpus) {

@@ -4,6 +4,8 @@
 // Where ranks run several logical replicas, a bucket has one shard per replica, and a rank owns
 // consecutive ones: sums over a shard are the same for any number of ranks.
 //
+// Ranges may be undivided: a bucket or a shard that would begin within one begins with it.
+//
 // The array of a pipeline stage has a window of the whole model's: its buckets and shards are the
 // whole model's without the elements of other stages, so every element has the same owner, and
 // every sum the same order, for any stages.
@@ -40,9 +42,12 @@ class Buckets {
   Buckets(int64_t elements, int64_t bucket_elements, int ranks)
       : Buckets(FlatWindow::all(elements), bucket_elements, ranks) {}
   /// `replicas`: at least `ranks`, or 0 for as many.
-  Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas = 0);
-  /// `owned`: consecutive replicas whose shards each rank owns, at least one.
-  Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas);
+  Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas = 0,
+          std::vector<FlatRange> undivided = {});
+  /// `owned`: consecutive replicas whose shards each rank owns, at least one. `undivided`: ranges
+  /// of the whole model's array, ascending and apart, those of other stages left out.
+  Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas,
+          std::vector<FlatRange> undivided = {});
 
   /// Buckets with elements.
   int count() const { return int(numbers_.size()); }
@@ -54,18 +59,11 @@ class Buckets {
   Shard owned(int rank) const { return owned_[size_t(rank)]; }
   /// The elements that a rank owns.
   FlatRange shard(int b, int rank) const {
-    const FlatRange whole = whole_bucket(b);
     const Shard owned = this->owned(rank);
-    const int64_t begin = shard_of(whole.count, replicas_, int(owned.begin)).begin;
-    const Shard last = shard_of(whole.count, replicas_, int(owned.begin + owned.count) - 1);
-    return window_.local({whole.begin + begin, last.begin + last.count - begin});
+    return shards(b, int(owned.begin), int(owned.begin + owned.count) - 1);
   }
   /// The shard of one replica.
-  FlatRange replica_shard(int b, int replica) const {
-    const FlatRange whole = whole_bucket(b);
-    const Shard shard = shard_of(whole.count, replicas_, replica);
-    return window_.local({whole.begin + shard.begin, shard.count});
-  }
+  FlatRange replica_shard(int b, int replica) const { return shards(b, replica, replica); }
   /// Number of a bucket among those of the whole model.
   int64_t number(int b) const { return numbers_[size_t(b)]; }
   const FlatWindow& window() const { return window_; }
@@ -76,18 +74,37 @@ class Buckets {
   /// Elements of the largest shard.
   int64_t shard_room() const { return shard_room_; }
   int64_t elements() const { return window_.local_elements(); }
-  int64_t bucket_elements() const { return size_; }  ///< of the largest bucket
+  int64_t bucket_elements() const { return size_; }  ///< of a bucket, but for undivided ranges
+  const std::vector<FlatRange>& undivided() const { return undivided_; }
   int ranks() const { return int(owned_.size()); }
   int replicas() const { return replicas_; }
 
  private:
-  FlatRange whole_bucket(int b) const {
-    const int64_t end = window_.elements - numbers_[size_t(b)] * size_;
+  FlatRange whole_bucket(int b) const { return cut(numbered_bucket(numbers_[size_t(b)])); }
+  /// Before it is cut, as the shards: the same for any stages.
+  FlatRange numbered_bucket(int64_t number) const {
+    const int64_t end = window_.elements - number * size_;
     return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
   }
+  /// From the first replica's to the last one's.
+  FlatRange shards(int b, int first, int last) const {
+    const FlatRange whole = numbered_bucket(numbers_[size_t(b)]);
+    const int64_t begin = shard_of(whole.count, replicas_, first).begin;
+    const Shard end = shard_of(whole.count, replicas_, last);
+    return window_.local(cut({whole.begin + begin, end.begin + end.count - begin}));
+  }
+  FlatRange cut(FlatRange range) const {
+    const int64_t begin = cut(range.begin);
+    return {begin, cut(range.end()) - begin};
+  }
+  /// The position, or the begin of the undivided range that it lies within.
+  int64_t cut(int64_t position) const;
+  /// Number of the bucket of an element of the whole model.
+  int64_t number_of(int64_t element) const;
 
   FlatWindow window_;
   int64_t size_;
+  std::vector<FlatRange> undivided_;
   std::vector<Shard> owned_;  // by rank
   int replicas_;
   int64_t shard_room_ = 0;

@@ -96,16 +96,22 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
 }
 
 Buckets ShardedOptimizer::Group::with_owners(std::vector<Shard> owned) const {
-  return {buckets.window(), buckets.bucket_elements(), std::move(owned), buckets.replicas()};
+  return {buckets.window(), buckets.bucket_elements(), std::move(owned), buckets.replicas(),
+          buckets.undivided()};
 }
 
 /// Shards that ranks reduce.
 Buckets ShardedOptimizer::Group::make_buckets(const ParameterGroup& group,
                                               int64_t bucket_elements) const {
-  if (grid.groups == 1) {
-    return {group.window, bucket_elements, replicas.size(), int(logical.size())};
+  std::vector<FlatRange> undivided;
+  for (const FlatRange& range : group.undivided) {
+    undivided.push_back({group.window.whole(range.begin - begin), range.count});
   }
-  return {group.window, bucket_elements, grid.by_rank(), replicas.size()};
+  if (grid.groups == 1) {
+    return {group.window, bucket_elements, replicas.size(), int(logical.size()),
+            std::move(undivided)};
+  }
+  return {group.window, bucket_elements, grid.by_rank(), replicas.size(), std::move(undivided)};
 }
 
 /// Shards that ranks have the state of.

@@ -76,6 +76,8 @@ struct ParameterGroup {
   Communicator *host = nullptr, *across_hosts = nullptr;
   /// Logical replicas that have a copy of the parameters, in order; one a rank if empty.
   std::vector<int> logical = {};
+  /// Ranges of the flat arrays, ascending and apart, that have one owner each.
+  std::vector<FlatRange> undivided = {};
 };
 
 class ShardedOptimizer {

@@ -127,9 +127,8 @@ void SyncConfig::check(int64_t dp) const {
   check_unused(*this);
   if (!is_on()) return;
   if (bits == 1) reject("bits", "1", "2 to 8");
-  if (is_demo() && (learners != dp || learners < 2)) {
-    reject("learners", text(learners),
-           fmt::format("parallel.dp = {}, at least 2, with sync.method = \"demo\"", dp));
+  if (is_demo() && learners < 2) {
+    reject("learners", text(learners), "at least 2 with sync.method = \"demo\"");
   }
   if (is_demo() && every > 1) reject("every", text(every), "1 with sync.method = \"demo\"");
   if (learners < 1 || dp % learners != 0) {

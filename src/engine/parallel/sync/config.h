@@ -53,7 +53,7 @@ struct SyncConfig {
 
   static std::span<const Key<SyncConfig>> keys();
   /// `dp`: parallel.dp. Throws ConfigError for a key without effect, learners that do not divide
-  /// the ranks, or are not ranks with method demo, and exchanges that would overlap.
+  /// the ranks, and exchanges that would overlap.
   void check(int64_t dp) const;
 };
 

@@ -33,7 +33,9 @@ class Demo : public SegmentedExchange {
   }
   void prepare_segment(const Segment& segment) override {
     const size_t bytes = size_t(segment.count) * sizeof(float);
-    if (bytes > cosines_.bytes()) cosines_ = Memory(bytes, exec().device);
+    if (bytes <= cosines_.bytes()) return;
+    cosines_ = Memory(bytes, exec().device);
+    rest_ = Memory(bytes, exec().device);
   }
   size_t segment_bytes(const Segment& segment) const override {
     return size_t(topk_of(tiles_of(segment)).bytes(segment.count));
@@ -41,32 +43,42 @@ class Demo : public SegmentedExchange {
   void encode_segment(const Segment& segment, const Tensor& changes, const Tensor& unsent,
                       std::byte* message) override {
     const DctTiles tiles = tiles_of(segment);
-    const Tensor cosines = scratch(segment.count);
+    const Tensor cosines = scratch(cosines_, segment.count), rest = scratch(rest_, segment.count);
     dct_forward(exec(), tiles, 1, changes, cosines);
-    encode_topk(exec(), topk_of(tiles), float(config_.decay()), cosines, unsent, message);
+    to_tiles(exec(), tiles, unsent, rest);
+    encode_topk(exec(), topk_of(tiles), float(config_.decay()), cosines, rest, message);
+    from_tiles(exec(), tiles, rest, unsent);
   }
   void combine_segment(const Segment& segment, std::span<const std::byte* const> messages,
                        const Tensor& mean) const override {
     const DctTiles tiles = tiles_of(segment);
-    const Tensor cosines = scratch(segment.count);
+    const Tensor cosines = scratch(cosines_, segment.count);
     mean_topk(exec(), topk_of(tiles), messages, codec::TopKMean::senders, cosines);
     dct_inverse(exec(), tiles, cosines, mean);
   }
 
+  /// Tiles of the whole matrix that this rank has.
   DctTiles tiles_of(const Segment& segment) const {
     const auto& [first, count] = segment;
-    if (count != first.rows * first.columns) {
-      throw InvalidArgument(fmt::format("demo: {} elements of parameter {}: expected all {}", count,
-                                        first.parameter, first.rows * first.columns));
+    DctTiles tiles = DctTiles::of(first.rows, first.columns, config_.tile_side());
+    const int64_t columns = first.local_columns;
+    if (count % (tiles.height * columns) != 0 || columns % tiles.width != 0) {
+      throw InvalidArgument(fmt::format(
+          "demo: {} elements in rows of {} of parameter {}: expected whole tiles of {} x {}", count,
+          columns, first.parameter, tiles.height, tiles.width));
     }
-    return DctTiles::of(first.rows, first.columns, config_.tile_side());
+    tiles.rows = count / columns;
+    tiles.columns = columns;
+    return tiles;
   }
   codec::TopK topk_of(const DctTiles& tiles) const { return config_.sparse(tiles.elements()); }
 
-  Tensor scratch(int64_t elements) const { return cosines_.view(DType::f32, {elements}); }
+  static Tensor scratch(const Memory& memory, int64_t elements) {
+    return memory.view(DType::f32, {elements});
+  }
 
   const SyncConfig config_;
-  Memory cosines_;  // of one segment
+  Memory cosines_, rest_;  // of one segment, by tile
 };
 
 }  // namespace
@@ -75,6 +87,21 @@ const Optimizer kDemoOptimizer{"demo", update_demo};
 
 std::unique_ptr<Exchange> make_demo_exchange(const SyncConfig& config, const Exec& exec) {
   return std::make_unique<Demo>(config, exec);
+}
+
+std::vector<FlatRange> tile_rows(std::span<const Parameter> list, int side) {
+  std::vector<FlatRange> all;
+  for (const Parameter& p : list) {
+    const LocalShard shard = local_shard(p);
+    if (!p.sharding.over_tp() || shard.rows == 0) continue;
+    const int64_t rows = p.shape.size() > 1 ? p.shape[0] : 1;
+    const int64_t height = DctTiles::of(rows, p.shape.back(), side).height;
+    for (int64_t row = 0; row < shard.rows; row += height) {
+      all.push_back({p.offset + row * shard.columns, height * shard.columns});
+    }
+  }
+  std::ranges::sort(all, {}, &FlatRange::begin);
+  return all;
 }
 
 }  // namespace tandem

@@ -24,6 +24,7 @@ struct SyncSlice {
   size_t parameter = 0;  ///< index in the model's list
   int64_t begin = 0, count = 0;
   int64_t rows = 1, columns = 0;  ///< of the whole parameter; a vector is one row
+  int64_t local_columns = 0;      ///< that this rank has of each row
   /// Sharded over tensor-parallel ranks. All others hold the same values of it and begin elsewhere:
   /// what they send of the rest (norms, routers) must decode to the same values at any place.
   bool sharded = true;

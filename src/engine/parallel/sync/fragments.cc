@@ -44,6 +44,7 @@ std::vector<FragmentSlices::Slice> FragmentSlices::in(FlatRange range) const {
                     .count = row.count,
                     .rows = p.shape.size() > 1 ? p.shape[0] : 1,
                     .columns = p.shape.back(),
+                    .local_columns = local_shard(p).columns,
                     .sharded = p.sharding.over_tp()}});
   }
   return all;
