@@ -9,11 +9,13 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/corpus.h"
+#include "engine/parallel/sync/outer_sync.h"
 #include "engine/train/checks/fault_injector.h"
 #include "engine/train/checks/fault_plan.h"
 #include "engine/train/step_exchange.h"
@@ -81,6 +83,7 @@ struct TestRank {
   StepExecutor& executor;
   StateChecks& checks;
   FaultInjector& injector;
+  std::optional<OuterSync> learners = {};
 
   StepSums exchange(const StepSums& local) const { return exchange_sums(groups, local); }
   void initialize() const {
@@ -96,7 +99,7 @@ struct TestRank {
 /// Runs `step` on every rank for steps [1, steps]; it returns what was found in them.
 Outcome run_with_faults(
     const TrainConfig& config, const std::string& plan_text, int64_t steps,
-    const std::function<std::vector<CheckFinding>(const TestRank&, int64_t step)>& step) {
+    const std::function<std::vector<CheckFinding>(TestRank&, int64_t step)>& step) {
   const TempDir out;
   const Corpus corpus(config.data.paths, 0);
   Outcome outcome;
@@ -109,8 +112,12 @@ Outcome run_with_faults(
     StepExecutor executor(config.train, config.parallel, groups, corpus, sampler, ranks);
     StateChecks checks(groups, config.check, ranks, out.path());
     FaultInjector injector(plan, groups, ranks, out.path());
-    const TestRank rank{groups, ranks, executor, checks, injector};
+    TestRank rank{groups, ranks, executor, checks, injector};
     rank.initialize();
+    if (groups.sync()) {
+      rank.learners.emplace(*groups.sync(), config.parallel.sync,
+                            ranks.outer_stages(config.optimizer), 0);
+    }
     for (int64_t number = 1; number <= steps; ++number) {
       const auto found = step(rank, number);
       if (world.rank() == 0) outcome.found.push_back(found);
@@ -123,7 +130,7 @@ Outcome run_with_faults(
 
 /// Weights are flipped in each step, and set again before the next.
 Outcome flip_weights(const TrainConfig& config, const std::string& plan_text, int64_t steps) {
-  return run_with_faults(config, plan_text, steps, [](const TestRank& rank, int64_t step) {
+  return run_with_faults(config, plan_text, steps, [](TestRank& rank, int64_t step) {
     rank.initialize();
     StepSums local;
     local.checks = rank.checks.sums(step);
@@ -207,7 +214,7 @@ TEST(ReplicaCheckLong, FindsEveryFlipInAllLayouts) {
 /// Training with faults in its steps.
 Outcome train_with_flips(TrainConfig config, const std::string& plan_text, int64_t steps) {
   config.optimizer.lr = 1e-4;
-  return run_with_faults(config, plan_text, steps, [&](const TestRank& rank, int64_t step) {
+  return run_with_faults(config, plan_text, steps, [&](TestRank& rank, int64_t step) {
     const auto compute = [&] {
       return rank.executor.compute((step - 1) * config.train.batch,
                                    config.train.batch * config.train.seq);
@@ -222,6 +229,10 @@ Outcome train_with_flips(TrainConfig config, const std::string& plan_text, int64
     const StepSums sums = rank.exchange(local);
     const auto found = rank.checks.find(sums.checks, step);
     rank.executor.update(AdamStep::make(config.optimizer, step - 1, 1e-4, std::sqrt(sums.squares)));
+    if (rank.learners && rank.learners->sends(step)) {
+      rank.executor.await_weights();
+      if (rank.learners->after_update(step, 1e-4)) rank.executor.gather_weights();
+    }
     return found;
   });
 }
@@ -234,6 +245,12 @@ std::string low_flips(uint64_t seed, const std::vector<std::string>& kinds, int 
                           kinds[size_t(step) % kinds.size()], step % 20);
   }
   return faults;
+}
+
+/// Replicas that train apart, two of two ranks each.
+std::vector<Trial> learner_trials() {
+  return {{1, 4, {"train.batch=8", "sync.method=local", "sync.learners=2", "sync.every=2"}},
+          {1, 4, {"train.batch=8", "sync.method=demo", "sync.learners=2"}}};
 }
 
 /// Number of flips of which the check found nothing else than them.
@@ -260,11 +277,17 @@ std::vector<Trial> state_trials() {
   all.push_back({1, 2, {"model.router_bias_update_rate=0.01"}, "moe.toml"});
   all.push_back({1, 2, {"parallel.codec=\"gradients=int4:g32\"", "train.microbatch=2"}});
   all.push_back({1, 1, {"parallel.replicas=3"}});
+  for (const Trial& trial : learner_trials()) all.push_back(trial);
   return all;
 }
 
+/// Anchors and outer momenta of learners, too.
 TEST(StateHashes, FindEveryFlipOfTheOptimizersStateIfAllIsChecked) {
-  for (const Trial& trial : {trials()[0], trials()[3]}) {
+  std::vector<Trial> all = learner_trials();
+  all.push_back(trials()[0]);
+  all.push_back(trials()[3]);
+  for (const Trial& trial : all) {
+    SCOPED_TRACE(ParallelDims(config_of(trial, "bf16").parallel).describe());
     TrainConfig config = config_of(trial, "bf16");
     config.check.state = 1;
     const Outcome outcome =

@@ -54,6 +54,12 @@ std::span<const ShardedState::Run> ShardedState::runs(int bucket) const {
   return std::span(runs_).subspan(begin, begins_[size_t(bucket) + 1] - begin);
 }
 
+Tensor ShardedState::outer(Moment moment, const Run& run) const {
+  const auto found = outer_.find(moment);
+  if (found == outer_.end()) return {};
+  return found->second.view(DType::f32, {run.run.count}, size_t(run.slot) * sizeof(float));
+}
+
 Tensor ShardedState::masters(int bucket) const {
   return master_.view(DType::f32, {buckets_.shard(bucket, rank_).count},
                       size_t(buckets_.slot_begin(bucket)) * sizeof(float));
@@ -69,13 +75,11 @@ void ShardedState::adopt_weights(const Tensor& values) {
 std::vector<StateSlice> ShardedState::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   if (moment == Moment::master && !sends_differences_) return slices;
-  const auto outer = outer_.find(moment);
-  if (moment >= Moment::anchor && outer == outer_.end()) return slices;
+  if (moment >= Moment::anchor && !outer_.contains(moment)) return slices;
   for (const Run& r : runs_) {
     if (!all && !owns(r)) continue;
-    if (outer != outer_.end()) {
-      slices.push_back({r.run.begin, outer->second.view(DType::f32, {r.run.count},
-                                                        size_t(r.slot) * sizeof(float))});
+    if (moment >= Moment::anchor) {
+      slices.push_back({r.run.begin, outer(moment, r)});
       continue;
     }
     const bool from_all = moment == Moment::weights && sends_differences_;

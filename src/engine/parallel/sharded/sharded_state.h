@@ -61,6 +61,8 @@ class ShardedState {
     int64_t slot = 0;  ///< first element among those of the rank's state
   };
   std::span<const Run> runs(int bucket) const;
+  /// Values of a moment of learners; without data if it is not there.
+  Tensor outer(Moment moment, const Run& run) const;
   bool owns(const Run& run) const {
     return run.shard >= owned_.begin && run.shard < owned_.begin + owned_.count;
   }

@@ -43,12 +43,15 @@ void StateHashes::forget() {
   for (std::vector<uint64_t>& hashes : hashes_) hashes.clear();
 }
 
-/// Hashes of both moments, and of the owners' weights, by block.
+/// Hashes of both moments, of the owners' weights, and of learners' anchors and outer momenta, by
+/// block.
 std::vector<uint64_t> StateHashes::hash(int bucket) const {
   const ScopedSpan span(SpanKind::compute, "check_state", bucket);
   std::vector<uint64_t> hashes;
   for (const ShardedState::Run& run : state_.runs(bucket)) {
     const bool has_weights = run.run.sharded || !options_.replicated_change;
+    const Tensor anchor = state_.outer(Moment::anchor, run),
+                 momentum = state_.outer(Moment::outer_momentum, run);
     for_each_block(run, [&](int64_t begin, int64_t count) {
       uint64_t hash = 0;
       const auto add = [&](const Tensor& values) {
@@ -58,6 +61,8 @@ std::vector<uint64_t> StateHashes::hash(int bucket) const {
       add(run.first);
       add(run.second);
       if (has_weights) add(run.updated);
+      if (anchor.data()) add(anchor);
+      if (momentum.data()) add(momentum);
       hashes.push_back(hash);
     });
   }

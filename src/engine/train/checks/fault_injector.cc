@@ -192,7 +192,11 @@ std::vector<FaultInjector::Spot> FaultInjector::spots(const Fault& fault, uint64
       const bool apart = chunk.optimizer.has_masters();
       add_all(chunk.optimizer.slices(apart ? Moment::master : Moment::weights));
     } else if (fault.kind == FaultKind::flip_moments) {
-      add_all(chunk.optimizer.slices(draw % 2 == 0 ? Moment::first : Moment::second));
+      std::vector<Moment> moments{Moment::first, Moment::second};
+      for (const Moment outer : {Moment::anchor, Moment::outer_momentum}) {
+        if (!chunk.optimizer.slices(outer).empty()) moments.push_back(outer);
+      }
+      add_all(chunk.optimizer.slices(moments[draw % moments.size()]));
     } else if (fault.kind == FaultKind::flip_gradients) {
       add_all(chunk.optimizer.reduced_gradients());
     } else {

@@ -36,7 +36,7 @@ enum class FaultKind : uint8_t {
   slow,             ///< computation takes longer from then on
   flip_weights,     ///< a bit of the weights that passes read
   flip_masters,     ///< of the owner's f32 weights
-  flip_moments,     ///< of a moment of the optimizer
+  flip_moments,     ///< of a moment of the optimizer, or of a learner's anchors or outer momenta
   flip_gradients,   ///< of the reduced gradients
   flip_message,     ///< of the next large message to another process
   flip_checkpoint,  ///< of the first checkpoint's files from this step on
