@@ -103,17 +103,52 @@ refused 2 'plan schedule: 4096 microbatches on each of 1024 stages: expected at 
   --pp 512 --microbatches 4096
 refused 3 '/nowhere/x.svg: cannot open: No such file' "${shape[@]}" --schedule 1f1b --svg /nowhere/x.svg
 
-# A search has the ranks of one learner.
+# Of learners the layout of each, with what their exchanges take; the written job trains.
 cat "$source/configs/tiny.toml" - >learners.toml <<'TOML'
 [parallel]
 dp = 2
 [sync]
 method = "local"
 learners = 2
-every = 4
+every = 8
+fragments = 2
+delay = 2
 TOML
-plan_refused learners.toml 2 'learners.toml: sync.learners is 2: expected 1: plan the GPUs and the batch of one learner' \
-  --gpus 2 --hardware none.toml
+printf 'gpu = "H100"\ngpus_per_host = 8\n[link]\nhost = 450\nnetwork = 50\nlearners = 1e-3\n' >far.toml
+plan_refused learners.toml 2 '--gpus 3: expected a multiple of sync.learners = 2' --gpus 3 --hardware far.toml
+plan_refused learners.toml 2 '--page with sync.learners = 2: expected a job of one learner' --gpus 4 --hardware far.toml --page x.html
+plan_learners() { # FILE SED-EXPRESSION: plans with another line of the job
+  sed "$2" learners.toml >changed.toml
+  "$tandem" plan changed.toml --gpus 4 --hardware far.toml --dp-formats --out learners-planned.toml --json "$1" >log
+}
+plan_learners far.json ''
+"$tandem" train learners-planned.toml --set train.steps=9 --set "data.paths=$source/include/tandem" --out far >log 2>&1 ||
+  fail 'train the planned job of learners:' log
+plan_learners late.json '/^delay/d'
+plan_learners never.json 's/^every = 8/every = 800/'
+"$tandem" plan learners.toml --gpus 4 --hardware far.toml --dp-formats >log
+grep -qF '2 learners of 2 GPUs each. Exchange of the fastest layout, every 8 steps in 2 fragments, applied 2 steps later:' log ||
+  fail 'plan of learners: expected a table:' log
+python3 - <<'END'
+import json
+far, late, never = (json.load(open(name + ".json"))["best"] for name in ("far", "late", "never"))
+for best in far, late, never:
+    assert best["tp"] * best["pp"] * best["dp"] == 2, best
+    exchange = best["exchange"]
+    assert abs(exchange["sent_bytes"] / 1e6 - exchange["seconds"]) < 1e-9, exchange
+    assert exchange["exposed_s"] == best["terms_s"]["sync"], best
+    assert exchange["memory_gib"] > 0
+# Two fragments in 8 steps; with a delay two steps go on meanwhile.
+step = lambda best: best["predicted_s"] - best["exchange"]["exposed_s"]
+exposed = lambda best, delay: max(0, best["exchange"]["seconds"] - delay * step(best)) * 2 / 8
+assert abs(exposed(far, 2) - far["exchange"]["exposed_s"]) < 1e-9, far
+assert abs(exposed(late, 0) - late["exchange"]["exposed_s"]) < 1e-9, late
+assert late["exchange"]["exposed_s"] > far["exchange"]["exposed_s"] >= 0
+assert abs(far["sent_bytes"]["sync"] / never["sent_bytes"]["sync"] - 100) < 1e-6, (far, never)
+# What the run has sent in an exchange of each fragment; the plan leaves out norms.
+sent = [json.loads(line)["sent_bytes"]["sync"] for line in open("far/metrics.jsonl")]
+assert abs(sum(sent[:8]) / 8 / far["sent_bytes"]["sync"] - 1) < .02, (sent, far)
+END
 
 # Placements: the documented lines, every layer, JSON, and errors.
 "$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 >table

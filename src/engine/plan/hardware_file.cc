@@ -45,6 +45,10 @@ GpuSpec read_hardware(const std::string& path) {
   gpu.host_gpus = positive(table, "gpus_per_host", "GPUs", file);
   gpu.nvlink_rate = kGiga * positive(table, "link.host", "GB/s of a GPU in one direction", file);
   gpu.nic_rate = kGiga * positive(table, "link.network", "GB/s of a GPU in one direction", file);
+  gpu.learner_rate = gpu.nic_rate;
+  if (table.at_path("link.learners"))
+    gpu.learner_rate =
+        kGiga * positive(table, "link.learners", "GB/s of a GPU in one direction", file);
   if (table.contains("memory_gib"))
     gpu.memory_bytes = kGiB * positive(table, "memory_gib", "GiB", file);
   return gpu;

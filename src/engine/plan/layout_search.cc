@@ -126,10 +126,12 @@ bool is_as_good(const Layout& a, const Layout& b) {
 /// Search over the formats of one row after another.
 class FormatSearch {
  public:
-  FormatSearch(const ModelConfig& model, const GpuSpec& gpu, const FactorsOf& factors,
-               const LayoutLimits& limits, FoundLayouts& result)
+  FormatSearch(const ModelConfig& model, const SyncConfig& sync, const GpuSpec& gpu,
+               const FactorsOf& factors, const LayoutLimits& limits, FoundLayouts& result)
       : model_(model),
+        sync_(sync),
         tp_sums_(formatted_sums(model)),
+        learners_(model, sync),
         gpu_(gpu),
         factors_(factors),
         limits_(limits),
@@ -140,16 +142,20 @@ class FormatSearch {
     const StepWork work = work_of(row, gpu_);
     const LayoutExchanges exchanges = exchanges_of(row, gpu_, work, tp_sums_);
     const Factors factors = factors_(row);
-    const double working = working_bytes(row);
+    const LearnerExchange exchange = learners_.of(row, gpu_);
+    const double working = working_bytes(row) + exchange.memory_bytes;
     std::vector<Layout> best;
     for (const LayoutFormats& formats : all_formats(row, exchanges)) {
       const double bytes = working + state_bytes(row, formats);
-      Layout layout{row, formats, error_of(formats.codec), {}, bytes / kGiB};
+      Layout layout{row, formats, error_of(formats.codec), {}, bytes / kGiB, exchange};
       if (result_.considered++ == 0 || layout.memory_gib < result_.smallest.memory_gib)
         result_.smallest = layout;
       if (bytes > limits_.memory_share * gpu_.memory_bytes) continue;
       ++result_.num_fitting;
-      layout.time = step_time(work_in_formats(row, gpu_, work, exchanges, formats), factors);
+      StepTime& time = layout.time;
+      time = step_time(work_in_formats(row, gpu_, work, exchanges, formats), factors);
+      time.exposed_sync = learners_.exposed_seconds(exchange, time.total);
+      time.total += time.exposed_sync;
       if (std::ranges::any_of(best, [&](const Layout& b) { return is_as_good(b, layout); }))
         continue;
       std::erase_if(best, [&](const Layout& other) { return is_as_good(layout, other); });
@@ -162,7 +168,7 @@ class FormatSearch {
   std::vector<LayoutFormats> all_formats(const RunRow& row, const LayoutExchanges& all) const {
     const SiteFormats tp(all.tp, false, gpu_), ep(all.ep, false, gpu_), pp(all.stages, false, gpu_),
         gradients(all.gradients, true, gpu_), weights(all.weights, true, gpu_);
-    const std::vector<int> stages = searched_stages(row, model_);
+    const std::vector<int> stages = searched_stages(row, model_, sync_);
     std::vector<LayoutFormats> found;
     for (const double error : levels_) {
       CodecPolicy codec;
@@ -186,7 +192,9 @@ class FormatSearch {
   }
 
   const ModelConfig& model_;
+  const SyncConfig& sync_;
   const double tp_sums_;
+  const LearnerExchanges learners_;
   const GpuSpec& gpu_;
   const FactorsOf& factors_;
   const LayoutLimits& limits_;
@@ -196,13 +204,14 @@ class FormatSearch {
 
 }  // namespace
 
-std::array<NamedSeconds, 11> terms_of(const StepTime& time) {
+std::array<NamedSeconds, 12> terms_of(const StepTime& time) {
   return {{{"compute", time.compute},
            {"tp", time.exposed_tp},
            {"cp", time.exposed_cp},
            {"ep", time.exposed_ep},
            {"pp", time.exposed_pp},
            {"dp", time.exposed_dp},
+           {"sync", time.exposed_sync},
            {"imbalance", time.imbalance},
            {"bubble", time.bubble},
            {"optimizer", time.optimizer},
@@ -232,7 +241,7 @@ RunRow LayoutSearch::row_without_layout(double gpus) const {
   if (model.experts > 0)
     row.shared_experts = double(model.shared_ffn) / double(model.ffn_per_expert());
   row.seq = double(config_.train.seq);
-  row.gbs = double(config_.train.batch);
+  row.gbs = double(config_.train.batch) / double(config_.parallel.sync.num_learners());
   row.gpus = gpus;
   row.sharding = "ZeRO-1";
   return row;
@@ -244,10 +253,14 @@ std::vector<RunRow> LayoutSearch::rows(double gpus) const {
   return rows;
 }
 
-std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model) {
-  if (row.dp == 1) return {1};
-  if (row.pp > 1 && (model.tie_word_embeddings || splits_backward(row.schedule))) return {1, 0};
-  return {1, 0, 2};
+std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model,
+                                 const SyncConfig& sync) {
+  std::vector<int> stages{1};
+  if (row.dp == 1) return stages;
+  if (sync.num_learners() == 1) stages.push_back(0);
+  const bool is_whole = row.pp > 1 && (model.tie_word_embeddings || splits_backward(row.schedule));
+  if (!is_whole && !sync.is_demo()) stages.push_back(2);
+  return stages;
 }
 
 double formatted_sums(const ModelConfig& model) {
@@ -266,13 +279,14 @@ std::vector<Wire> searched_formats(bool of_dp) {
 FoundLayouts LayoutSearch::find(double gpus, const FactorsOf& factors,
                                 const LayoutLimits& limits) const {
   FoundLayouts found;
-  FormatSearch formats(config_.model, gpu_, factors, limits, found);
+  FormatSearch formats(config_.model, config_.parallel.sync, gpu_, factors, limits, found);
   for_each_layout(row_without_layout(gpus), gpu_, [&](const RunRow& row) { formats.add(row); });
   if (found.considered == 0) {
     throw InvalidArgument(fmt::format(
-        "--gpus {:g}: no layout of {} layers, {} key heads and a batch of {}: expected GPUs = tp x "
+        "--gpus {:g}: no layout of {} layers, {} key heads and a batch of {:g}: expected GPUs = tp "
+        "x "
         "pp x dp, where tp divides the heads, pp the layers and dp the batch",
-        gpus, config_.model.layers, config_.model.kv_heads, config_.train.batch));
+        gpus, config_.model.layers, config_.model.kv_heads, row_without_layout(gpus).gbs));
   }
   std::ranges::stable_sort(found.fitting, {}, [](const Layout& layout) {
     return std::tuple(layout.time.total, layout.memory_gib, layout.error);
@@ -288,7 +302,7 @@ TrainConfig LayoutSearch::config_in(const Layout& layout) const {
   config.train.recompute = row.recompute == "full" ? "full" : "none";
   config.parallel.tp = int64_t(row.tp);
   config.parallel.pp = int64_t(row.pp);
-  config.parallel.dp = int64_t(row.dp);
+  config.parallel.dp = int64_t(row.dp) * config.parallel.sync.num_learners();
   config.parallel.ep = int64_t(row.ep);
   config.parallel.zero = layout.formats.zero;
   config.parallel.codec = layout.formats.codec.describe();

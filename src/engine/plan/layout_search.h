@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
+#include "engine/plan/cost/learner_exchange.h"
 #include "engine/plan/fit/calibration.h"
 #include "engine/plan/layout_formats.h"
 
@@ -21,6 +22,7 @@ struct Layout {
   double error = 0;  ///< error_of the formats
   StepTime time;
   double memory_gib = 0;
+  LearnerExchange exchange = {};
 };
 
 struct FoundLayouts {
@@ -49,7 +51,8 @@ class LayoutSearch {
   /// Tries TP within a host, PP with each schedule but gpipe, EP, microbatch, recomputation, ZeRO
   /// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of
   /// the job, in bf16. Rows are always divided over TP (sequence parallelism), as the engine does.
-  /// Throws InvalidArgument if no layout divides the job.
+  /// Throws InvalidArgument if no layout divides the job. Of learners, `gpus` and rows are those of
+  /// one, with its share of the batch; all have the same layout.
   ///
   /// For each bound of the error every site has its fastest format: a step is no slower if an
   /// exchange is faster, and formats of TP, EP and PP take no memory. Those of gradients and
@@ -62,6 +65,7 @@ class LayoutSearch {
   TrainConfig config_in(const Layout& layout) const;
 
   const ModelConfig& model() const { return config_.model; }
+  const SyncConfig& sync() const { return config_.parallel.sync; }
   const GpuSpec& gpu() const { return gpu_; }
 
  private:
@@ -72,7 +76,8 @@ class LayoutSearch {
 };
 
 /// ZeRO stages that the search considers for a row, the first one always.
-std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model);
+std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model,
+                                 const SyncConfig& sync);
 /// Sums of a layer's forward pass, of two, that may have a format.
 double formatted_sums(const ModelConfig& model);
 
@@ -81,7 +86,7 @@ struct NamedSeconds {
   std::string_view name;
   double seconds;
 };
-std::array<NamedSeconds, 11> terms_of(const StepTime& time);
+std::array<NamedSeconds, 12> terms_of(const StepTime& time);
 
 /// Wire formats that the search considers, exact ones first: of gradients and weights, or of the
 /// other sites.

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/system/files.h"
@@ -90,6 +92,20 @@ std::string table(const std::vector<Layout>& layouts, const Layout& best) {
   return text;
 }
 
+/// Exchanges of the fastest layout. dp of a layout is that of one learner.
+std::string describe_exchange(const SyncConfig& sync, const Layout& best, double gpus) {
+  const plan::LearnerExchange& exchange = best.exchange;
+  return fmt::format(
+      "\n{} learners of {:g} GPUs each. Exchange of the fastest layout, every {} steps in {} "
+      "fragments, applied {} steps later:\n\n"
+      "| sent by a rank for a fragment, MB | a step, MB | on the link, s | exposed a step, s | "
+      "memory, GiB |\n| --- | --- | --- | --- | --- |\n"
+      "| {:.4g} | {:.4g} | {:.4g} | {:.4g} | {:.2f} |\n",
+      sync.num_learners(), gpus, sync.period(), sync.num_fragments(), sync.delay,
+      exchange.sent_bytes / 1e6, exchange.step_bytes / 1e6, exchange.seconds,
+      best.time.exposed_sync, exchange.memory_bytes / plan::kGiB);
+}
+
 Json to_json(const Layout& layout, const Layout& best) {
   const plan::RunRow& row = layout.row;
   Json terms;
@@ -109,6 +125,12 @@ Json to_json(const Layout& layout, const Layout& best) {
           {"predicted_s", layout.time.total},
           {"predicted_memory_gib", layout.memory_gib},
           {"terms_s", terms},
+          {"exchange",
+           {{"sent_bytes", layout.exchange.sent_bytes},
+            {"seconds", layout.exchange.seconds},
+            {"exposed_s", layout.time.exposed_sync},
+            {"memory_gib", layout.exchange.memory_bytes / plan::kGiB}}},
+          {"sent_bytes", {{"sync", layout.exchange.step_bytes}}},
           {"slower_by", plan::reasons_to_lose(layout, best)}};
 }
 
@@ -160,30 +182,44 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
   return ranks.size();
 }
 
+/// GPUs of a learner. Throws InvalidArgument for learners that do not divide them, and for files
+/// that do not describe learners.
+double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
+  const int64_t learners = sync.num_learners();
+  if (learners == 1) return options.gpus;
+  for (const auto& [option, path] :
+       {std::pair("--page", options.page), std::pair("--chakra", options.chakra)}) {
+    if (path.empty()) continue;
+    throw InvalidArgument(
+        fmt::format("{} with sync.learners = {}: expected a job of one learner", option, learners));
+  }
+  if (std::fmod(options.gpus, double(learners)) != 0) {
+    throw InvalidArgument(fmt::format("--gpus {:g}: expected a multiple of sync.learners = {}",
+                                      options.gpus, learners));
+  }
+  return options.gpus / double(learners);
+}
+
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
   const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
-  if (const int64_t learners = base.parallel.sync.num_learners(); learners > 1) {
-    throw ConfigError(fmt::format(
-        "{}: sync.learners is {}: expected 1: plan the GPUs and the batch of one learner",
-        printable(options.config), learners));
-  }
+  const double gpus = learner_gpus(options, base.parallel.sync);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   const plan::FactorsOf factors = options.fit.empty()
                                       ? [](const plan::RunRow&) { return plan::prior_means(); }
                                       : fitted_factors(options.fit, base.model.experts, gpu);
   const double max_error = parse_accuracy_option(options.accuracy);
   const plan::LayoutSearch search(base, gpu);
-  plan::FoundLayouts found = search.find(
-      options.gpus, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
+  plan::FoundLayouts found =
+      search.find(gpus, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
   if (found.fitting.empty()) {
     const Layout& smallest = found.smallest;
     throw InvalidArgument(fmt::format(
         "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
         "expected at most 92 % of {:.1f}",
-        printable(options.config), options.gpus, smallest.memory_gib, smallest.row.tp,
-        smallest.row.pp, gpu.memory_bytes / plan::kGiB));
+        printable(options.config), gpus, smallest.memory_gib, smallest.row.tp, smallest.row.pp,
+        gpu.memory_bytes / plan::kGiB));
   }
   std::string reason;
   const auto config = first_runnable_config(search, found.fitting, !options.dp_formats, reason);
@@ -212,6 +248,9 @@ void plan_layout(const PlanSearchOptions& options) {
              table(first(front, kFrontShown), best));
   if (front.size() > kFrontShown) {
     fmt::print("{} more: --json\n", front.size() - kFrontShown);
+  }
+  if (base.parallel.sync.num_learners() > 1) {
+    fmt::print("{}", describe_exchange(base.parallel.sync, best, gpus));
   }
   if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
   if (!options.chakra.empty()) {

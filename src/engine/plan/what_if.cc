@@ -148,7 +148,7 @@ Json world_json(const LayoutSearch& search, const WhatIfParams& params, double g
   for (const RunRow& row : search.rows(gpus)) {
     const StepWork work = work_of(row, gpu);
     WhatIfRow entry{row, work, exchanges_of(row, gpu, work, tp_sums),
-                    searched_stages(row, search.model())};
+                    searched_stages(row, search.model(), search.sync())};
     for (const int zero : entry.stages) {
       if (peak_bytes(row, zero) > params.limits.memory_share * gpu.memory_bytes) continue;
       const double seconds = step_time(staged_work(entry, gpu, zero), params.factors).total;

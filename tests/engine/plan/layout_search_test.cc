@@ -2,10 +2,12 @@
 // engine takes.
 #include "engine/plan/layout_search.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "engine/plan/cost/activations.h"
 #include "engine/plan/cost/rank_state.h"
@@ -69,6 +71,52 @@ TEST(LayoutSearch, JobInALayoutIsAJobFile) {
   const TrainConfig config = search.config_in(search.find(64, priors).fitting.front());
   EXPECT_EQ(config.parallel.tp * config.parallel.pp * config.parallel.dp, 64);
   EXPECT_EQ(config.train.batch, 512);
+}
+
+/// The layouts of one learner with its share of the batch, and what exchanges add.
+TEST(LayoutSearch, LearnersAddTheirExchangesToTheLayoutsOfOne) {
+  TrainConfig one = make_config(), four = make_config();
+  one.train.batch = 128;
+  four.parallel.dp = 4;
+  SyncConfig& sync = four.parallel.sync;
+  sync.method = "local";
+  sync.learners = 4, sync.every = 32, sync.fragments = 4, sync.delay = 5;
+  sync.codec = "int4:g32";
+  GpuSpec gpu = *find_gpu("H200");
+  gpu.learner_rate = 1e6;
+  std::map<std::string, Layout> alone;
+  const auto name = [](const Layout& l) {
+    return fmt::format("{} {} {} {} {} {} {} {}", l.row.tp, l.row.pp, int(l.row.schedule),
+                       l.row.vpp, l.row.mbs, l.row.dp, l.row.recompute, l.formats.zero);
+  };
+  for (const Layout& layout : LayoutSearch(one, gpu).find(64, priors).fitting) {
+    alone[name(layout)] = layout;
+  }
+  const LayoutSearch search(four, gpu);
+  const FoundLayouts found = search.find(64, priors);
+  int compared = 0, hidden = 0;
+  for (const Layout& layout : found.fitting) {
+    if (!alone.contains(name(layout))) continue;  // another is as good with fewer bytes to exchange
+    const Layout& without = alone[name(layout)];
+    const LearnerExchange& exchange = layout.exchange;
+    EXPECT_NEAR(layout.memory_gib * kGiB, without.memory_gib * kGiB + exchange.memory_bytes, 1e3);
+    // Anchors, momenta and what was sent; a quarter of the changes and of two rounds of messages.
+    const RankWeights weights = rank_weights(layout.row);
+    const double owned = weights.dense / layout.row.dp;
+    const double message = 4.5 / 8 / 4;
+    EXPECT_NEAR(exchange.memory_bytes / owned, 12 + 1 + 2 * 4 * message, 0.05);
+    EXPECT_NEAR(exchange.sent_bytes / owned, 3 * message, 0.005);
+    EXPECT_NEAR(exchange.step_bytes / owned, 3 * 4 * message / 32, 0.001);
+    EXPECT_DOUBLE_EQ(exchange.seconds, exchange.sent_bytes / 1e6);
+    const double exposed = std::max(0.0, exchange.seconds - 5 * without.time.total) * 4 / 32;
+    EXPECT_NEAR(layout.time.exposed_sync, exposed, 1e-9);
+    EXPECT_NEAR(layout.time.total, without.time.total + exposed, 1e-9);
+    hidden += exposed == 0;
+    ++compared;
+  }
+  EXPECT_GT(compared, 10);
+  EXPECT_LT(hidden, compared);
+  EXPECT_EQ(search.config_in(found.fitting.front()).parallel.dp, 4 * found.fitting.front().row.dp);
 }
 
 TEST(LayoutSearch, JobsThatRecomputeAreJobFiles) {

@@ -16,6 +16,7 @@ struct GpuSpec {
   double nvlink_rate = 0;                    ///< bytes/s of a GPU in one direction
   double nic_rate = 0;                       ///< bytes/s of a GPU's share of its host's adapters
   double host_gpus = 8;
+  double learner_rate = nic_rate;  ///< bytes/s of a GPU to other learners
 };
 
 /// Spec of the longest known beginning of `name`; nothing if there is none.

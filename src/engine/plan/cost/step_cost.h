@@ -57,6 +57,7 @@ struct StepTime {
   double total = 0;
   double compute = 0, exposed_tp = 0, exposed_cp = 0, exposed_ep = 0, exposed_pp = 0,
          exposed_dp = 0;
+  double exposed_sync = 0;  ///< of learners' exchanges (learner_exchange.h)
   double imbalance = 0, bubble = 0, optimizer = 0, fixed = 0, jitter = 0;
 };
 StepTime step_time(const StepWork& work, const Factors& factors);
