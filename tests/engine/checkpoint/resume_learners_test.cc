@@ -128,6 +128,50 @@ double max_difference(const std::string& found, const std::string& expected) {
   return worst;
 }
 
+/// Job of all ranks of both learners without [sync].
+TrainRequest without_sync(const Inner& inner, const std::string& out) {
+  TrainRequest request = make_request(inner, kDelayed, out);
+  request.config.parallel.sync = {};
+  return request;
+}
+
+/// Difference of the final weights of a run that is resumed after step 4 at another layout, to one
+/// that was not interrupted.
+double resumed_difference(const TrainRequest& request, const std::string& stopped,
+                          const std::string& whole) {
+  copy_run(stopped, 4, request.out);
+  resume(request);
+  return max_difference(request.out + "/final/model.safetensors",
+                        whole + "/final/model.safetensors");
+}
+
+/// Other layouts add up in other orders in each step; exchanges add no more than a rounding to
+/// that.
+TEST(ResumeLearners, DifferFromOtherLayoutsNoMoreThanWithoutExchanges) {
+  const TempDir dir;
+  const Inner first{1, 2};
+  for (const std::string kind : {"with", "without"}) {
+    const auto request = [&](const Inner& inner, const std::string& out) {
+      return kind == "with" ? make_request(inner, kDelayed, out) : without_sync(inner, out);
+    };
+    resume(request(first, dir / (kind + "/whole")));
+    run_until(request(first, dir / (kind + "/stopped")), 4);
+  }
+  for (const Inner& inner : {Inner{2, 1}, Inner{1, 1}, Inner{1, 2, {"parallel.zero=2"}},
+                             Inner{1, 1, {"parallel.pp=2"}}}) {
+    const std::string name = fmt::format("tp{}dp{}{}", inner.tp, inner.dp, inner.keys.size());
+    const double without = resumed_difference(without_sync(inner, dir / ("without/" + name)),
+                                              dir / "without/stopped", dir / "without/whole");
+    const double with = resumed_difference(make_request(inner, kDelayed, dir / ("with/" + name)),
+                                           dir / "with/stopped", dir / "with/whole");
+    fmt::print("{}: {:.2g} with [sync], {:.2g} without\n", name, with, without);
+    EXPECT_LE(with, std::max(1e-7, without + 0x1p-24)) << name;
+  }
+  TrainRequest other = make_request(first, kDelayed, dir / "with/other");
+  other.config.parallel.sync.outer_lr = 0.69;
+  EXPECT_GT(resumed_difference(other, dir / "with/stopped", dir / "with/whole"), 1e-5) << "control";
+}
+
 /// A momentum of cosines is read at the places of the whole matrix, whatever the ranks.
 TEST(ResumeLearners, OtherLayoutsHaveTheSameCosines) {
   const TempDir dir;
