@@ -58,6 +58,15 @@ def windows(file):
                      for r in run["results"]])
 
 
+def documents(file):
+    run = json.loads((ROOT / file).read_text())
+    r = run["results"][0]
+    name = lambda r: "whole, cuDNN" if r["documents"] == 0 else "whole, own kernels" if r["documents"] > 10 * r["seq"] else f'documents, mean {r["documents"]:,}, own kernels'
+    return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU", "GB in use"],
+                    [[name(r), f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %', f'{r["memory_bytes"] / 1e9:.1f}']
+                     for r in run["results"]])
+
+
 def recompute(file):
     run = json.loads((ROOT / file).read_text())
     r = run["results"][0]
