@@ -10,7 +10,8 @@ std::string timeout_message(const WaitSite& site, int rank, uint64_t epoch, uint
   std::string text = fmt::format("{}: rank {} waited {:.3g} s", site.op, rank, seconds);
   if (site.peer >= 0) text += fmt::format(" for rank {}", site.peer);
   if (site.tile >= 0) text += fmt::format(", tile {}", site.tile);
-  return text + fmt::format(", epoch {} (signal at {}): it never arrived", epoch, seen);
+  if (epoch > 0) text += fmt::format(", epoch {} (signal at {})", epoch, seen);  // 0: no signal
+  return text + ": it never arrived";
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // Tokens that walk between ranks without rounds.
 #include "fit/exchange/token_mail.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -118,8 +121,38 @@ TEST(TokenMailTest, TokenThatDoesNotComeIsReported) {
     });
     FAIL() << "no error";
   } catch (const Timeout& error) {
-    EXPECT_EQ(error.op, "api-bcd token");
+    EXPECT_EQ(error.op, "visit of any token");
+    EXPECT_THAT(error.what(), testing::HasSubstr("waited 0.2 s: it never arrived"));
   }
+}
+
+// Ranks 1 and 2 pass a token on for longer than the deadline; ranks 0 and 3 see none.
+TEST(TokenMailTest, RankWithoutVisitsWaitsAsLongAsOthersHaveThem) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kDeadlineS = 1.5;
+  std::atomic<int> visits = 0;
+  run_threads({.ranks = 4, .deadline_s = kDeadlineS}, [&](Communicator& comm) {
+    Channel channel(comm, comm.size());
+    TokenMail mail(channel, 1, kFloats);
+    const std::vector<double> message(kFloats, 1.0);
+    const auto begin = Clock::now();
+    if (comm.rank() == 1) mail.send(0, 2, 1, std::nullopt, message);
+    while (!mail.is_stopped()) {
+      const auto arrival = mail.receive();
+      if (!arrival) {
+        mail.wait_a_moment();
+        continue;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      ++visits;
+      const bool ends = Clock::now() - begin > std::chrono::duration<double>(2 * kDeadlineS);
+      const int64_t round = arrival->round;
+      if (!ends) mail.send(0, 3 - arrival->client, round + 1, std::nullopt, message);
+      mail.vote(0, round, ends ? TokenMail::Vote::finished : TokenMail::Vote::going);
+    }
+    comm.barrier();
+  });
+  EXPECT_GT(visits, 1);
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ TokenMail::TokenMail(Channel& channel, int tokens, size_t floats)
       comm_(channel.communicator()),
       tokens_(tokens),
       floats_(floats),
-      buffer_(comm_.allocate(size_t(comm_.size()) * size_t(tokens) * floats * sizeof(double),
-                             2 * comm_.size() * tokens + 1)),
+      buffer_(comm_.allocate(bytes(comm_.size(), tokens, floats), 2 * comm_.size() * tokens + 2)),
       seen_(size_t(comm_.size() * tokens), 0),
       sources_(size_t(tokens), std::vector<double>(floats, 0.0)) {}
 
@@ -63,17 +62,19 @@ std::optional<TokenMail::Arrival> TokenMail::receive() {
   }
   if (!first) return std::nullopt;
   seen_[size_t(mark.first)] = mark.second;
-  last_arrival_ = std::chrono::steady_clock::now();
   return first;
 }
 
 void TokenMail::vote(int token, int64_t round, Vote vote) {
   comm_.put(0, *buffer_, 0, nullptr, 0, vote_signal(comm_.rank(), token),
             uint64_t(round) * 4 + uint64_t(vote));
+  last_visit_ = Clock::now();
+  if (comm_.rank() == 0) beat();
 }
 
 bool TokenMail::is_stopped() {
   if (comm_.rank() != 0) return comm_.read_signal(*buffer_, stop_signal()) >= generation_;
+  beat();
   for (int token = 0; token < tokens_; ++token) {
     uint64_t last = 0;
     for (int source = 0; source < ranks(); ++source)
@@ -85,12 +86,36 @@ bool TokenMail::is_stopped() {
   return true;
 }
 
+void TokenMail::resume() {
+  ++generation_;
+  last_visit_ = Clock::now();
+}
+
+void TokenMail::beat() {
+  constexpr double kBeats = 100;  // at most, in a deadline
+  const auto now = Clock::now();
+  if (std::chrono::duration<double>(now - last_beat_).count() < comm_.deadline() / kBeats) return;
+  uint64_t votes = 0;
+  for (int signal = vote_signal(0, 0); signal < stop_signal(); ++signal)
+    votes += comm_.read_signal(*buffer_, signal);
+  if (votes == votes_) return;
+  votes_ = votes;
+  last_beat_ = last_visit_ = now;
+  ++beats_;
+  for (int peer = 1; peer < ranks(); ++peer)
+    comm_.put(peer, *buffer_, 0, nullptr, 0, beat_signal(), beats_);
+}
+
 void TokenMail::wait_a_moment() {
   constexpr auto kMoment = std::chrono::microseconds(50);
   comm_.wait(*buffer_, stop_signal(), 0, {"api-bcd token"});  // throws after an abort
-  const auto idle = std::chrono::steady_clock::now() - last_arrival_;
-  if (std::chrono::duration<double>(idle).count() > comm_.deadline())
-    throw Timeout({"api-bcd token"}, comm_.rank(), 1, 0, comm_.deadline());
+  const auto now = Clock::now();
+  if (const uint64_t beats = comm_.read_signal(*buffer_, beat_signal()); beats > beats_) {
+    beats_ = beats;
+    last_visit_ = now;
+  }
+  if (std::chrono::duration<double>(now - last_visit_).count() > comm_.deadline())
+    throw Timeout({"visit of any token"}, comm_.rank(), 0, 0, comm_.deadline());
   std::this_thread::sleep_for(kMoment);
 }
 
