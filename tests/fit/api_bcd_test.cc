@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "fit/methods/token_walk.h"
 #include "fit/problem/penalized.h"
 #include "fit/problem/vectors.h"
 #include "tandem/error.h"
+#include "tandem/random.h"
 #include "tests/fit/problems.h"
 
 namespace tandem::fit {
@@ -253,6 +255,59 @@ TEST(TokenWalkTest, VisitsClientsThatTakePart) {
       EXPECT_EQ(visit->round, 400);
     }
     EXPECT_GT(failed, 4) << name;
+  }
+}
+
+// Clients fail for half of the time, often all at once, and in the end for ever.
+TEST(TokenWalkTest, WaitsOnlyAsLongAsItsClientsHaveFailed) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    FitOptions options = options_for(Loss::logistic);
+    options.max_rounds = int64_t(1) << 40;  // too many to look at each
+    options.tokens = 2;
+    const Graph graph = make_graph("ring", 6, 1);
+    for (int client = 0; client < 6; ++client) {
+      for (uint64_t i = 0; i < 12; ++i) {
+        const auto draws = philox(seed, uint64_t(client), i);
+        const int64_t first = 1 + int64_t(draws[0] % 400);
+        options.failures.push_back({client, first, first + int64_t(draws[1] % 40)});
+      }
+      options.failures.push_back({client, 1, 9});
+      options.failures.push_back({client, 500, std::numeric_limits<int64_t>::max()});
+    }
+    int64_t waited = 0;
+    for (int token = 0; token < 2; ++token) {
+      const TokenWalk walk(graph, options, token);
+      auto visit = walk.first();
+      ASSERT_TRUE(visit);
+      EXPECT_GE(visit->round, 10);
+      for (int64_t round = 10; round < visit->round; ++round)
+        for (int client = 0; client < 6; ++client) EXPECT_FALSE(options.is_alive(client, round));
+      while (const auto next = walk.next(*visit)) {
+        const int to = next->failed == TokenWalk::kNone ? next->client : next->failed;
+        EXPECT_TRUE(options.is_alive(next->client, next->round));
+        for (int64_t round = visit->round + 1; round < next->round; ++round, ++waited) {
+          EXPECT_FALSE(options.is_alive(to, round));
+          EXPECT_FALSE(options.is_alive(visit->client, round));
+        }
+        visit = next;
+      }
+      EXPECT_LT(visit->round, 500);
+    }
+    EXPECT_GT(waited, 20) << seed;
+  }
+}
+
+TEST_P(ApiBcdTest, RunEndsIfNoClientComesBack) {
+  FitOptions options = options_for(GetParam());
+  options.max_rounds = int64_t(1) << 40;
+  for (int client = 0; client < 6; ++client)
+    options.failures.push_back({client, 5, std::numeric_limits<int64_t>::max()});
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const bool async : {false, true}) {
+    options.async = async;
+    const FitRun run = test::run("api-bcd", problem, options, 2);
+    EXPECT_FALSE(run.reached_tol) << async;
+    EXPECT_EQ(run.last.rounds, 4) << async;
   }
 }
 

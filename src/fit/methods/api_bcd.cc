@@ -62,6 +62,11 @@ class ApiBcd final : public Method {
 
   bool moves_answers() const override { return true; }
 
+  bool is_finished() const override {
+    return std::ranges::none_of(tokens_,
+                                [](const Token& token) { return token.visit.has_value(); });
+  }
+
   std::vector<Setting> settings() const override { return params_.settings(); }
 
  private:

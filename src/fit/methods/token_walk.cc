@@ -6,7 +6,7 @@ namespace tandem::fit {
 
 std::optional<TokenWalk::Visit> TokenWalk::first() const {
   const int start = int(int64_t(token_) * graph_.size() / tokens());
-  for (int64_t round = 1; round <= options_.max_rounds; ++round) {
+  for (int64_t round = 1; round <= options_.max_rounds; round = next_return(round)) {
     for (int step = 0; step < graph_.size(); ++step) {
       const int client = (start + step) % graph_.size();
       if (options_.is_alive(client, round)) return Visit{client, round};
@@ -19,12 +19,19 @@ std::optional<TokenWalk::Visit> TokenWalk::next(const Visit& from) const {
   const auto& neighbours = graph_.neighbours[size_t(from.client)];
   Draws draws(options_.seed, "fit walk", from.round * tokens() + token_);
   const int to = neighbours.empty() ? from.client : neighbours[draws.below(neighbours.size())];
-  for (int64_t round = from.round + 1; round <= options_.max_rounds; ++round) {
+  for (int64_t round = from.round + 1; round <= options_.max_rounds; round = next_return(round)) {
     if (options_.is_alive(to, round)) return Visit{to, round};
     if (options_.is_alive(from.client, round))
       return Visit{choose_alive(from.client, round), round, to};
   }
   return std::nullopt;
+}
+
+int64_t TokenWalk::next_return(int64_t round) const {
+  int64_t next = options_.max_rounds + 1;
+  for (const Failure& failure : options_.failures)
+    if (failure.last >= round && failure.last < next) next = failure.last + 1;
+  return next;
 }
 
 int TokenWalk::choose_alive(int from, int64_t round) const {

@@ -34,6 +34,8 @@ class TokenWalk {
  private:
   int tokens() const { return options_.tokens.value_or(1); }
   int choose_alive(int from, int64_t round) const;
+  /// First round after `round` in which a client may be back; max_rounds + 1 if there is none.
+  int64_t next_return(int64_t round) const;
 
   const Graph& graph_;
   const FitOptions& options_;
