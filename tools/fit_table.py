@@ -17,7 +17,8 @@ def spread(values, show):
 def row(entry, case):
     runs = entry["runs"]
     name = entry["method"] + "".join(f", {key} {value}" for key, value in entry.get("point", {}).items())
-    return [name, spread([run["rounds"] for run in runs], "{:.0f}".format), spread([run["floats_up"] / 1e3 for run in runs], "{:.1f} k".format),
+    return [name, spread([run["rounds"] for run in runs], "{:.0f}".format),
+            *([] if case == "uneven" else [spread([run["floats_up"] / 1e3 for run in runs], "{:.1f} k".format)]),
             "{:.1f} MB".format(statistics.median(run["bytes_sent"] for run in runs) / 1e6),
             *([] if case == "sparse" else [distance(runs)])]
 
@@ -35,7 +36,7 @@ def table(folder):
         if not path.exists():
             continue
         extra = {"link": ["seconds"], "sparse": ["nonzeros", "accuracy", "objective over the optimum"], "walk": ["bias"], "uneven": ["rounds to 1 %", "seconds to 1 %"]}.get(case, [])
-        head = [title, "rounds", "floats up", "bytes sent", *([] if case == "sparse" else ["distance"]), *extra]
+        head = [title, "rounds", *([] if case == "uneven" else ["floats up"]), "bytes sent", *([] if case == "sparse" else ["distance"]), *extra]
         text += ["", "| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
         for entry in json.loads(path.read_text())["methods"]:
             cells, run = row(entry, case), entry["runs"][0]

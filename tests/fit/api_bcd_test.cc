@@ -141,6 +141,32 @@ TEST_P(ApiBcdTest, AsyncOnOneRankHasTheBitsOfRounds) {
       EXPECT_EQ(point.distance, expected.distance) << tokens << " " << rounds;
       EXPECT_EQ(point.objective, expected.objective) << tokens << " " << rounds;
       EXPECT_EQ(point.bytes_sent, expected.bytes_sent) << tokens << " " << rounds;
+      EXPECT_EQ(point.floats.up, expected.floats.up) << tokens << " " << rounds;
+      EXPECT_EQ(point.floats.down, expected.floats.down) << tokens << " " << rounds;
+    }
+  }
+}
+
+// The last token to come within the tolerance may not be the last of its round.
+TEST_P(ApiBcdTest, AsyncOnOneRankEndsWithTheRound) {
+  FitOptions options = options_for(GetParam());
+  options.graph = "random4";
+  options.failures = {{2, 9, 20}};
+  const Problem problem(make_data({}, GetParam()), "generated", options);
+  for (const int tokens : {2, 3, 6}) {
+    options.tokens = tokens;
+    for (const double tol : {0.3, 1e-1, 1e-2, 1e-3, 1e-4}) {
+      options.tol = tol;
+      options.async = false;
+      const FitRun expected = run("api-bcd", problem, options);
+      options.async = true;
+      const FitRun async = run("api-bcd", problem, options);
+      EXPECT_TRUE(expected.reached_tol && async.reached_tol) << tokens << " " << tol;
+      EXPECT_EQ(async.last.rounds, expected.last.rounds) << tokens << " " << tol;
+      EXPECT_EQ(async.last.distance, expected.last.distance) << tokens << " " << tol;
+      EXPECT_EQ(async.last.objective, expected.last.objective) << tokens << " " << tol;
+      EXPECT_EQ(async.last.bytes_sent, expected.last.bytes_sent) << tokens << " " << tol;
+      EXPECT_EQ(async.last.floats.up, expected.last.floats.up) << tokens << " " << tol;
     }
   }
 }

@@ -34,7 +34,7 @@ class ApiBcd final : public Method {
       : ApiBcd(setup, params, std::make_shared<const Vector>(std::move(target))) {}
 
   FloatCount run_round(int64_t round) override {
-    std::vector<Move> moves;
+    std::vector<TokenMove> moves;
     for (int m = 0; m < params_.tokens; ++m) {
       Token& token = tokens_[size_t(m)];
       if (!token.visit || token.visit->round != round) continue;
@@ -44,10 +44,7 @@ class ApiBcd final : public Method {
         token.z = token.table.sum();
       }
       token.visit = token.walk.next(*token.visit);
-      if (!token.visit) continue;
-      if (token.visit->failed != TokenWalk::kNone)
-        moves.push_back({m, holder, token.visit->failed});
-      moves.push_back({m, holder, token.visit->client});
+      if (token.visit) append_moves(m, holder, *token.visit, moves);
     }
     return move(moves);
   }
@@ -77,9 +74,6 @@ class ApiBcd final : public Method {
     TokenTable table;  // valid on the holder's rank, as is its sum
     Vector z;
   };
-  struct Move {
-    int token, from, to;
-  };
 
   ApiBcd(const Setup& setup, const ApiBcdParams& params, std::shared_ptr<const Vector> target)
       : Method(*target),
@@ -98,16 +92,11 @@ class ApiBcd final : public Method {
   }
 
   /// Sends what the tokens carry, and returns the numbers of the busiest client.
-  FloatCount move(const std::vector<Move>& moves) {
-    const size_t clients = size_t(setup_.channel.clients());
+  FloatCount move(const std::vector<TokenMove>& moves) {
     const int64_t floats = params_.floats(setup_.problem);
-    std::vector<int64_t> sent(clients, 0), received(clients, 0);
     std::vector<Message> plan;
-    for (const auto& [token, from, to] : moves) {
+    for (const auto& [token, from, to] : moves)
       plan.push_back({from, to, size_t(floats) * sizeof(double)});
-      sent[size_t(from)] += floats;
-      received[size_t(to)] += floats;
-    }
     setup_.channel.exchange(
         plan,
         [&](size_t i, std::span<std::byte> to) {
@@ -120,7 +109,7 @@ class ApiBcd final : public Method {
           token.z = token.table.sum();
         });
     for (const auto& [token, from, to] : moves) tokens_[size_t(token)].holder = to;
-    return {*std::ranges::max_element(sent), *std::ranges::max_element(received)};
+    return count_floats(moves, floats);
   }
 
   const std::shared_ptr<const Vector> target_owner_;

@@ -38,6 +38,48 @@ bool is_recorded(int64_t round) {
   return spacing < 2 || uint64_t(round) % spacing == 0;
 }
 
+/// Repeats walks after the run, to count their floats as rounds do.
+class WalkFloats {
+ public:
+  /// Token m has made its visits up to round ends[m].
+  WalkFloats(const std::vector<TokenWalk>& walks, const std::vector<Record>& ends, int64_t floats)
+      : walks_(walks), ends_(ends), floats_(floats) {
+    for (const TokenWalk& walk : walks) visits_.push_back(walk.first());
+  }
+
+  /// Floats of rounds up to `round`, which does not fall.
+  FloatCount count(int64_t round) {
+    while (true) {
+      int64_t next = round + 1;
+      for (size_t m = 0; m < visits_.size(); ++m)
+        if (is_made(m)) next = std::min(next, visits_[m]->round);
+      if (next > round) return sum_;
+      std::vector<TokenMove> moves;
+      for (size_t m = 0; m < visits_.size(); ++m)
+        if (is_made(m) && visits_[m]->round == next) move(int(m), moves);
+      const FloatCount floats = count_floats(moves, floats_);
+      sum_.up += floats.up;
+      sum_.down += floats.down;
+    }
+  }
+
+ private:
+  bool is_made(size_t m) const { return visits_[m] && visits_[m]->round <= ends_[m].round; }
+
+  void move(int token, std::vector<TokenMove>& moves) {
+    std::optional<TokenWalk::Visit>& visit = visits_[size_t(token)];
+    const auto next = walks_[size_t(token)].next(*visit);
+    if (next) append_moves(token, visit->client, *next, moves);
+    visit = next;
+  }
+
+  const std::vector<TokenWalk>& walks_;
+  const std::vector<Record>& ends_;
+  const int64_t floats_;
+  std::vector<std::optional<TokenWalk::Visit>> visits_;  // the next ones
+  FloatCount sum_;
+};
+
 class AsyncWalk {
  public:
   AsyncWalk(const Setup& setup, const ApiBcdParams& params, const Vector& target,
@@ -90,21 +132,26 @@ class AsyncWalk {
   TokenTable make_table() const { return {params_.tokens, setup_.problem.features()}; }
 
   void walk() {
-    while (!mail_.is_stopped()) {
+    int64_t round = 0;  // of the last visit
+    while (true) {
       while (const auto arrival = mail_.receive()) {
         Guest& guest = guests_.emplace_back(
             Guest{arrival->token, arrival->client, arrival->round, make_table()});
         std::ranges::copy(arrival->message, guest.table.numbers().begin());
       }
-      if (guests_.empty()) {
+      const auto next = std::ranges::min_element(
+          guests_, {}, [](const Guest& guest) { return std::pair(guest.round, guest.token); });
+      // A round that has begun is completed: one rank stops where synchronous rounds do.
+      const bool in_round = next != guests_.end() && next->round <= round;
+      if (!in_round && mail_.is_stopped()) return;
+      if (next == guests_.end()) {
         mail_.wait_a_moment();
         continue;
       }
-      const auto next = std::ranges::min_element(
-          guests_, {}, [](const Guest& guest) { return std::pair(guest.round, guest.token); });
       Guest guest = std::move(*next);
       guests_.erase(next);
       visit(guest);
+      round = guest.round;
     }
   }
 
@@ -172,6 +219,7 @@ class AsyncWalk {
     point.distance = relative_distance(make_table().sum(), target_);
     point.objective = kNan;
     run.history.push_back(point);
+    WalkFloats floats(walks_, ends, params_.floats(setup_.problem));
     std::vector<double> distance(ends.size(), point.distance);
     std::vector<int64_t> rounds(ends.size(), 0), bytes_sent(size_t(comm().size()), 0);
     for (const Record& record : records) {
@@ -181,7 +229,7 @@ class AsyncWalk {
       rounds[size_t(record.token)] = record.round;
       distance[size_t(record.token)] = record.distance;
       point.rounds = std::max(point.rounds, record.round);
-      point.floats.up = point.floats.down = point.rounds * params_.floats(setup_.problem);
+      point.floats = floats.count(point.rounds);
       point.bytes_sent = std::reduce(bytes_sent.begin(), bytes_sent.end());
       point.distance = *std::ranges::max_element(distance);
       point.seconds = record.seconds;

@@ -9,8 +9,9 @@
 namespace tandem::fit {
 
 /// Collective. As run_method. A FitPoint is after a visit: `rounds` is the number of visits of the
-/// token that has made most, `floats` those in which the busiest token has moved, `distance` the
-/// max over the tokens after their last visits, `objective` NaN but in the last point. The history
+/// token that has made most, `floats` those of as many synchronous rounds with the visits of the
+/// whole run, `distance` the max over the tokens after their last visits, `objective` NaN but in
+/// the last point. On one rank these have the bits of synchronous rounds at the end. The history
 /// has the first 128 rounds of each token, and then at least 128 of each doubling.
 FitRun run_async_walk(const Setup& setup, const ApiBcdParams& params, const Vector& target,
                       const std::function<void(const FitPoint&)>& report);

@@ -1,8 +1,24 @@
 #include "fit/methods/token_walk.h"
 
+#include <algorithm>
+
 #include "fit/draws.h"
 
 namespace tandem::fit {
+namespace {
+
+/// Number of the elements of the commonest value.
+int64_t max_count(std::vector<int> values) {
+  std::ranges::sort(values);
+  size_t max = 0, begin = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != values[begin]) begin = i;
+    max = std::max(max, i - begin + 1);
+  }
+  return int64_t(max);
+}
+
+}  // namespace
 
 std::optional<TokenWalk::Visit> TokenWalk::first() const {
   const int start = int(int64_t(token_) * graph_.size() / tokens());
@@ -41,6 +57,21 @@ int TokenWalk::choose_alive(int from, int64_t round) const {
   }
   Draws draws(options_.seed, "fit walk made again", round * tokens() + token_);
   return alive.empty() ? from : alive[draws.below(alive.size())];
+}
+
+void append_moves(int token, int client, const TokenWalk::Visit& next,
+                  std::vector<TokenMove>& moves) {
+  if (next.failed != TokenWalk::kNone) moves.push_back({token, client, next.failed});
+  moves.push_back({token, client, next.client});
+}
+
+FloatCount count_floats(std::span<const TokenMove> moves, int64_t floats) {
+  std::vector<int> senders, receivers;
+  for (const TokenMove& move : moves) {
+    senders.push_back(move.from);
+    receivers.push_back(move.to);
+  }
+  return {max_count(senders) * floats, max_count(receivers) * floats};
 }
 
 }  // namespace tandem::fit

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "fit/exchange/graph.h"
+#include "fit/methods/method.h"
 
 namespace tandem::fit {
 
@@ -41,5 +42,16 @@ class TokenWalk {
   const FitOptions& options_;
   const int token_;
 };
+
+/// Message in which a token goes from one client to another.
+struct TokenMove {
+  int token, from, to;
+};
+
+/// Appends the messages in which `token` leaves `client` for `next`.
+void append_moves(int token, int client, const TokenWalk::Visit& next,
+                  std::vector<TokenMove>& moves);
+/// Numbers of the client that sends most, and of the one that receives most, `floats` a move.
+FloatCount count_floats(std::span<const TokenMove> moves, int64_t floats);
 
 }  // namespace tandem::fit
