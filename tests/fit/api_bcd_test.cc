@@ -1,11 +1,13 @@
 // API-BCD: its fixed point against the penalized problem solved in the space of all clients'
 // vectors, with and without rounds, and its tokens after a holder has failed.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "fit/methods/api_bcd_async.h"
 #include "fit/methods/token_walk.h"
 #include "fit/problem/penalized.h"
 #include "fit/problem/vectors.h"
@@ -334,6 +336,28 @@ TEST_P(ApiBcdTest, RunEndsIfNoClientComesBack) {
     const FitRun run = test::run("api-bcd", problem, options, 2);
     EXPECT_FALSE(run.reached_tol) << async;
     EXPECT_EQ(run.last.rounds, 4) << async;
+  }
+}
+
+// 8 * ranks * tokens^2 * (4000 + 1) bytes: 91 tokens on 4 ranks take just below 1 GiB.
+TEST(ApiBcdOptionsTest, MessagesOfAsyncTokensTakeAtMostAGiB) {
+  FitOptions options = options_for(Loss::squared);
+  options.l2 = {1};
+  options.clients = 96;
+  const Problem problem(make_data({.features = 4000}, Loss::squared), "generated", options);
+  run_threads({.ranks = 4}, [&](Communicator& comm) {
+    Channel channel(comm, options.clients);
+    const fit::Setup setup{problem, options, channel};
+    EXPECT_NO_THROW(check_async_walk(setup, {.tokens = 91}));
+    EXPECT_THROW(check_async_walk(setup, {.tokens = 92}), InvalidArgument);
+  });
+  options.async = true;
+  options.tokens = 92;
+  try {
+    run("api-bcd", problem, options, 4);
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("--tokens 92: with --async, 4000 features"));
   }
 }
 

@@ -154,6 +154,7 @@ const MethodRow& api_bcd_row() {
       },
       [](const Setup& setup, const std::function<void(const FitPoint&)>& report) {
         const ApiBcdParams params = choose_params(setup);
+        check_async_walk(setup, params);
         return run_async_walk(setup, params, penalized_optimum(setup.problem, params.tau), report);
       }};
   return row;

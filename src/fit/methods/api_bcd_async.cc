@@ -1,5 +1,7 @@
 #include "fit/methods/api_bcd_async.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -11,6 +13,7 @@
 #include "fit/exchange/token_mail.h"
 #include "fit/methods/token_walk.h"
 #include "fit/problem/vectors.h"
+#include "tandem/error.h"
 
 namespace tandem::fit {
 namespace {
@@ -262,6 +265,18 @@ class AsyncWalk {
 };
 
 }  // namespace
+
+void check_async_walk(const Setup& setup, const ApiBcdParams& params) {
+  constexpr double kGiB = 1 << 30, kMaxGiB = 1;
+  const int ranks = setup.channel.communicator().size();
+  const double size =
+      double(TokenMail::bytes(ranks, params.tokens, size_t(params.floats(setup.problem)))) / kGiB;
+  if (size <= kMaxGiB) return;
+  throw InvalidArgument(
+      fmt::format("--tokens {}: with --async, {} features and {} ranks their messages take {:.3g} "
+                  "GiB a rank: expected at most {:g} GiB",
+                  params.tokens, setup.problem.features(), ranks, size, kMaxGiB));
+}
 
 FitRun run_async_walk(const Setup& setup, const ApiBcdParams& params, const Vector& target,
                       const std::function<void(const FitPoint&)>& report) {

@@ -8,6 +8,9 @@
 
 namespace tandem::fit {
 
+/// Throws InvalidArgument if the messages of so many tokens take too much memory.
+void check_async_walk(const Setup& setup, const ApiBcdParams& params);
+
 /// Collective. As run_method. A FitPoint is after a visit: `rounds` is the number of visits of the
 /// token that has made most, `floats` those of as many synchronous rounds with the visits of the
 /// whole run, `distance` the max over the tokens after their last visits, `objective` NaN but in
