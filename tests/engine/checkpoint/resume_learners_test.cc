@@ -246,5 +246,27 @@ TEST(ResumeLearners, RefusesOtherLearnersAndExchanges) {
   EXPECT_EQ(error_of(make_request({}, kDelayed, out)), "");
 }
 
+/// Otherwise it would lose what late learners have not sent.
+TEST(ResumeLearners, KeepsAQuorum) {
+  const TempDir dir;
+  const std::string out = dir / "out";
+  const auto error_of = [&](const char* quorum) {
+    TrainRequest request = make_request({}, {"sync.every=2", quorum}, out, 4);
+    request.faults = {};
+    try {
+      EXPECT_EQ(run_on_threads(request).step, kSteps);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error_of("sync.quorum=1"), "");
+  EXPECT_THAT(error_of("sync.quorum=0"), HasSubstr("sync.quorum is 1 in this checkpoint: "
+                                                   "expected 0; without a quorum"));
+  EXPECT_THAT(error_of("sync.quorum=4"), HasSubstr("sync.quorum is 1 in this checkpoint: "
+                                                   "expected 4; without a quorum"));
+  EXPECT_EQ(error_of("sync.quorum=2"), "");
+}
+
 }  // namespace
 }  // namespace tandem

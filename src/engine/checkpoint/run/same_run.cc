@@ -86,6 +86,12 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
     different.push_back(fmt::format("sync.method is \"{}\" in this checkpoint: expected \"{}\"",
                                     found.method, expected.method));
   }
+  if (found.has_quorum() && !expected.has_quorum()) {
+    different.push_back(fmt::format(
+        "sync.quorum is {} in this checkpoint: expected {}; without a quorum the changes of late "
+        "learners would be lost",
+        found.quorum, expected.quorum));
+  }
   for (const auto& [key, of_checkpoint, of_run] :
        {std::tuple("every", found.period(), expected.period()),
         std::tuple("fragments", found.num_fragments(), expected.num_fragments()),
