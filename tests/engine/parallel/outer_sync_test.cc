@@ -277,12 +277,14 @@ std::vector<std::vector<int>> counted(const std::string& out) {
 
 TEST(OuterSync, MetricsNameTheLearnersThatCounted) {
   const TempDir dir;
-  const SyncCase late = late_cases()[0];
+  SyncCase late = late_cases()[0];
+  late.late.emplace_back(3, 1);  // sends nothing
   run_on_threads(make_request(late, dir / "out"));
   using Counted = std::vector<int>;
   EXPECT_THAT(counted(dir / "out"),
               testing::ElementsAre(Counted(), Counted{0, 2}, Counted(), Counted{0, 1}, Counted(),
                                    Counted{0, 1, 2}, Counted(), Counted{0, 1, 2}));
+  EXPECT_EQ(std::ranges::count(read_file(dir / "out/injected.jsonl"), '\n'), 2);
   run_on_threads(make_request({.keys = {"sync.every=2"}, .steps = 2}, dir / "all"));
   EXPECT_THAT(counted(dir / "all"), testing::ElementsAre(Counted(), Counted()));
 }

@@ -24,6 +24,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/device_traits.h"
 #include "engine/parallel/sharded/parameter_slices.h"
+#include "engine/parallel/sync/fragments.h"
 #include "engine/train/model_pieces.h"
 #include "observe/recorder.h"
 #include "observe/slowdown.h"
@@ -57,8 +58,8 @@ struct FaultInjector::Spot {
 };
 
 FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
-                             const std::string& out)
-    : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
+                             const SyncConfig& sync, const std::string& out)
+    : plan_(plan), groups_(groups), ranks_(ranks), sync_(sync), out_(out) {
   refuse_on_gpu(make_exec(groups.world()), "--inject", "CPU ranks");
   if (plan.has(FaultKind::slow_link) && !groups.world().link().starts_with("emulated")) {
     throw Unsupported("--inject: slow_link: expected ranks of one process and parallel.link");
@@ -110,7 +111,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
       record(fault, "{}");
       fail_next_write(fault.kind == FaultKind::no_space ? ENOSPC : EIO, fault.file);
     } else if (fault.kind == FaultKind::late_message) {
-      record(fault, "{}");
+      if (fragment_due(sync_, fault.step)) record(fault, "{}");
     } else if (fault.kind == FaultKind::slow) {
       slow(fault);
     } else if (fault.kind == FaultKind::slow_link) {

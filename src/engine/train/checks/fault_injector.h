@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/parallel/dims.h"
+#include "engine/parallel/sync/config.h"
 #include "engine/train/checks/fault_plan.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_executor.h"
@@ -16,10 +17,10 @@ namespace tandem {
 
 class FaultInjector {
  public:
-  /// `plan`, `groups` and `ranks` must outlive this object. CPU ranks: throws Unsupported on GPUs,
-  /// and for slow links without an emulated one.
+  /// `plan`, `groups`, `ranks` and `sync` must outlive this object. CPU ranks: throws Unsupported
+  /// on GPUs, and for slow links without an emulated one.
   FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
-                const std::string& out);
+                const SyncConfig& sync, const std::string& out);
   ~FaultInjector();
   FaultInjector(const FaultInjector&) = delete;
   FaultInjector& operator=(const FaultInjector&) = delete;
@@ -47,6 +48,7 @@ class FaultInjector {
   const FaultPlan& plan_;
   const ParallelGroups& groups_;
   ModelRanks& ranks_;
+  const SyncConfig& sync_;
   std::string out_;
   std::vector<Fault> of_files_;  // to come after the next save
   // Faults of this rank before the run was resumed, by step and kind: a run ends by one once.

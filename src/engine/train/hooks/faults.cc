@@ -8,7 +8,9 @@ namespace {
 class Faults : public StepHook {
  public:
   explicit Faults(Run& run)
-      : run_(run), injector_(run.request.faults, run.groups, *run.ranks, run.request.out) {
+      : run_(run),
+        injector_(run.request.faults, run.groups, *run.ranks, run.config.parallel.sync,
+                  run.request.out) {
     if (run.request.faults.has(FaultKind::late_message) && !run.config.parallel.sync.has_quorum()) {
       throw ConfigError("--inject: late_message: expected sync.quorum below sync.learners");
     }
