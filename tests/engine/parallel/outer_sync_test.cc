@@ -378,13 +378,17 @@ TEST(OuterSync, TilesOfSeveralRanksAreThoseOfWholeTensors) {
       {.tp = 2, .inner_dp = 3},
       {.keys = {"parallel.pp=2"}, .inner_dp = 2},
       {.config = "moe.toml", .inner_dp = 2, .ep = 2},
+      // Owners that begin within the experts of a layer.
+      {.keys = {"parallel.dp_bucket_mib=0.01"}, .config = "moe.toml", .inner_dp = 4, .ep = 2},
       {.config = "moe.toml", .tp = 2, .inner_dp = 3},
   };
   const auto request = [&](SyncCase c, const std::string& out) {
     c.steps = 4;
     c.keys.insert(c.keys.end(), keys.begin(), keys.end());
     // The auxiliary loss is of the samples that replicas have at once.
-    if (c.config == "moe.toml") c.keys.push_back("model.aux_loss_coeff=0");
+    if (c.config == "moe.toml") {
+      c.keys.insert(c.keys.end(), {"model.aux_loss_coeff=0", "train.batch=24"});
+    }
     return make_request(c, out);
   };
   for (const std::string config : {"tiny.toml", "moe.toml"}) {

@@ -93,7 +93,7 @@ std::vector<FlatRange> tile_rows(std::span<const Parameter> list, int side) {
   std::vector<FlatRange> all;
   for (const Parameter& p : list) {
     const LocalShard shard = local_shard(p);
-    if (!p.sharding.over_tp() || shard.rows == 0) continue;
+    if (!p.sharding.over_tp() || shard.rows == 0 || shard.columns == 0) continue;
     const int64_t rows = p.shape.size() > 1 ? p.shape[0] : 1;
     const int64_t height = DctTiles::of(rows, p.shape.back(), side).height;
     for (int64_t row = 0; row < shard.rows; row += height) {
