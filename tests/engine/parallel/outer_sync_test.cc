@@ -289,6 +289,21 @@ TEST(OuterSync, MetricsNameTheLearnersThatCounted) {
   EXPECT_THAT(counted(dir / "all"), testing::ElementsAre(Counted(), Counted()));
 }
 
+/// With few buckets an owner has nothing of some fragments.
+TEST(OuterSync, MetricsNameNoLearnersWhereRank0HasNothing) {
+  const TempDir dir;
+  run_on_threads(make_request(
+      {.keys = {"sync.every=4", "sync.fragments=4", "sync.quorum=1", "parallel.dp_bucket_mib=100"},
+       .steps = 8,
+       .inner_dp = 2,
+       .late = {{100, 1}}},
+      dir / "out"));
+  using Counted = std::vector<int>;
+  EXPECT_THAT(counted(dir / "out"),
+              testing::ElementsAre(Counted{0, 1}, Counted{0, 1}, Counted(), Counted{0, 1},
+                                   Counted{0, 1}, Counted{0, 1}, Counted(), Counted{0, 1}));
+}
+
 /// Mean of the last quarter.
 double last_loss(const std::vector<double>& losses) {
   const size_t count = losses.size() / 4;

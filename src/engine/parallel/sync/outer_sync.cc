@@ -258,6 +258,7 @@ void OuterSync::begin_again(const SentFragment& sent) {
 
 void OuterSync::receive(int index, int64_t sent_after) {
   const Fragment& fragment = fragments_[size_t(index)];
+  counted_.clear();
   if (fragment.values.empty()) return;
   if (has_mean_) {
     settle_unsent(fragment, true);
@@ -269,6 +270,7 @@ void OuterSync::receive(int index, int64_t sent_after) {
                                 messages_->counted().end());
     exchange_->combine(fragment.shard, messages, changes_of(fragment));
   }
+  counted_ = messages_->counted();
   for (const Stage& stage : stages_) stage.optimizer.flush();  // weights may still leave
   config_.is_demo() ? apply_signs(fragment) : apply(fragment);
 }

@@ -66,8 +66,9 @@ class OuterSync {
   /// changes them all weights awaited. Returns whether it has. `lr`: of the update. Throws Timeout
   /// or Aborted. Collective.
   bool after_update(int64_t step, double lr);
-  /// Learners whose messages counted in the last fragment applied, in order.
-  const std::vector<int>& counted() const { return messages_->counted(); }
+  /// Learners whose messages counted in the last fragment applied, in order; none where this rank
+  /// has nothing of it.
+  const std::vector<int>& counted() const { return counted_; }
   /// Sets the anchors to the mean of the learners' weights after `step`, the run's last, unless an
   /// exchange has just made these equal. Training must not go on after it. Weights must be updated.
   /// Collective.
@@ -115,6 +116,7 @@ class OuterSync {
   Memory changes_;  // of a fragment: this learner's, then the mean
   Memory unsent_;   // of a fragment that is encoded, if messages are sparse
   std::optional<LearnerMessages> messages_;
+  std::vector<int> counted_;
   bool has_mean_ = false;
   double lr_ = 0;  // of the last update
 };
