@@ -7,6 +7,7 @@
 // on a GPU the work is enqueued on its stream.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,6 +37,11 @@ struct SyncShard {
   std::vector<SyncSlice> slices;
   int64_t elements() const {
     return slices.empty() ? 0 : slices.back().begin + slices.back().count;
+  }
+  int64_t largest_slice() const {
+    int64_t largest = 0;
+    for (const SyncSlice& slice : slices) largest = std::max(largest, slice.count);
+    return largest;
   }
   /// Adds a slice after all others.
   void add(SyncSlice slice) {

@@ -23,6 +23,12 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
   return moments;
 }
 
+double change_bytes(const SyncConfig& config, double elements, double matrix) {
+  const double arrays = config.is_sparse() || config.codec != "none" ? 2 : 1;
+  const double cosines = config.is_demo() ? 2 * std::min(matrix, elements) : 0;
+  return sizeof(float) * (arrays * elements + cosines);
+}
+
 OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,
                      int64_t step, LateLearners late)
     : learners_(learners.split(0, learners.rank())),

@@ -36,6 +36,11 @@ namespace tandem {
 /// Moments that an owner has for the exchanges.
 std::vector<Moment> outer_moments(const SyncConfig& config);
 
+/// Bytes of an owner's changes, with those not sent or decoded, and of the cosines that method demo
+/// computes. `elements`: of the owner's largest fragment; `matrix`: of the largest matrix, of which
+/// it has at most all.
+double change_bytes(const SyncConfig& config, double elements, double matrix);
+
 class OuterSync {
  public:
   /// Learners whose messages of a fragment that was sent after `step` count as late, the same in

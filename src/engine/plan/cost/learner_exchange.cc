@@ -19,6 +19,7 @@ LearnerExchanges::LearnerExchanges(const ModelConfig& model, const SyncConfig& s
     const auto bytes = double(exchange->max_bytes(shard));
     parameters += double(shard.elements());
     elements_ = std::max(elements_, double(shard.elements()));
+    matrix_ = std::max(matrix_, double(shard.largest_slice()));
     bytes_ = std::max(bytes_, bytes);
     all_bytes_ += bytes;
   }
@@ -34,9 +35,9 @@ LearnerExchange LearnerExchanges::of(const RunRow& row, const GpuSpec& gpu) cons
   const WeightCopies copies = weight_copies(row);
   const double owned = weights.dense / copies.dense + weights.experts / copies.experts;
   const double moments = sizeof(float) * double(outer_moments(sync_).size());
-  const double changes = (sync_.is_sparse() ? 2 : 1) * sizeof(float) * elements_;
   LearnerExchange exchange;
-  exchange.memory_bytes = owned * (moments + changes + LearnerMessages::kSlots * learners * bytes_);
+  exchange.memory_bytes = owned * (moments + LearnerMessages::kSlots * learners * bytes_) +
+                          change_bytes(sync_, owned * elements_, matrix_ / double(row.tp));
   exchange.sent_bytes = owned * bytes_ * (learners - 1);
   exchange.seconds = exchange.sent_bytes / gpu.learner_rate;
   exchange.step_bytes = owned * all_bytes_ * (learners - 1) / double(sync_.period());

@@ -30,6 +30,7 @@ class LearnerExchanges {
  private:
   SyncConfig sync_;
   double elements_ = 0, bytes_ = 0;  // of the largest fragment and its message, a parameter
+  double matrix_ = 0;                // elements of the largest matrix
   double all_bytes_ = 0;             // of the messages of all fragments, a parameter
 };
 

@@ -118,8 +118,8 @@ double MemoryEstimate::message_bytes(double parameters) const {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-/// Bytes of a rank's changes of the largest fragment, with those not sent or decoded, and of the
-/// messages of all learners with them.
+/// Bytes of a rank's changes of the largest fragment, and of the messages of all learners with
+/// them.
 double MemoryEstimate::exchange_bytes(int pp_rank) const {
   const SyncConfig& sync = parallel_.sync;
   if (dims_.learners() == 1) return 0;
@@ -129,14 +129,15 @@ double MemoryEstimate::exchange_bytes(int pp_rank) const {
     FragmentSlices(of_stage.parameters, sync.num_fragments()).add({0, of_stage.size}, fragments);
   }
   const auto exchange = make_exchange(sync);
-  double elements = 0, message = 0;
+  double elements = 0, matrix = 0, message = 0;
   for (const SyncShard& shard : fragments) {
     elements = std::max(elements, double(shard.elements()));
+    matrix = std::max(matrix, double(shard.largest_slice()));
     message = std::max(message, double(exchange->max_bytes(shard)));
   }
-  return owned_share(dims_.dp()) *
-         ((sync.is_sparse() || sync.codec != "none" ? 2 : 1) * sizeof(float) * elements +
-          LearnerMessages::kSlots * dims_.learners() * message);
+  const double share = owned_share(dims_.dp());
+  return change_bytes(sync, share * elements, matrix) +
+         share * LearnerMessages::kSlots * dims_.learners() * message;
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
