@@ -13,7 +13,7 @@
 // With a quorum a round ends when the messages of so many learners are there. Learner 0 decides
 // which count, all that it has at that moment, and puts their set to the others, so that all
 // learners combine the same ones. A learner that comes later reads the same set. It can be at most
-// one round behind: the others wait for its message before they begin the next round but one.
+// one round behind: the others wait for its message before they begin the next round.
 #pragma once
 
 #include <chrono>
