@@ -18,13 +18,17 @@ constexpr size_t kMessageAlignment = 16;  // of a message
 constexpr int kNoFragment = -1;
 constexpr std::chrono::microseconds kPollInterval{200};
 
-/// Whether every rank reaches every other's memory, as GPUs of one host do. Collective.
+/// Whether every rank reaches every other's memory, as GPUs of one host do. The same on every rank.
+/// Collective.
 bool reach_each_other(Communicator& ranks) {
   const auto probe = ranks.allocate(kMessageAlignment, 1);
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    if (!probe->peer(rank)) return false;
-  }
-  return true;
+  bool reaches_all = true;
+  for (int rank = 0; rank < ranks.size(); ++rank) reaches_all &= probe->peer(rank) != nullptr;
+  const std::byte verdict{reaches_all};
+  const auto verdicts = ranks.exchange({&verdict, 1}, "reach_each_other");
+  return std::ranges::all_of(verdicts, [](const std::vector<std::byte>& of_rank) {
+    return of_rank.front() != std::byte(0);
+  });
 }
 
 /// Ranks on the hosts of GPUs that do not reach each other, or whose hosts decide which messages
