@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
@@ -14,8 +16,10 @@
 #include "core/formats/safetensors.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/parallel/sync/learner_messages.h"
 #include "engine/plan/cost/memory.h"
 #include "tandem/codec.h"
+#include "tandem/error.h"
 #include "tests/engine/parallel/simulated_learners.h"
 #include "tests/engine/train/layouts.h"
 #include "tests/engine/train/model_metrics.h"
@@ -263,6 +267,28 @@ TEST(OuterSync, AQuorumOfAllHasTheBitsOfNone) {
       make_request({.keys = {"sync.every=2", "sync.quorum=2"}, .steps = 5}, dir / "all"));
   EXPECT_EQ(final_weights(dir / "all"), final_weights(dir / "none"));
   EXPECT_EQ(model_metrics(dir / "all"), model_metrics(dir / "none"));
+}
+
+TEST(OuterSync, AMissedQuorumNamesAllMissingLearners) {
+  std::latch is_over(3);
+  WorldOptions options;
+  options.ranks = 3;
+  run_threads(options, [&is_over](Communicator& world) {
+    LearnerMessages messages(world, "messages", 16, 2);
+    messages.begin_round();
+    if (world.rank() == 0) {
+      messages.send(16);
+      world.set_deadline(0.2);
+      try {
+        messages.receive(0);
+        ADD_FAILURE() << "expected Timeout";
+      } catch (const Timeout& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("for rank 1"));
+        EXPECT_THAT(error.what(), testing::HasSubstr("missing learners: 1, 2"));
+      }
+    }
+    is_over.arrive_and_wait();
+  });
 }
 
 /// Learners whose messages counted, by step; empty for a step without an exchange.

@@ -1,5 +1,8 @@
 #include "engine/parallel/sync/learner_messages.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <numeric>
 #include <thread>
@@ -9,6 +12,7 @@
 #include "core/system/process/clock.h"
 #include "engine/config/device_traits.h"
 #include "observe/recorder.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -17,6 +21,7 @@ constexpr size_t kChunkBytes = 16 << 10;  // of what is sent during steps
 constexpr size_t kMessageAlignment = 16;  // of a message
 constexpr int kNoFragment = -1;
 constexpr std::chrono::microseconds kPollInterval{200};
+constexpr double kMinDeadline = 0.001;  // of a communicator, seconds
 
 /// Whether every rank reaches every other's memory, as GPUs of one host do. The same on every rank.
 /// Collective.
@@ -41,15 +46,15 @@ std::unique_ptr<Communicator> split_hosts(Communicator& learners, int quorum) {
   return hosts;
 }
 
-/// Scope in which waits have a longer deadline.
-class LongerDeadline {
+/// Scope in which waits have another deadline.
+class ScopedDeadline {
  public:
-  LongerDeadline(Communicator& ranks, double more_s) : ranks_(ranks), usual_(ranks.deadline()) {
-    ranks_.set_deadline(usual_ + more_s);
+  ScopedDeadline(Communicator& ranks, double seconds) : ranks_(ranks), usual_(ranks.deadline()) {
+    ranks_.set_deadline(seconds);
   }
-  ~LongerDeadline() { ranks_.set_deadline(usual_); }
-  LongerDeadline(const LongerDeadline&) = delete;
-  LongerDeadline& operator=(const LongerDeadline&) = delete;
+  ~ScopedDeadline() { ranks_.set_deadline(usual_); }
+  ScopedDeadline(const ScopedDeadline&) = delete;
+  ScopedDeadline& operator=(const ScopedDeadline&) = delete;
 
  private:
   Communicator& ranks_;
@@ -89,7 +94,7 @@ void LearnerMessages::make_streams() {
 }
 
 std::byte* LearnerMessages::begin_round() {
-  const LongerDeadline longer(learners_, seconds_since(received_at_));
+  const ScopedDeadline longer(learners_, learners_.deadline() + seconds_since(received_at_));
   for (int learner = 0; learner < learners_.size() && has_quorum(); ++learner) {
     if (learner != learners_.rank()) await(learner, round_, kNoFragment);
   }
@@ -162,15 +167,29 @@ void LearnerMessages::await_quorum(int fragment) {
   const ScopedWait span(Phase::sync_wait, name_, fragment);
   const auto begin = std::chrono::steady_clock::now();
   while (true) {
-    int arrived = 0, missing = 0;
+    std::vector<int> missing;
     for (int learner = 0; learner < learners_.size(); ++learner) {
-      has_arrived(learner) ? ++arrived : missing = learner;
+      if (!has_arrived(learner)) missing.push_back(learner);
     }
-    if (arrived >= quorum_) return;
-    // Waits for no message, but throws if the ranks are aborted; after the deadline for one.
-    const bool is_over = seconds_since(begin) > learners_.deadline();
-    learners_.wait(*buffer_, missing, is_over ? round_ : 0, {name_, missing, fragment});
+    if (learners_.size() - int(missing.size()) >= quorum_) return;
+    if (seconds_since(begin) > learners_.deadline()) end_wait(missing, fragment);
+    // Waits for no message, but throws if the ranks are aborted.
+    learners_.wait(*buffer_, missing.front(), 0, {name_, missing.front(), fragment});
     std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+/// Throws Timeout, which names all that are missing, unless the first of them is here by now.
+void LearnerMessages::end_wait(const std::vector<int>& missing, int fragment) {
+  const WaitSite site{name_, missing.front(), fragment};
+  const double waited_s = learners_.deadline();
+  try {
+    const ScopedDeadline over(learners_, kMinDeadline);
+    learners_.wait(*buffer_, site.peer, round_, site);
+  } catch (const Timeout&) {
+    const uint64_t seen = learners_.read_signal(*buffer_, site.peer);
+    throw Timeout(Timeout(site, learners_.rank(), round_, seen, waited_s),
+                  fmt::format("missing learners: {}", fmt::join(missing, ", ")));
   }
 }
 
@@ -205,7 +224,7 @@ std::vector<const std::byte*> LearnerMessages::receive(
     const ScopedWait span(Phase::sync_wait, name_, fragment);
     end_sending();
   }
-  const LongerDeadline longer(learners_, seconds_since(received_at_));
+  const ScopedDeadline longer(learners_, learners_.deadline() + seconds_since(received_at_));
   if (has_quorum()) decide(fragment, late);
   std::vector<const std::byte*> messages;
   for (const int learner : counted_) {

@@ -76,6 +76,7 @@ class LearnerMessages {
   bool has_arrived(int learner) const;
   void await(int learner, uint64_t round, int fragment);
   void await_quorum(int fragment);
+  void end_wait(const std::vector<int>& missing, int fragment);
   void decide(int fragment, const std::optional<std::vector<int>>& late);
 
   const Exec exec_;
