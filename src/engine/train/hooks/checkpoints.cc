@@ -29,8 +29,10 @@ class Checkpoints : public StepHook {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     const bool requested = std::exchange(requested_, false);
     if (requested) run_.executor->await_weights();
-    // The first weights leave meanwhile.
-    if (run_.checkpoints->is_due(run_.state)) run_.executor->progress();
+    if (run_.checkpoints->is_due(run_.state)) {
+      run_.executor->await_slices();  // reports of learners may make it due since `after_update`
+      run_.executor->progress();      // the first weights leave meanwhile
+    }
     run_.checkpoints->after_step(run_.state, requested, running_);
     run_.note_warnings();
   }
