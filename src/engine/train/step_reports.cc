@@ -43,6 +43,13 @@ const std::byte* add_records(const std::byte* from, size_t count, std::vector<Re
   return from;
 }
 
+/// On the ranks' hosts, with the deadline of `learners`.
+std::unique_ptr<Communicator> split_hosts(Communicator& learners) {
+  auto hosts = split_on_host(learners);
+  hosts->set_deadline(learners.deadline());
+  return hosts;
+}
+
 }  // namespace
 
 bool StepReports::applies(const SyncConfig& sync, const RunConfig& train,
@@ -52,7 +59,7 @@ bool StepReports::applies(const SyncConfig& sync, const RunConfig& train,
 
 StepReports::StepReports(Communicator& learners, const SyncConfig& sync)
     : sync_(sync),
-      learners_(split_on_host(learners)),
+      learners_(split_hosts(learners)),
       messages_(*learners_, "step_reports", kMaxReportBytes, learners.size()) {}
 
 void StepReports::end_updates(const std::string& reason) {
