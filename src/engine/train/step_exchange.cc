@@ -49,6 +49,7 @@ StepSums& StepSums::operator+=(const StepSums& other) {
   targets += other.targets;
   is_nonfinite = is_nonfinite || other.is_nonfinite;
   is_spike = is_spike || other.is_spike;
+  ends_updates = ends_updates || other.ends_updates;
   return *this;
 }
 

@@ -42,7 +42,7 @@ struct StepSums {
   // Number of learners that have updated their weights, their targets, and why others have not: if
   // learners judge their steps for themselves (engine/train/step_reports.h).
   int64_t updates = 0, targets = 0;
-  bool is_nonfinite = false, is_spike = false;
+  bool is_nonfinite = false, is_spike = false, ends_updates = false;
 
   /// Adds other ranks', of a later place along an axis.
   StepSums& operator+=(const StepSums& other);

@@ -48,9 +48,13 @@ class StepHook {
   virtual void after_sums(Step&) {}
   /// The step's samples are consumed, also if the verdict is to skip it. Follows `after_sums`.
   virtual void after_verdict(Step&) {}
+  /// Before weights or optimizer state may change, in a step that counts.
   virtual void before_update(Step&) {}
   /// Within the step's time, of a step that counts.
   virtual void after_update(Step&) {}
+  /// Whether all ranks wait for one another in `after_step`, or in `before_step` of the next step,
+  /// so that learners that report must be at the same step. The same on every rank. Not collective.
+  virtual bool waits_for_all(const Step&) const { return false; }
   /// After the step's time.
   virtual void after_step(Step&) {}
   /// Called in order for steps whose record was not complete there, once it is.

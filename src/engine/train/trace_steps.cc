@@ -86,6 +86,12 @@ void TraceSteps::before_step(int64_t step) {
   if (recording_ && !in_candidate_) begin_candidate();
 }
 
+bool TraceSteps::measures_clocks_after(int64_t step, bool dropped) const {
+  const bool streams = max_stream_bytes_ > 0 && (step - first_step_) % kStreamClockSteps == 0;
+  const bool is_traced = begin_ >= 0 && step >= begin_ && step <= end_;
+  return streams || (is_traced && (dropped || (step - begin_) % each_ == 0));
+}
+
 /// Events since the last call: to the stream, and to the candidate if one has begun.
 void TraceSteps::take_events() {
   std::vector<SpanEvent> events = recorder().take_events();

@@ -26,6 +26,9 @@ class TraceSteps {
   TraceSteps(Communicator& world, const TraceConfig& trace, const RunConfig& train,
              int64_t first_step, const std::string& out);
   void before_step(int64_t step);
+  /// Whether ranks wait for one another in `after_step`, or in the next `before_step`: they measure
+  /// their clocks. `dropped`: the step after `step` was.
+  bool measures_clocks_after(int64_t step, bool dropped) const;
   /// Instead of after_step, for a step that is dropped and made again: trace.json has no events up
   /// to here.
   void drop_step();

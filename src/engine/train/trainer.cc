@@ -64,7 +64,11 @@ class Trainer {
       step.number = run_.state.step + 1;
       step.is_summed = step.is_complete = step.is_agreed = !reports_;
       call(&StepHook::before_step, step);
-      call(make(step) ? &StepHook::after_step : &StepHook::after_dropped_step, step);
+      const bool counts = make(step);
+      if (reports_ && (counts ? needs_all_learners(step) : waits_for_all(step))) {
+        exchange_reports(&step);
+      }
+      call(counts ? &StepHook::after_step : &StepHook::after_dropped_step, step);
       drop_complete_steps();
     }
     if (reports_) exchange_reports(nullptr);
@@ -94,19 +98,18 @@ class Trainer {
     if (!reports_) call(&StepHook::after_sums, step);
     if (run_.ending.drops_step() || !judge(step)) return false;
     TrainState& state = run_.state;
+    call(&StepHook::before_update, step);
     if (step.verdict.action == StepAction::update) {
-      call(&StepHook::before_update, step);
       run_.executor->update(AdamStep::make(run_.config.optimizer, state.step, step.record.lr,
                                            std::sqrt(step.sums.learner_squares)));
     }
     step.record.step = ++state.step;
-    run_.loss = step.record.loss;
+    if (!reports_) run_.loss = step.record.loss;
     run_.ranks->describe_experts(step.record);
-    if (reports_ && reports_->sends(state.step)) send_report(step);
+    if (reports_ && reports_->sends(state.step)) send_report(&step);
     call(&StepHook::after_update, step);
     if (reports_ && reports_->receives(state.step)) receive_report(&step);
     measure(step.record, start);
-    if (reports_ && needs_all_learners(step)) exchange_reports(&step);
     return true;
   }
 
@@ -157,7 +160,7 @@ class Trainer {
     if (step.targets > 0) empty_steps_ = 0;
     if (reports_) {
       reports_->add(step.sums);
-      if (step.targets == 0 && reports_->is_full()) send_report(step);
+      if (step.targets == 0 && reports_->is_full()) send_report(&step);
       return step.targets > 0;
     }
     state.elapsed_s = step.sums.elapsed_s;
@@ -172,40 +175,53 @@ class Trainer {
     StepSums& sums = step.sums;
     const double loss = sums.loss / double(std::max<int64_t>(1, step.result.targets)),
                  norm = std::sqrt(sums.squares);
-    const StepVerdict verdict =
-        judge_step(run_.config.train, run_.config.optimizer.lr, judged_, step.number, loss, norm);
+    StepVerdict verdict;
+    if (step.result.targets > 0) {  // else there is no loss to judge, nor to be in the mean
+      verdict =
+          judge_step(run_.config.train, run_.config.optimizer.lr, judged_, step.number, loss, norm);
+    }
     if (verdict.action == StepAction::stop) reports_->end_updates(verdict.reason);
+    const bool was_idle = is_idle_;
     is_idle_ = is_idle_ || sums.failed || verdict.action == StepAction::stop;
     if (!is_idle_ && verdict.action == StepAction::update) {
       sums.updates = 1;
       sums.targets = step.result.targets;
       return verdict;
     }
+    const bool is_judged = !was_idle && !sums.failed;
     const bool is_finite = std::isfinite(loss) && std::isfinite(norm);
-    sums.is_nonfinite = !is_idle_ && !is_finite;
-    sums.is_spike = !is_idle_ && is_finite;
+    sums.is_nonfinite = is_judged && !is_finite;
+    sums.is_spike = is_judged && is_finite;
+    sums.ends_updates = is_idle_;
     sums.loss = sums.squares = 0;
     return {StepAction::skip, ""};
   }
 
-  /// Whether learners that report must all be at the same step, with the same sums, after this one:
-  /// they save, validate or end together, and verify the text after an epoch.
-  bool needs_all_learners(const Step& step) const {
+  /// Whether all ranks wait for one another after this step, made or dropped: in a hook, or as they
+  /// verify the text after an epoch.
+  bool waits_for_all(const Step& step) const {
     const bool ends_epoch = run_.sampler.ended_epochs(run_.state.next_sample) !=
                             run_.sampler.ended_epochs(step.first_sample);
-    return ends_epoch || run_.checkpoints->is_due(run_.state) || saves_ || run_.validates() ||
-           run_.is_finished() || run_.ending.is_set();
+    return ends_epoch ||
+           std::ranges::any_of(hooks_, [&](const auto& hook) { return hook->waits_for_all(step); });
   }
 
-  void send_report(Step& step) {
-    if (reports_->travels()) receive_report(&step);
+  /// Whether learners that report must all be at the same step, with the same sums, after this one,
+  /// which was made: also as they save, validate or end together.
+  bool needs_all_learners(const Step& step) const {
+    return waits_for_all(step) || run_.checkpoints->is_due(run_.state) || saves_ ||
+           run_.validates() || run_.is_finished() || run_.ending.is_set();
+  }
+
+  void send_report(Step* current) {
+    if (reports_->travels()) receive_report(current);
     reports_->send();
+    reported_ = judged_;
   }
 
   /// All that is due. `current`: the step that is made, if there is one.
   void exchange_reports(Step* current) {
-    if (reports_->travels()) receive_report(current);
-    reports_->send();
+    send_report(current);
     receive_report(current);
     saves_ = false;
   }
@@ -225,7 +241,12 @@ class Trainer {
       if (totals.ends[learner].empty() || !run_.ending.diverged.empty()) continue;
       run_.ending.diverged = fmt::format("learner {}: {}", learner, totals.ends[learner]);
     }
+    // With what this learner has skipped since it sent the report.
+    const int64_t nonfinite = judged_.nonfinite_skips - reported_.nonfinite_skips;
+    const int64_t spikes = judged_.spike_skips - reported_.spike_skips;
     judged_ = run_.state.control;
+    judged_.nonfinite_skips += nonfinite;
+    judged_.spike_skips += spikes;
     if (current) current->is_agreed = true;
   }
 
@@ -249,19 +270,20 @@ class Trainer {
   void count_updates(Step& step) {
     const StepSums& total = step.sums;
     const int learners = run_.groups.dims().learners();
-    step.record.loss = total.loss / double(std::max<int64_t>(1, total.targets));
-    step.record.grad_norm = std::sqrt(total.squares / double(std::max<int64_t>(1, total.updates)));
-    run_.loss = step.record.loss;
+    step.record.loss = total.targets > 0 ? total.loss / double(total.targets) : NAN;
+    step.record.grad_norm =
+        total.updates > 0 ? std::sqrt(total.squares / double(total.updates)) : NAN;
+    if (total.targets > 0) run_.loss = step.record.loss;
     step.verdict = {total.updates > 0 ? StepAction::update : StepAction::skip, ""};
     ControlState& control = run_.state.control;
     if (total.updates == learners) return accept_loss(control, run_.loss);
-    control.nonfinite_skips += total.is_nonfinite;
-    control.spike_skips += total.is_spike;
+    control.nonfinite_skips += total.is_nonfinite && !total.ends_updates;  // one too many ends it
+    control.spike_skips += total.is_spike && !total.ends_updates;
     run_.note(fmt::format("warning: step {}: {} of {} learners made no update{}", step.number,
                           learners - total.updates, learners,
                           total.is_nonfinite ? ": a loss or gradient norm is not finite"
                           : total.is_spike   ? ": the loss is a spike"
-                                             : ""));
+                                             : ": the run ends"));
   }
 
   /// Those whose record is written.
@@ -350,6 +372,7 @@ class Trainer {
   std::optional<StepReports> reports_;
   std::deque<Step> steps_;  // whose record is not written, and the one that is made
   ControlState judged_;     // the run's, and this learner's steps since the last report was read
+  ControlState reported_;   // `judged_` when the last report was sent
   bool is_idle_ = false;    // this learner makes no further update
   bool saves_ = false;      // a checkpoint was asked for
 };

@@ -15,6 +15,7 @@
 #include "core/system/files.h"
 #include "core/system/process/clock.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/data/ledger/ledger_check.h"
 #include "engine/data/sampler.h"
 #include "engine/train/step_reports.h"
 #include "tandem/error.h"
@@ -209,6 +210,43 @@ TEST(StepReports, AStopEndsAllLearnersAtTheNextExchangeAndTheRunResumes) {
   }
 }
 
+TEST(StepReports, ACheckpointByTimeHasTheStateOfOneBySteps) {
+  const TempDir dir;
+  const auto saved = [&](const std::string& name, const std::string& key) {
+    const TrainRequest request = learners_request(
+        dir / name, {"sync.every=1000", "train.steps=10", "parallel.dp_bucket_mib=0.01", key}, 2,
+        {1, 2});
+    run_on_threads(request);
+    return checkpoint_path(request.out, 10);
+  };
+  const std::string by_steps = saved("steps", "checkpoint.every=10"),
+                    by_time = saved("time", "checkpoint.every_s=0.001");
+  for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
+    EXPECT_TRUE(read_file(by_steps + file) == read_file(by_time + file)) << file;
+  }
+}
+
+/// Numbers of lines in metrics.jsonl before the steps after `step` - 1 and after `step`.
+std::pair<size_t, size_t> lines_around(const TrainRequest& request, int64_t step) {
+  std::pair<size_t, size_t> lines;
+  run_with(request, 60, [&](int rank, int64_t made) {
+    if (rank > 0 || made < step - 1 || made > step) return;
+    (made < step ? lines.first : lines.second) = losses(request.out).size();
+  });
+  return lines;
+}
+
+TEST(StepReports, LearnersAreAtOneStepBeforeAllRanksWaitForOneAnother) {
+  const TempDir dir;
+  const TrainRequest checked =
+      learners_request(dir / "check", {"sync.every=1000", "train.steps=24"});
+  EXPECT_EQ(lines_around(checked, 22), std::pair(size_t(0), size_t(22))) << "self-check";
+  const TrainRequest traced = learners_request(
+      dir / "trace", {"sync.every=1000", "train.steps=12", "trace.enabled=true", "trace.steps=3"});
+  EXPECT_EQ(lines_around(traced, 5), std::pair(size_t(0), size_t(5))) << "begin of a trace";
+  EXPECT_TRUE(path_exists(dir / "trace/trace.json"));
+}
+
 TEST(StepReports, AFailedLearnerEndsTheOthersWithItsError) {
   const TempDir dir;
   const TrainRequest request =
@@ -224,17 +262,22 @@ TEST(StepReports, AFailedLearnerEndsTheOthersWithItsError) {
   }
 }
 
-/// A text of one letter, with random bytes in the windows of learner 1's samples of `step`.
-void write_spike(const std::string& path, const TrainRequest& like, int64_t step) {
+/// A text of one letter, with random bytes in the windows of learner 1's samples of `steps`, or of
+/// both learners'.
+void write_spikes(const std::string& path, const TrainRequest& like,
+                  const std::vector<int64_t>& steps, bool of_both = false) {
   const int64_t seq = like.config.train.seq, batch = like.config.train.batch;
   std::string text(size_t(400 * seq), 'x');
   write_bytes(path, text);
   const Corpus corpus(Keys{path}, 0);
   const Sampler sampler(corpus, seq, uint64_t(like.config.train.seed));
-  for (int64_t sample = (step - 1) * batch + batch / 2; sample < step * batch; ++sample) {
-    const int64_t window = sampler.window(sample) * seq;
-    for (int64_t i = std::max<int64_t>(1, window); i < window + seq; ++i) {
-      text[size_t(i) - 1] = char(philox(1, 0, uint64_t(i))[0]);  // the first token is no byte
+  for (const int64_t step : steps) {
+    const int64_t first = (step - 1) * batch + (of_both ? 0 : batch / 2);
+    for (int64_t sample = first; sample < step * batch; ++sample) {
+      const int64_t window = sampler.window(sample) * seq;
+      for (int64_t i = std::max<int64_t>(1, window); i < window + seq; ++i) {
+        text[size_t(i) - 1] = char(philox(1, 0, uint64_t(i))[0]);  // the first token is no byte
+      }
     }
   }
   write_bytes(path, text);
@@ -247,7 +290,7 @@ TEST(StepReports, ALearnerSkipsItsSpikeAndEndsTheRunBeyondItsBudget) {
   request.config.train.skip_loss_spikes = 1;
   request.config.data.paths = {dir / "text.txt"};
   request.config.data.val_fraction = 0;
-  write_spike(dir / "text.txt", request, 15);
+  write_spikes(dir / "text.txt", request, {15});
   run_on_threads(request);
   const std::vector<double> of_steps = losses(dir / "out");
   ASSERT_EQ(of_steps.size(), 20u) << "a step with a learner that skips it counts";
@@ -265,6 +308,66 @@ TEST(StepReports, ALearnerSkipsItsSpikeAndEndsTheRunBeyondItsBudget) {
   }
   EXPECT_EQ(list_checkpoints(dir / "ends"),
             std::vector<std::string>{checkpoint_path(dir / "ends", 16)});
+}
+
+TEST(StepReports, AStepWithoutUpdateHasNoLossAndAReason) {
+  const TempDir dir;
+  const Keys keys{"sync.every=4", "train.steps=16", "optimizer.lr=0.02", "train.max_loss_spike=2"};
+  TrainRequest request = learners_request(dir / "out", keys);
+  request.config.data.paths = {dir / "text.txt"};
+  request.config.data.val_fraction = 0;
+  write_spikes(dir / "text.txt", request, {15, 16}, true);
+  for (const int64_t skips : {2, 0}) {
+    request.config.train.skip_loss_spikes = skips;
+    request.out = dir / fmt::format("skips{}", skips);
+    const std::string path = request.out + ".log";
+    {
+      const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::fopen(path.c_str(), "w"),
+                                                                &std::fclose);
+      request.log = log.get();
+      if (skips > 0) {
+        const TrainEnd end = run_on_threads(request);
+        EXPECT_GT(end.loss, 0) << "the last one with an update";
+      } else {
+        EXPECT_THROW(run_on_threads(request), ConfigError);
+      }
+    }
+    EXPECT_THAT(read_file(path),
+                HasSubstr("step 15: 2 of 2 learners made no update: the loss is a spike"));
+    if (skips == 0) {
+      EXPECT_THAT(read_file(path),
+                  HasSubstr("step 16: 2 of 2 learners made no update: the run ends"));
+    }
+    const std::vector<std::string> lines = model_metrics(request.out);
+    ASSERT_EQ(lines.size(), 16u);
+    EXPECT_FALSE(nlohmann::json::parse(lines[13]).at("loss").is_null());
+    for (const char* key : {"loss", "grad_norm"}) {
+      EXPECT_TRUE(nlohmann::json::parse(lines[14]).at(key).is_null()) << key;
+    }
+    EXPECT_TRUE(check_ledger(request.out + "/ledger.jsonl", {}).ok());
+  }
+}
+
+/// The report of 12 steps is read after step 15: it does not have the skip in step 14.
+TEST(StepReports, ALearnerRemembersItsSkipsSinceItSentTheReport) {
+  const TempDir dir;
+  const Keys keys{"sync.every=4", "sync.delay=3", "train.steps=20", "optimizer.lr=0.02",
+                  "train.max_loss_spike=2"};
+  TrainRequest request = learners_request(dir / "out", keys);
+  request.config.train.skip_loss_spikes = 1;
+  request.config.data.paths = {dir / "text.txt"};
+  request.config.data.val_fraction = 0;
+  write_spikes(dir / "text.txt", request, {14, 16});
+  try {
+    run_on_threads(request);
+    ADD_FAILURE() << "the run ended without an error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("learner 1: step 16: loss is "));
+  }
+  EXPECT_EQ(read_train_state(list_checkpoints(request.out)[0]).control.spike_skips, 1);
+  request.out = dir / "more";
+  request.config.train.skip_loss_spikes = 2;
+  EXPECT_EQ(run_on_threads(request).step, 20) << "control";
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ bool SelfCheck::applies(const TraceConfig& trace, const RunConfig& train,
 SelfCheck::SelfCheck(const plan::StepTime& predicted, const ParallelGroups& groups)
     : groups_(groups), predicted_(plan::split_of(predicted)) {}
 
+bool SelfCheck::compares_next() const {
+  return steps_ + 1 == kWarmSteps + kComparedSteps;
+}
+
 std::vector<std::string> SelfCheck::add(const StepRecord& step, const PhaseTimes& phases,
                                         const std::string& path) {
   if (++steps_ <= kWarmSteps || steps_ > kWarmSteps + kComparedSteps) return {};

@@ -22,6 +22,8 @@ class SelfCheck {
   /// `predicted`: of a step. `groups` must outlive this object.
   SelfCheck(const plan::StepTime& predicted, const ParallelGroups& groups);
 
+  /// Whether the next step is the last one that is compared.
+  bool compares_next() const;
   /// Adds a step of this rank. With the last one that is compared, on rank 0 returns the lines that
   /// compare them and writes them to `path`, unless that is empty, as JSON; empty for others and
   /// afterwards. Collective.

@@ -18,6 +18,10 @@ class Phases : public StepHook {
     }
   }
 
+  bool waits_for_all(const Step& step) const override {
+    return step.targets > 0 && self_check_ && self_check_->compares_next();
+  }
+
   void after_step(Step& step) override {
     run_.phase_log->add(step.record);
     if (!self_check_) return;

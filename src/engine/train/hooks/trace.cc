@@ -10,6 +10,9 @@ class Trace : public StepHook {
       : run_(run),
         steps_(run.world, run.config.trace, run.config.train, run.state.step, run.request.out) {}
 
+  bool waits_for_all(const Step& step) const override {
+    return steps_.measures_clocks_after(run_.state.step, step.targets == 0);
+  }
   void before_step(Step&) override { steps_.before_step(run_.state.step); }
   void after_step(Step&) override { steps_.after_step(run_.state.step); }
   void after_dropped_step(Step&) override { steps_.drop_step(); }
