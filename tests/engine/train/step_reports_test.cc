@@ -276,7 +276,8 @@ void write_spikes(const std::string& path, const TrainRequest& like,
     for (int64_t sample = first; sample < step * batch; ++sample) {
       const int64_t window = sampler.window(sample) * seq;
       for (int64_t i = std::max<int64_t>(1, window); i < window + seq; ++i) {
-        text[size_t(i) - 1] = char(philox(1, 0, uint64_t(i))[0]);  // the first token is no byte
+        // No NUL byte, which is no text; the first token is no byte.
+        text[size_t(i) - 1] = char(philox(1, 0, uint64_t(i))[0] | 1);
       }
     }
   }
@@ -364,7 +365,9 @@ TEST(StepReports, ALearnerRemembersItsSkipsSinceItSentTheReport) {
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("learner 1: step 16: loss is "));
   }
-  EXPECT_EQ(read_train_state(list_checkpoints(request.out)[0]).control.spike_skips, 1);
+  const std::vector<std::string> saved = list_checkpoints(request.out);
+  ASSERT_EQ(saved.size(), 1u);
+  EXPECT_EQ(read_train_state(saved[0]).control.spike_skips, 1);
   request.out = dir / "more";
   request.config.train.skip_loss_spikes = 2;
   EXPECT_EQ(run_on_threads(request).step, 20) << "control";
