@@ -213,9 +213,10 @@ TEST(StepReports, AStopEndsAllLearnersAtTheNextExchangeAndTheRunResumes) {
 TEST(StepReports, ACheckpointByTimeHasTheStateOfOneBySteps) {
   const TempDir dir;
   const auto saved = [&](const std::string& name, const std::string& key) {
-    const TrainRequest request = learners_request(
-        dir / name, {"sync.every=1000", "train.steps=10", "parallel.dp_bucket_mib=0.01", key}, 2,
-        {1, 2});
+    const TrainRequest request =
+        request_for({1, 4}, dir / name,
+                    {"sync.method=local", "sync.learners=2", "sync.every=1000", "train.steps=10",
+                     "parallel.dp_bucket_mib=0.01", key});
     run_on_threads(request);
     return checkpoint_path(request.out, 10);
   };
