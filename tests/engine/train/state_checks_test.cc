@@ -111,7 +111,7 @@ Outcome run_with_faults(
     ModelRanks ranks(groups, config, {});
     StepExecutor executor(config.train, config.parallel, groups, corpus, sampler, ranks);
     StateChecks checks(groups, config.check, ranks, out.path());
-    FaultInjector injector(plan, groups, ranks, out.path());
+    FaultInjector injector(plan, groups, ranks, config.parallel.sync, out.path());
     TestRank rank{groups, ranks, executor, checks, injector};
     rank.initialize();
     if (groups.sync()) {
