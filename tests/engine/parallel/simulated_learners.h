@@ -137,6 +137,7 @@ class Simulation {
       list_ = stage.parameter_list();
       apply_patterns(config_.optimizer.no_decay, config_.optimizer.lr_scale, list_);
     }
+    world.barrier();  // all read the list
     for (int64_t step = 0; step < config_.train.steps; ++step) {
       const int64_t first = step * share;
       const StepExecutor::Result result = executor.compute(first, executor.targets(first));
