@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "engine/train/run.h"
 #include "engine/train/step_hook.h"
@@ -9,6 +10,12 @@
 namespace tandem::hooks {
 
 using Hook = std::unique_ptr<StepHook>;
+using Hooks = std::vector<Hook>;
+
+/// Calls a moment of each, in order.
+inline void call(const Hooks& hooks, void (StepHook::*moment)(Step&), Step& step) {
+  for (const auto& hook : hooks) ((*hook).*moment)(step);
+}
 
 // `run` must outlive the hook. Collective; nullptr if the run has no use for it.
 Hook make_trace(Run& run);        ///< trace.json, or the stream of spans in OUT/trace
