@@ -15,9 +15,7 @@
 namespace tandem::gpu {
 namespace {
 
-using sm90::kKeyTile, sm90::kQueryTile;
-
-constexpr int kForwardQueries = 128;
+using sm90::kForwardQueries, sm90::kKeyTile, sm90::kQueryTile;
 
 std::string why_not_hopper(const AttentionShape& shape, const AttentionRows& rows) {
   const std::string reason = why_simple_attention(shape, rows, {env().gpu_portable, false});
@@ -130,9 +128,7 @@ class HopperAttention final : public FusedAttention {
   }
   int64_t padded() const { return shape_.batch * query_tiles_ * kQueryTile; }
   float scale() const { return float(1 / std::sqrt(double(shape_.head_dim))); }
-  float scale_log2() const {
-    return float(1.4426950408889634 / std::sqrt(double(shape_.head_dim)));
-  }
+  float scale_log2() const { return float(sm90::kLog2E / std::sqrt(double(shape_.head_dim))); }
   static __nv_bfloat16* values(const Tensor& tensor) {
     return static_cast<__nv_bfloat16*>(tensor.data());
   }

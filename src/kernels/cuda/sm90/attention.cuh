@@ -30,7 +30,6 @@ constexpr int kLoadingRegisters = 24, kMultiplyingRegisters = 240;
 constexpr int kRowBytes = 128;  // of a box
 constexpr int kBoxColumns = 64;
 constexpr int kBoxBytes = kGroupRows * kRowBytes;
-constexpr float kLog2E = 1.4426950408889634f;
 
 /// Accumulators of a warpgroup's 64 rows x kColumns: sums[4 i + 2 half + e] is in row 16 warp +
 /// lane / 4 + 8 half, column 8 i + 2 (lane % 4) + e.

@@ -15,7 +15,7 @@
 namespace tandem::gpu::sm90 {
 namespace {
 
-constexpr int kQueries = 128;  // of a block
+constexpr int kQueries = kForwardQueries;
 constexpr int kStages = 2;
 
 template <int kHead>

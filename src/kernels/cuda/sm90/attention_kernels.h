@@ -9,6 +9,8 @@
 
 namespace tandem::gpu::sm90 {
 
+constexpr int kForwardQueries = 128;  ///< of a block of the forward pass
+constexpr double kLog2E = 1.4426950408889634;
 constexpr int kQueryTile = 64;  ///< queries of a step of the backward pass
 constexpr int kKeyTile = 128;   ///< keys of a step of the forward pass, or a block of the other
 

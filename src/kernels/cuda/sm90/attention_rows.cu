@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kRowThreads) deltas_kernel(BackwardParams p, B
   for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (lane != 0) return;
   p.deltas[to] = sum;
-  p.log_sums[to] = rows.log_sums[(int64_t(sequence) * p.heads + head) * p.seq + row] * kLog2E;
+  p.log_sums[to] =
+      rows.log_sums[(int64_t(sequence) * p.heads + head) * p.seq + row] * float(kLog2E);
 }
 
 /// Rounds dq. A thread has four values of each half of the columns, in the order of accumulators.
