@@ -172,6 +172,10 @@ std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const Attentio
   refuse();
 }
 
+std::string why_not_hopper_attention(const AttentionShape&, const AttentionRows&) {
+  refuse();
+}
+
 std::unique_ptr<FusedAttention> make_hopper_attention(const Exec&, const AttentionShape&,
                                                       const RopeTable&, const AttentionRows&) {
   refuse();

@@ -120,7 +120,6 @@ void expect_matches_cpu(const Exec& exec, const Case& c) {
   Call first(exec, c), second(exec, c);
   const auto attention =
       gpu::make_hopper_attention(exec, c.shape, first.rope, first.operands.strides());
-  ASSERT_NE(attention, nullptr);
   first.forward(*attention);
   second.forward(*attention);
   const Operands& o = first.operands;
@@ -185,7 +184,6 @@ TEST_F(HopperAttention, DocumentsChangeTheResults) {
     Call a(exec, whole), b(exec, divided);
     const auto attention =
         gpu::make_hopper_attention(exec, whole.shape, a.rope, a.operands.strides());
-    ASSERT_NE(attention, nullptr);
     a.forward(*attention);
     b.forward(*attention);
     EXPECT_GT(row_error(a.operands.heads(copied(exec, a.operands.out)),
@@ -194,28 +192,31 @@ TEST_F(HopperAttention, DocumentsChangeTheResults) {
   });
 }
 
-TEST_F(HopperAttention, IsChosenForDocuments) {
+void expect_is_chosen(const Exec& exec, int64_t longest) {
+  const Case c{{1, 300, 4, 2, 64}, 0, longest};
+  SCOPED_TRACE(describe(c));
+  const Call direct(exec, c), chosen(exec, c);
+  const auto expected =
+      gpu::make_hopper_attention(exec, c.shape, direct.rope, direct.operands.strides());
+  direct.forward(*expected);
+  direct.backward(*expected);
+  Attention attention(exec, c.shape, chosen.rope, chosen.operands.strides());
+  const Operands& o = chosen.operands;
+  o.forward(attention, chosen.mask);
+  const Memory out = copied(exec, o.out), log_sums = copied(exec, o.log_sums);
+  attention.forward_again(exec, o.q(o.qkv), o.k(o.qkv), o.v(o.qkv), o.heads(o.out),
+                          o.log_sums_of(o.log_sums), chosen.mask);
+  EXPECT_TRUE(same_bits(copied(exec, o.out), out));
+  EXPECT_TRUE(same_bits(copied(exec, o.log_sums), log_sums));
+  o.backward(attention, chosen.mask);
+  EXPECT_TRUE(same_bits(out, copied(exec, direct.operands.out)));
+  EXPECT_TRUE(same_bits(copied(exec, o.dqkv), copied(exec, direct.operands.dqkv)));
+}
+
+TEST_F(HopperAttention, IsChosen) {
   run([](const Exec& exec) {
-    const Case c{{1, 300, 4, 2, 64}, 0, 90};
-    const Call direct(exec, c), chosen(exec, c);
-    const auto expected =
-        gpu::make_hopper_attention(exec, c.shape, direct.rope, direct.operands.strides());
-    ASSERT_NE(expected, nullptr);
-    direct.forward(*expected);
-    direct.backward(*expected);
-    AttentionRows rows = chosen.operands.strides();
-    rows.documents = true;
-    Attention attention(exec, c.shape, chosen.rope, rows);
-    const Operands& o = chosen.operands;
-    o.forward(attention, chosen.mask);
-    const Memory out = copied(exec, o.out), log_sums = copied(exec, o.log_sums);
-    attention.forward_again(exec, o.q(o.qkv), o.k(o.qkv), o.v(o.qkv), o.heads(o.out),
-                            o.log_sums_of(o.log_sums), chosen.mask);
-    EXPECT_TRUE(same_bits(copied(exec, o.out), out));
-    EXPECT_TRUE(same_bits(copied(exec, o.log_sums), log_sums));
-    o.backward(attention, chosen.mask);
-    EXPECT_TRUE(same_bits(out, copied(exec, direct.operands.out)));
-    EXPECT_TRUE(same_bits(copied(exec, o.dqkv), copied(exec, direct.operands.dqkv)));
+    expect_is_chosen(exec, 0);
+    expect_is_chosen(exec, 90);
   });
 }
 
@@ -225,7 +226,6 @@ TEST_F(HopperAttention, WritesNothingBetweenRows) {
     const Call call(exec, c), untouched(Exec{}, c);
     const Operands &o = call.operands, &before = untouched.operands;
     const auto attention = gpu::make_hopper_attention(exec, c.shape, call.rope, o.strides());
-    ASSERT_NE(attention, nullptr);
     call.forward(*attention);
     call.backward(*attention);
     const Memory qkv = copied(exec, o.qkv), out = copied(exec, o.out), dout = copied(exec, o.dout),
@@ -245,7 +245,6 @@ TEST_F(HopperAttention, ManyBlocksRepeatTheirBits) {
     Call first(exec, c), second(exec, c);
     const auto attention =
         gpu::make_hopper_attention(exec, c.shape, first.rope, first.operands.strides());
-    ASSERT_NE(attention, nullptr);
     for (Call* each : {&first, &second}) {
       each->forward(*attention);
       each->backward(*attention);
@@ -254,18 +253,37 @@ TEST_F(HopperAttention, ManyBlocksRepeatTheirBits) {
   });
 }
 
-TEST_F(HopperAttention, LeavesOtherTensorsToTheSimpleKernels) {
-  run([](const Exec& exec) {
+TEST_F(HopperAttention, SaysWhatItDoesNotTake) {
+  run([](const Exec&) {
     const AttentionShape shape{1, 64, 2, 2, 64};
-    const RopeTable rope(exec, shape.seq, shape.head_dim, kTheta);
-    const auto made = [&](const AttentionShape& s, const AttentionRows& rows) {
-      return gpu::make_hopper_attention(exec, s, rope, rows) != nullptr;
+    const auto refusal = [](const AttentionShape& s, const AttentionRows& rows) {
+      return gpu::why_not_hopper_attention(s, rows);
     };
-    EXPECT_TRUE(made(shape, {DType::bf16, 384, 128}));
-    EXPECT_FALSE(made(shape, {DType::f32, 384, 128}));
-    EXPECT_FALSE(made(shape, {DType::bf16, 387, 128}));
-    EXPECT_FALSE(made({1, 64, 2, 2, 80}, {DType::bf16, 480, 160}));
-    EXPECT_FALSE(made({0, 64, 2, 2, 64}, {DType::bf16, 384, 128}));
+    EXPECT_EQ(refusal(shape, {DType::bf16, 384, 128}), "");
+    EXPECT_EQ(refusal(shape, {DType::f32, 384, 128}), "f32: fused kernels take bf16");
+    EXPECT_EQ(refusal(shape, {DType::bf16, 387, 128}),
+              "rows of 387 and 128 elements: fused kernels take multiples of 8");
+    EXPECT_EQ(refusal({1, 64, 2, 2, 80}, {DType::bf16, 480, 160}),
+              "head_dim 80: Hopper kernels take 64 and 128");
+  });
+}
+
+// The counter of queries is ready for the next launch.
+TEST_F(HopperAttention, RepeatedForwardPassesAreEqual) {
+  run([](const Exec& exec) {
+    const Case c{{3, 4000, 8, 2, 64}};
+    const Call call(exec, c);
+    const auto attention =
+        gpu::make_hopper_attention(exec, c.shape, call.rope, call.operands.strides());
+    const Operands& o = call.operands;
+    const auto run_again = [&] {
+      attention->forward_again(exec, o.q(o.qkv), o.k(o.qkv), o.v(o.qkv), o.heads(o.out),
+                               o.log_sums_of(o.log_sums), call.mask);
+      return copied(exec, o.out);
+    };
+    call.forward(*attention);
+    const Memory first = copied(exec, o.out);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(run_again(), first));
   });
 }
 

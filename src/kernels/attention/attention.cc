@@ -13,13 +13,16 @@ Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTa
                      const std::optional<AttentionRows>& rows)
     : shape_(shape),
       rope_(rope),
-      takes_documents_(rows && rows->documents),
       on_cpu_(exec.on_gpu() ? nullptr : std::make_unique<cpu::Attention>(shape, rope)) {
   if (!exec.on_gpu()) return;
   gpu::check_attention(shape);
-  if (!rows) return;
+  if (!rows || shape.batch * shape.seq * shape.heads == 0) return;
+  const std::string reason = gpu::why_not_hopper_attention(shape, *rows);
+  takes_documents_ = reason.empty();
   if (takes_documents_) {
     fused_ = gpu::make_hopper_attention(exec, shape, rope, *rows);
+  } else if (rows->documents) {
+    note_simple_attention(reason);
   } else {
     fused_ = gpu::make_cudnn_attention(exec, shape, rope, *rows);
   }

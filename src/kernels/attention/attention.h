@@ -36,7 +36,7 @@ struct AttentionMask {
   /// i32 [1, batch * seq], the position in its sequence at which each position's document begins: a
   /// query reads keys of its own document, and positions count from its begin. Empty: a sequence is
   /// one document. On CPUs a document gives the bits that it gives in a batch without others, and
-  /// costs the same; GPUs run their simple kernels unless `documents` of the rows announces them.
+  /// costs the same; GPUs run their simple kernels where the fused form is cuDNN's.
   Tensor document_starts;
 };
 
@@ -47,7 +47,7 @@ struct AttentionRows {
   int64_t out_stride;         ///< elements between rows of out and dout
   bool deterministic = true;  ///< backward gives the same bits every time; false may be faster
   std::vector<int64_t> windows{0};  ///< windows of all runs
-  bool documents = false;           ///< runs may have document starts
+  bool documents = false;           ///< runs have document starts, which cuDNN does not take
 };
 
 /// Owns its scratch memory, on a CPU that of each thread; runs allocate nothing.
@@ -56,9 +56,9 @@ class Attention {
   /// rope must outlive this, cover `shape.seq` positions and be on exec's device. On CPUs: uses the
   /// current number of kernel threads of the constructing thread.
   ///
-  /// With `rows`, which all runs must then have, a GPU uses cuDNN for bf16 if it can, with
-  /// `documents` the kernels of kernels/cuda/hopper_attention.h; else its simple kernels. cuDNN's
-  /// are loaded here, which waits for all kernels of the device. Both run only on exec's stream.
+  /// With `rows`, which all runs must then have, a GPU uses for bf16 the kernels of
+  /// kernels/cuda/hopper_attention.h if it can, or cuDNN; else its simple kernels. cuDNN's are
+  /// loaded here, which waits for all kernels of the device. Both run only on exec's stream.
   Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
             const std::optional<AttentionRows>& rows = {});
   ~Attention();
@@ -80,7 +80,7 @@ class Attention {
 
   AttentionShape shape_;
   const RopeTable& rope_;
-  bool takes_documents_;
+  bool takes_documents_ = false;                // in its fused form
   std::unique_ptr<cpu::Attention> on_cpu_;      // nullptr on a GPU
   std::unique_ptr<gpu::FusedAttention> fused_;  // nullptr for the simple kernels
 };

@@ -17,18 +17,12 @@ namespace {
 
 using sm90::kForwardQueries, sm90::kKeyTile, sm90::kQueryTile;
 
-std::string why_not_hopper(const AttentionShape& shape, const AttentionRows& rows) {
-  const std::string reason = why_simple_attention(shape, rows, {env().gpu_portable, false});
-  if (!reason.empty()) return reason;
-  if (shape.head_dim != 64 && shape.head_dim != 128) {
-    return fmt::format("head_dim {} with documents: fused kernels take 64 and 128", shape.head_dim);
-  }
-  int device = 0, major = 0, minor = 0;
+/// Attribute of this thread's GPU.
+int attribute(cudaDeviceAttr name) {
+  int device = 0, value = 0;
   check(cudaGetDevice(&device), "attention");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attention");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "attention");
-  if (major == 9 && minor == 0) return "";
-  return fmt::format("documents on sm_{}{}: fused kernels need sm_90", major, minor);
+  check(cudaDeviceGetAttribute(&value, name, device), "attention");
+  return value;
 }
 
 class HopperAttention final : public FusedAttention {
@@ -47,7 +41,11 @@ class HopperAttention final : public FusedAttention {
         first_keys_(floats(padded())),
         ends_(floats(shape.batch * key_tiles_)),
         dq_(floats(padded() * shape.heads * shape.head_dim)),
-        added_(floats(shape.batch * shape.heads * query_tiles_ + 1)) {}
+        added_(floats(shape.batch * shape.heads * query_tiles_ + 1)),
+        ticket_(floats(1)),
+        sms_(attribute(cudaDevAttrMultiProcessorCount)) {
+    clear(exec, ticket_.view());
+  }
 
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) override {
@@ -71,12 +69,14 @@ class HopperAttention final : public FusedAttention {
                                      .out = values(o),
                                      .stride = rows_.out_stride,
                                      .log_sums = checked_log_sums(log_sums),
+                                     .ticket = ticket_.view().as<int>(),
                                      .sequences = int(shape_.batch),
                                      .seq = int(shape_.seq),
                                      .heads = int(shape_.heads),
                                      .kv_heads = int(shape_.kv_heads),
                                      .scale = scale(),
-                                     .scale_log2 = scale_log2()};
+                                     .scale_log2 = scale_log2(),
+                                     .sms = sms_};
     sm90::launch_forward(int(shape_.head_dim), params, stream_);
   }
 
@@ -94,6 +94,7 @@ class HopperAttention final : public FusedAttention {
                                       .dq = dq_.view().as<float>(),
                                       .added = added + 1,
                                       .ticket = added,
+                                      .angles = {rope_.cos(0), rope_.sin(0), int(rope_.half())},
                                       .dk = values(checked("dk", t.dk, rows_.qkv_stride)),
                                       .dv = values(checked("dv", t.dv, rows_.qkv_stride)),
                                       .stride = rows_.qkv_stride,
@@ -111,7 +112,6 @@ class HopperAttention final : public FusedAttention {
                                   .log_sums = checked_log_sums(t.log_sums),
                                   .dq = values(checked("dq", t.dq, rows_.qkv_stride))};
     sm90::launch_backward(int(shape_.head_dim), params, mask_of(mask), rows, stream_);
-    rotate(stream_, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
   }
 
  private:
@@ -167,19 +167,28 @@ class HopperAttention final : public FusedAttention {
   const RopeTable& rope_;
   AttentionRows rows_;
   int64_t key_tiles_, query_tiles_;
-  Values log_sums_, deltas_, first_keys_, ends_, dq_, added_;
+  Values log_sums_, deltas_, first_keys_, ends_, dq_, added_, ticket_;
+  int sms_;
 };
 
 }  // namespace
 
+std::string why_not_hopper_attention(const AttentionShape& shape, const AttentionRows& rows) {
+  const std::string reason = why_simple_attention(shape, rows, {env().gpu_portable, false});
+  if (!reason.empty()) return reason;
+  if (shape.head_dim != 64 && shape.head_dim != 128) {
+    return fmt::format("head_dim {}: Hopper kernels take 64 and 128", shape.head_dim);
+  }
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor),
+            minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  if (major == 9 && minor == 0) return "";
+  return fmt::format("sm_{}{}: Hopper kernels need sm_90", major, minor);
+}
+
 std::unique_ptr<FusedAttention> make_hopper_attention(const Exec& exec, const AttentionShape& shape,
                                                       const RopeTable& rope,
                                                       const AttentionRows& rows) {
-  if (shape.batch * shape.seq * shape.heads == 0) return nullptr;
-  const std::string reason = why_not_hopper(shape, rows);
-  if (reason.empty()) return std::make_unique<HopperAttention>(exec, shape, rope, rows);
-  note_simple_attention(reason);
-  return nullptr;
+  return std::make_unique<HopperAttention>(exec, shape, rope, rows);
 }
 
 }  // namespace tandem::gpu

@@ -133,6 +133,30 @@ __device__ void load_boxes(const CUtensorMap& map, FullBarrier& full, Box* to, i
   }
 }
 
+/// Takes gradients of two neighbouring columns of a rotated row, and of those half a head later, to
+/// those of the row before.
+class BackRotation {
+ public:
+  __device__ __forceinline__ BackRotation(const Angles& angles, int position, int column)
+      : cos_(pair(angles.cos, angles.half, position, column)),
+        sin_(pair(angles.sin, angles.half, position, column)) {}
+  __device__ __forceinline__ void apply(float* low, float* high) const {
+    turn(cos_.x, sin_.x, low[0], high[0]);
+    turn(cos_.y, sin_.y, low[1], high[1]);
+  }
+
+ private:
+  __device__ static float2 pair(const float* table, int half, int position, int column) {
+    return *reinterpret_cast<const float2*>(table + int64_t(position) * half + column);
+  }
+  __device__ static void turn(float cos, float sin, float& low, float& high) {
+    const float before = low;
+    low = before * cos + high * sin;
+    high = high * cos - before * sin;
+  }
+  float2 cos_, sin_;
+};
+
 /// First key of a query that it reads; does not decrease from query to query, also beyond `seq`.
 __device__ inline int first_key(const Mask& mask, int seq, int sequence, int query) {
   const int first = mask.window > 0 ? max(0, query - mask.window + 1) : 0;

@@ -1,8 +1,9 @@
 // Backward pass of attention on Hopper's tensor cores, with equal bits in every run. A block owns
 // 128 keys and visits the tiles of 64 queries that read them, the last first: two warpgroups
-// multiply, each for 64 of the keys, while one warp loads and another adds the block's share of the
-// queries' gradients to memory. Shares of a tile are added in the order of their keys, for which
-// blocks wait for each other; blocks begin in that order, so the one waited for always runs.
+// multiply, each for 64 of the keys, while one warp loads and two others, by turns, add the block's
+// share of the queries' gradients to memory. Shares of a tile are added in the order of their keys,
+// for which blocks wait for each other; blocks begin in that order, so the one waited for always
+// runs.
 //
 //   weights = exp(k q^T - log sums),   dv += weights dout
 //   dscores = weights (v dout^T - deltas),   dk += dscores q,   dq += dscores^T k
@@ -21,6 +22,7 @@ namespace {
 
 constexpr int kStages = 2;
 constexpr int kAllMultiplying = 128 * kGroups;
+constexpr int kShareWarps = 2;  // warps that add, by turns
 
 struct Rows {
   float log_sums[kQueryTile];
@@ -39,7 +41,7 @@ struct Shared {
   alignas(128) Rows rows[kStages];
   alignas(128) float deltas[kStages][kQueryTile];
   FullBarrier kv_full, q_full[kStages], dout_full[kStages];
-  EmptyBarrier q_empty[kStages], dout_empty[kStages], dq_full, dq_empty;
+  EmptyBarrier q_empty[kStages], dout_empty[kStages], dq_full[kShareWarps], dq_empty;
   int ticket;
 };
 
@@ -53,11 +55,13 @@ struct Work {
         end(p.ends[sequence * p.key_tiles + tile]),
         heads(p.heads / p.kv_heads) {}
   int tile, sequence, kv_head, begin, end, heads;
-  /// Calls body(head, query tile), the last tile of each head first.
+  /// Calls body(head, query tile), the last tile first. A tile's heads follow each other: blocks
+  /// that began together then come to a tile together, however many of a head's tiles read their
+  /// keys, and need not wait long for each other.
   template <class Body>
-  __device__ void for_each_step(Body&& body) const {
-    for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
-      for (int queries = end - 1; queries >= begin; --queries) body(head, queries);
+  __device__ __forceinline__ void for_each_step(const Body& body) const {
+    for (int queries = end - 1; queries >= begin; --queries) {
+      for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) body(head, queries);
     }
   }
 };
@@ -109,7 +113,7 @@ __device__ void load_all(const BackwardParams& p, const Work& work, Shared<kHead
   load_queries(work.kv_head * work.heads, work.end - 1);
 }
 
-// ---- Thread that adds gradients of queries ------------------------------------------------------
+// ---- Threads that add gradients of queries ------------------------------------------------------
 
 __device__ int load_acquire(const int* from) {
   int value;
@@ -138,15 +142,21 @@ __device__ void await_shares(const int* added, int count) {
   }
 }
 
+/// Adds the shares of every step whose turn is `turn`. A step's predecessor in the order of keys is
+/// waited for before its share exists, and what follows the reading of a share goes on beside the
+/// next step of the other thread.
 template <int kHead>
-__device__ void add_all(const BackwardParams& p, const Work& work, Shared<kHead>& shared) {
+__device__ void add_all(const BackwardParams& p, const Work& work, Shared<kHead>& shared,
+                        int turn) {
   uint32_t phase = 0;
+  int step = 0;
   work.for_each_step([&](int head, int queries) {
+    if (step++ % kShareWarps != turn) return;
     const int64_t tile = (int64_t(work.sequence) * p.heads + head) * p.query_tiles + queries;
     const int first =
         p.first_keys[(int64_t(work.sequence) * p.query_tiles + queries) * kQueryTile] / kKeyTile;
-    shared.dq_full.wait(phase);
     await_shares(p.added + tile, work.tile - first);
+    shared.dq_full[turn].wait(phase);
     fence_memory_proxies();
     float* const to = p.dq + tile * (kQueryTile * kHead);
     if (work.tile == first) {
@@ -185,16 +195,12 @@ class Multiplier {
   __device__ __forceinline__ void run() {
     Sums<kHead> dk, dv;
     shared_.kv_full.wait(0);
-    const int tiles = work_.end - work_.begin, steps = tiles * work_.heads;
     Sums<kQueryTile> scores;
     issue_scores(scores);
     cute::warpgroup_wait<0>();
     fence(scores);
-    int queries = work_.end - 1;
-    for (int step = 0; step < steps; ++step) {
-      run_step(scores, dk, dv, queries);
-      if (--queries < work_.begin) queries = work_.end - 1;
-    }
+    work_.for_each_step([&](int, int queries) { run_step(scores, dk, dv, queries); });
+    rotate_back(dk);
     store(dk, p_.scale, p_.dk);
     store(dv, 1, p_.dv);
   }
@@ -213,6 +219,7 @@ class Multiplier {
     next_.advance();
   }
 
+  /// A tile's queries of a head, whose `scores` are there; leaves those of the next step.
   __device__ __forceinline__ void run_step(Sums<kQueryTile>& scores, Sums<kHead>& dk,
                                            Sums<kHead>& dv, int queries) {
     const int stage = stage_.index;
@@ -227,36 +234,35 @@ class Multiplier {
     find_weights(scores, queries, shared_.rows[stage]);
     uint32_t weights[kQueryTile / 4];
     round(scores, weights);
-    add_values(dv, weights, stage);
-
-    cute::warpgroup_wait<1>();
+    add_rows(dv, weights, shared_.dout[stage][0]);
+    // Both: with `weights` and `rounded` in use the compiler lacks registers, and serializes.
+    cute::warpgroup_wait<0>();
+    fence(weights);
     fence(dscores);
+    fence(dv);
     find_dscores(scores, dscores, shared_.deltas[stage]);
-    std::byte* const box = shared_.dscores[parity_][group_];
-    write_box(dscores, box);
+    uint32_t rounded[kQueryTile / 4];
+    round(dscores, rounded);
+    write_box(rounded, shared_.dscores[parity_][group_]);
     cute::tma_store_fence();
     cutlass::arch::NamedBarrier::sync(kAllMultiplying, 1);
+    if (thread_ == 0) shared_.dout_empty[stage].arrive();
 
     Sums<kHalf> dq;
-    issue_keys(dk, stage);
-    is_first_ = false;
     issue_queries(dq);
-    cute::warpgroup_wait<2>();  // the weights have been read
-    fence(weights);
-    issue_scores(scores);
+    add_rows(dk, rounded, shared_.q[stage][0]);
+    is_first_ = false;
     cute::warpgroup_wait<1>();
     fence(dq);
-    fence(dk);
-    fence(dv);
-    if (thread_ == 0) {
-      shared_.q_empty[stage].arrive();
-      shared_.dout_empty[stage].arrive();
-    }
     hand_over(dq);
+    issue_scores(scores);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    fence(rounded);
+    fence(scores);
+    if (thread_ == 0) shared_.q_empty[stage].arrive();
     stage_.advance();
     parity_ ^= 1;
-    cute::warpgroup_wait<0>();
-    fence(scores);
   }
 
   /// Softmax from the log sums, 0 for keys that a query does not read.
@@ -286,40 +292,25 @@ class Multiplier {
         [&](auto i) { dscores[i] = weights[i] * (dscores[i] - deltas[column(i)]); });
   }
 
-  __device__ __forceinline__ void write_box(const Sums<kQueryTile>& dscores, std::byte* box) const {
-    uint32_t rounded[kQueryTile / 4];
-    round(dscores, rounded);
+  __device__ __forceinline__ void write_box(const uint32_t (&rounded)[kQueryTile / 4],
+                                            std::byte* box) const {
 #pragma unroll
     for (int i = 0; i < kQueryTile / 16; ++i) {
       fused::store_16(rounded + 4 * i, fused::lane_address(address_of(box), warp_, lane_, i));
     }
   }
 
-  /// Issues dv += weights dout, or = in the first step.
-  __device__ __forceinline__ void add_values(Sums<kHead>& dv, uint32_t (&weights)[kQueryTile / 4],
-                                             int stage) {
+  /// Issues sums += factors[keys, queries] rows[queries, kHead], or = in the first step.
+  __device__ __forceinline__ void add_rows(Sums<kHead>& sums, uint32_t (&factors)[kQueryTile / 4],
+                                           const std::byte* rows) {
     using Instruction = typename Product<kHead, kRowsOfK, kColumnsOfK>::Registers;
-    const uint64_t dout = operand_descriptor<true>(address(shared_.dout[stage][0]));
-    fence(dv);
-    fence(weights);
+    const uint64_t from = operand_descriptor<true>(address(rows));
+    fence(sums);
+    fence(factors);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < kQueryTile / 16; ++k) {
-      multiply<Instruction>(dv, weights + 4 * k, dout + k * kSlice, is_first_ && k == 0,
-                            std::make_index_sequence<kHead / 2>{});
-    }
-    cute::warpgroup_commit_batch();
-  }
-  /// Issues dk += dscores q, or = in the first step.
-  __device__ __forceinline__ void issue_keys(Sums<kHead>& dk, int stage) {
-    using Instruction = typename Product<kHead, kRowsOfK, kColumnsOfK>::Shared;
-    const uint64_t dscores = operand_descriptor(address(shared_.dscores[parity_][group_])),
-                   q = operand_descriptor<true>(address(shared_.q[stage][0]));
-    fence(dk);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < kQueryTile / 16; ++k) {
-      multiply<Instruction>(dk, dscores + k * k_stride(false), q + k * kSlice, is_first_ && k == 0,
+      multiply<Instruction>(sums, factors + 4 * k, from + k * kSlice, is_first_ && k == 0,
                             std::make_index_sequence<kHead / 2>{});
     }
     cute::warpgroup_commit_batch();
@@ -341,7 +332,7 @@ class Multiplier {
     }
     cute::warpgroup_commit_batch();
   }
-  /// Hands this block's share of dq to the thread that adds it.
+  /// Hands this block's share of dq to the thread whose turn it is.
   __device__ __forceinline__ void hand_over(const Sums<kHalf>& dq) {
     shared_.dq_empty.wait(dq_phase_ ^ 1);
     for_each<kHalf / 8>([&](auto i) {
@@ -349,10 +340,21 @@ class Multiplier {
           dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
     });
     cute::tma_store_fence();
-    shared_.dq_full.arrive();
+    static_assert(kShareWarps == 2, "whose turn it is is the phase");
+    shared_.dq_full[dq_phase_].arrive();
     dq_phase_ ^= 1;
   }
 
+  /// Takes the gradient of the rotated keys to that of the keys.
+  __device__ __forceinline__ void rotate_back(Sums<kHead>& sums) const {
+    const int row = work_.tile * kKeyTile + key_row(0);
+    for_each<kHead / 16 * 2>([&](auto i) {
+      constexpr int kRow = i % 2, kLow = 2 * i, kHigh = kLow + kHead / 4;
+      const BackRotation rotation(p_.angles, min(row + 8 * kRow, p_.seq - 1),
+                                  i / 2 * 8 + 2 * (lane_ % 4));
+      rotation.apply(&sums[kLow], &sums[kHigh]);
+    });
+  }
   __device__ __forceinline__ void store(const Sums<kHead>& sums, float scale,
                                         __nv_bfloat16* to) const {
     const int row = work_.tile * kKeyTile + key_row(0);
@@ -389,7 +391,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.q_full[i].init(1), shared.dout_full[i].init(1);
       shared.q_empty[i].init(kGroups), shared.dout_empty[i].init(kGroups);
     }
-    shared.dq_full.init(kAllMultiplying), shared.dq_empty.init(1);
+    for (int turn = 0; turn < kShareWarps; ++turn) shared.dq_full[turn].init(kAllMultiplying);
+    shared.dq_empty.init(1);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -398,7 +401,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<kLoadingRegisters>();
     if (warp == 0 && cute::elect_one_sync()) load_all<kHead>(p, work, shared);
-    if (warp == 1 && cute::elect_one_sync()) add_all<kHead>(p, work, shared);
+    if (warp >= 1 && warp <= kShareWarps && cute::elect_one_sync()) {
+      add_all<kHead>(p, work, shared, warp - 1);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kMultiplyingRegisters>();
     Multiplier<kHead>(p, work, shared, warp / 4 - 1).run();

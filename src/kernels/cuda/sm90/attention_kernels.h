@@ -1,5 +1,5 @@
 // Launches of the Hopper kernels of attention (attention_forward.cu, attention_backward.cu), of
-// bf16 rows with heads of 64 or 128. q and k are rotated, and dq and dk are of the rotated ones.
+// bf16 rows with heads of 64 or 128. q and k are rotated; dq and dk are of those before that.
 #pragma once
 
 #include <cuda.h>
@@ -27,11 +27,19 @@ struct ForwardParams {
   __nv_bfloat16* out;
   int64_t stride;   ///< elements between rows of out
   float* log_sums;  ///< [sequences, heads, seq]
+  int* ticket;      ///< of a block's next queries; 0 before and after a launch
   int sequences, seq, heads, kv_heads;
   float scale, scale_log2;  ///< of scores, and to base 2
+  int sms;                  ///< of the GPU
 };
 
 void launch_forward(int head_dim, const ForwardParams& params, CUstream_st* stream);
+
+/// f32 [seq, head_dim / 2]: of the angles that q and k were rotated by, as RopeTable's.
+struct Angles {
+  const float *cos, *sin;
+  int half;  ///< head_dim / 2
+};
 
 /// Scratch rows are padded to whole tiles of queries.
 struct BackwardParams {
@@ -42,6 +50,7 @@ struct BackwardParams {
   float* dq;    ///< [sequences, heads, query_tiles], a tile in the accumulators' order
   int* added;   ///< [sequences, heads, query_tiles]: shares in dq
   int* ticket;  ///< of the next block
+  Angles angles;
   __nv_bfloat16 *dk, *dv;
   int64_t stride;  ///< elements between rows of dq, dk and dv
   int sequences, seq, heads, kv_heads, key_tiles, query_tiles;
@@ -59,7 +68,7 @@ struct BackwardRows {
 /// Sets everything that the backward kernel reads of its scratch memory (attention_rows.cu).
 void prepare_backward(int head_dim, const BackwardParams& params, const Mask& mask,
                       const BackwardRows& rows, CUstream_st* stream);
-/// Rounds the scratch memory's dq.
+/// Rotates the scratch memory's dq back, and rounds it.
 void round_gradient(int head_dim, const BackwardParams& params, __nv_bfloat16* dq,
                     CUstream_st* stream);
 /// The whole pass, these two included.
