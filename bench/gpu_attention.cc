@@ -1,9 +1,12 @@
 #include "bench/gpu_attention.h"
 
+#include <functional>
 #include <memory>
-#include <optional>
+#include <string>
+#include <string_view>
 
 #include "kernels/cuda/cudnn/attention.h"
+#include "kernels/cuda/hopper_attention.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -14,6 +17,7 @@ constexpr int64_t kWide = kHeads * kHeadDim, kNarrow = kKvHeads * kHeadDim;
 constexpr int64_t kQkv = kWide + 2 * kNarrow;
 constexpr double kTheta = 500000;
 constexpr int kAttentionRepeats = 10;
+constexpr std::string_view kUnordered = "cudnn_unordered";
 constexpr double kMaxDifference = 0.02;  // root mean square; bf16 rounds by 0.004
 
 /// Random in [-1, 1), without a period.
@@ -26,12 +30,14 @@ Memory random_rows(int64_t rows, int64_t columns, uint64_t seed) {
   return memory;
 }
 
-/// One form with its own tensors: cuDNN's rotates q and k in place.
+using Make = std::function<std::unique_ptr<gpu::FusedAttention>()>;
+
+/// One form with its own tensors: fused ones rotate q and k in place.
 class Form {
  public:
-  /// Without `rows`: the simple kernels.
-  Form(const char* name, const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
-       const Memory& qkv, const Memory& dout, const std::optional<AttentionRows>& rows)
+  /// Without `make`: the simple kernels.
+  Form(std::string_view name, const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
+       const Memory& qkv, const Memory& dout, const Make& make)
       : name_(name),
         exec_(exec),
         rows_(shape.batch * shape.seq),
@@ -42,13 +48,13 @@ class Form {
         log_sums_(size_t(rows_ * kHeads) * sizeof(float), exec.device) {
     copy(exec, matrix(qkv, kQkv), matrix(qkv_, kQkv));
     copy(exec, matrix(dout, kWide), matrix(dout_, kWide));
-    if (rows) {
-      fused_ = gpu::make_cudnn_attention(exec, shape, rope, *rows);
+    if (make) {
+      fused_ = make();
     } else {
       simple_ = std::make_unique<Attention>(exec, shape, rope);
     }
   }
-  const char* name() const { return name_; }
+  std::string_view name() const { return name_; }
   bool missing() const { return !fused_ && !simple_; }
 
   void forward() const {
@@ -81,7 +87,7 @@ class Form {
             all.narrow(1, kWide + kNarrow, kNarrow)};
   }
 
-  const char* name_;
+  std::string_view name_;
   Exec exec_;
   int64_t rows_;
   Memory qkv_, dqkv_, out_, dout_, log_sums_;
@@ -115,13 +121,16 @@ void bench_shape(const Exec& exec, const gpu::Flush& flush, int64_t batch, int64
   const Memory qkv = random_rows(batch * seq, kQkv, 1), dout = random_rows(batch * seq, kWide, 2);
   const AttentionRows ordered{DType::bf16, kQkv, kWide}, unordered{DType::bf16, kQkv, kWide, false};
   std::vector<std::unique_ptr<Form>> forms;
-  const auto add = [&](const char* name, const std::optional<AttentionRows>& rows) {
-    auto form = std::make_unique<Form>(name, exec, shape, rope, qkv, dout, rows);
+  const auto add = [&](std::string_view name, const Make& make) {
+    auto form = std::make_unique<Form>(name, exec, shape, rope, qkv, dout, make);
     if (!form->missing()) forms.push_back(std::move(form));
   };
   add("simple", {});
-  add("cudnn", ordered);
-  add("cudnn_unordered", unordered);
+  if (gpu::why_not_hopper_attention(shape, ordered).empty()) {
+    add("hopper", [&] { return gpu::make_hopper_attention(exec, shape, rope, ordered); });
+  }
+  add("cudnn", [&] { return gpu::make_cudnn_attention(exec, shape, rope, ordered); });
+  add(kUnordered, [&] { return gpu::make_cudnn_attention(exec, shape, rope, unordered); });
   std::vector<gpu::Candidate> forward, backward;
   for (const auto& form : forms) {
     form->forward();
@@ -129,10 +138,10 @@ void bench_shape(const Exec& exec, const gpu::Flush& flush, int64_t batch, int64
     require_equal(exec, "attention_forward", *form, form->out(), forms[0]->out());
     require_equal(exec, "attention_backward", *form, form->gradients(), forms[0]->gradients());
     // The forward passes of cuDNN's two forms are the same.
-    if (form == forms[0] || form == forms[1]) {
-      forward.push_back({form->name(), [&form] { form->forward(); }, {}});
+    if (form->name() != kUnordered) {
+      forward.push_back({std::string(form->name()), [&form] { form->forward(); }, {}});
     }
-    backward.push_back({form->name(), [&form] { form->backward(); }, {}});
+    backward.push_back({std::string(form->name()), [&form] { form->backward(); }, {}});
   }
   const double flops = 2.0 * double(batch * kHeads * kHeadDim) * double(seq) * double(seq);
   gpu::measure(forward, kAttentionRepeats, flush, exec.stream);

@@ -26,7 +26,7 @@ def table(_):
 def attention(file):
     rows = json.loads((ROOT / file).read_text())["attention"]
     times = {(row["op"].removeprefix("attention_"), row["seq"], row["form"]): row for row in rows}
-    forms = {"simple": "simple", "cudnn": "cuDNN", "cudnn_unordered": "cuDNN, not deterministic"}
+    forms = {"simple": "simple", "hopper": "own, Hopper", "cudnn": "cuDNN", "cudnn_unordered": "cuDNN, not deterministic"}
 
     def cell(direction, seq, form):
         row = times.get((direction, seq, form))
