@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/cuda/check.h"
+#include "core/cuda/architecture.h"
 #include "core/system/env.h"
 #include "tandem/random.h"
 #include "tests/gpu/attention_operands.h"
@@ -21,9 +21,7 @@ using gpu::FusedAttention;
 constexpr int64_t kAlignedGap = 8;  // columns after each row
 
 bool is_hopper() {
-  int major = 0;
-  gpu::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "test");
-  return major == 9;
+  return gpu::architecture_of(0) == gpu::kHopper;
 }
 
 class HopperAttention : public testing::Test {

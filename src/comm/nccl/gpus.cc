@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 
 #include "comm/nccl/nccl_communicator.h"
+#include "core/cuda/architecture.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
@@ -19,12 +20,7 @@ Gpus this_machines_gpus() {
   gpus.name = properties.name;
   gpus.memory_gib = double(properties.totalGlobalMem) / double(1ull << 30);
   for (int device = 0; device < gpus.count; ++device) {
-    int major = 0, minor = 0;
-    gpu::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-               "compute capability");
-    gpu::check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-               "compute capability");
-    gpus.architectures.push_back("sm_" + std::to_string(major) + std::to_string(minor));
+    gpus.architectures.push_back(gpu::architecture_of(device));
   }
   gpus.architecture = gpus.architectures.front();
   gpu::check(cudaRuntimeGetVersion(&gpus.versions["cuda"]), "CUDA version");

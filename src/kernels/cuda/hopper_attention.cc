@@ -4,7 +4,8 @@
 
 #include <cmath>
 
-#include "core/cuda/check.h"
+#include "core/cuda/architecture.h"
+#include "core/cuda/share.h"
 #include "core/system/env.h"
 #include "gemm/cuda/tensor_map.h"
 #include "kernels/attention/simple_attention.h"
@@ -16,14 +17,6 @@ namespace tandem::gpu {
 namespace {
 
 using sm90::kForwardQueries, sm90::kKeyTile, sm90::kQueryTile;
-
-/// Attribute of this thread's GPU.
-int attribute(cudaDeviceAttr name) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "attention");
-  check(cudaDeviceGetAttribute(&value, name, device), "attention");
-  return value;
-}
 
 class HopperAttention final : public FusedAttention {
  public:
@@ -43,7 +36,7 @@ class HopperAttention final : public FusedAttention {
         dq_(floats(padded() * shape.heads * shape.head_dim)),
         added_(floats(shape.batch * shape.heads * query_tiles_ + 1)),
         ticket_(floats(1)),
-        sms_(attribute(cudaDevAttrMultiProcessorCount)) {
+        sms_(this_share()->sms()) {
     clear(exec, ticket_.view());
   }
 
@@ -179,10 +172,9 @@ std::string why_not_hopper_attention(const AttentionShape& shape, const Attentio
   if (shape.head_dim != 64 && shape.head_dim != 128) {
     return fmt::format("head_dim {}: Hopper kernels take 64 and 128", shape.head_dim);
   }
-  const int major = attribute(cudaDevAttrComputeCapabilityMajor),
-            minor = attribute(cudaDevAttrComputeCapabilityMinor);
-  if (major == 9 && minor == 0) return "";
-  return fmt::format("sm_{}{}: Hopper kernels need sm_90", major, minor);
+  const std::string architecture = architecture_of(this_share()->device());
+  return architecture == kHopper ? ""
+                                 : fmt::format("{}: Hopper kernels need {}", architecture, kHopper);
 }
 
 std::unique_ptr<FusedAttention> make_hopper_attention(const Exec& exec, const AttentionShape& shape,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/cuda/architecture.h"
 #include "core/operands.h"
 #include "core/system/env.h"
 #include "overlap/contract/check.h"
@@ -15,12 +16,7 @@ LtContext& lt_context(GpuCommunicator& comm) {
 }
 
 bool has_hopper_kernels(const GpuCommunicator& comm) {
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, comm.device()),
-        "compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, comm.device()),
-        "compute capability");
-  return major == 9 && minor == 0 && !env().gpu_portable;
+  return architecture_of(comm.device()) == kHopper && !env().gpu_portable;
 }
 
 bool has_fused_kernels(const GpuCommunicator& comm) {
