@@ -31,19 +31,14 @@ class Demo : public SegmentedExchange {
   bool continues(const SyncSlice& before, const SyncSlice& next) const override {
     return next.parameter == before.parameter;
   }
-  void prepare_segment(const Segment& segment) override {
-    const size_t bytes = size_t(segment.count) * sizeof(float);
-    if (bytes <= cosines_.bytes()) return;
-    cosines_ = Memory(bytes, exec().device);
-    rest_ = Memory(bytes, exec().device);
-  }
+  int scratch_arrays() const override { return kScratchArrays; }
   size_t segment_bytes(const Segment& segment) const override {
     return size_t(topk_of(tiles_of(segment)).bytes(segment.count));
   }
   void encode_segment(const Segment& segment, const Tensor& changes, const Tensor& unsent,
                       std::byte* message) override {
     const DctTiles tiles = tiles_of(segment);
-    const Tensor cosines = scratch(cosines_, segment.count), rest = scratch(rest_, segment.count);
+    const Tensor cosines = scratch(0, segment.count), rest = scratch(1, segment.count);
     dct_forward(exec(), tiles, 1, changes, cosines);
     to_tiles(exec(), tiles, unsent, rest);
     encode_topk(exec(), topk_of(tiles), float(config_.decay()), cosines, rest, message);
@@ -52,7 +47,7 @@ class Demo : public SegmentedExchange {
   void combine_segment(const Segment& segment, std::span<const std::byte* const> messages,
                        const Tensor& mean) const override {
     const DctTiles tiles = tiles_of(segment);
-    const Tensor cosines = scratch(cosines_, segment.count);
+    const Tensor cosines = scratch(0, segment.count);
     mean_topk(exec(), topk_of(tiles), messages, codec::TopKMean::senders, cosines);
     dct_inverse(exec(), tiles, cosines, mean);
   }
@@ -73,12 +68,9 @@ class Demo : public SegmentedExchange {
   }
   codec::TopK topk_of(const DctTiles& tiles) const { return config_.sparse(tiles.elements()); }
 
-  static Tensor scratch(const Memory& memory, int64_t elements) {
-    return memory.view(DType::f32, {elements});
-  }
+  static constexpr int kScratchArrays = 2;  // cosines and those not sent, by tile
 
   const SyncConfig config_;
-  Memory cosines_, rest_;  // of one segment, by tile
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "engine/parallel/sync/exchange.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -29,12 +30,20 @@ class Dense : public Exchange {
     if (!wire.is_none()) codec::require_encodable(wire, DType::f32);
   }
 
-  void prepare(const SyncShard& shard) override {
+  size_t scratch_bytes(const SyncShard& shard) const override {
+    int64_t largest = 0;
     for_each(shard, [&](int64_t, int64_t count, bool encoded) {
-      const size_t bytes = encoded ? size_t(count) * sizeof(float) : 0;
-      if (bytes > decoded_.bytes()) decoded_ = Memory(bytes, exec_.device);
+      if (encoded) largest = std::max(largest, count);
     });
+    return size_t(largest) * sizeof(float);
   }
+
+  void prepare(const SyncShard& shard) override {
+    const size_t bytes = scratch_bytes(shard);
+    if (bytes > decoded_.bytes()) decoded_ = Memory(bytes, exec_.device);
+  }
+
+  size_t bytes() const override { return decoded_.bytes(); }
 
   size_t max_bytes(const SyncShard& shard) const override {
     size_t bytes = 0;

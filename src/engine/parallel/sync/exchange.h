@@ -7,7 +7,6 @@
 // on a GPU the work is enqueued on its stream.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,11 +37,6 @@ struct SyncShard {
   int64_t elements() const {
     return slices.empty() ? 0 : slices.back().begin + slices.back().count;
   }
-  int64_t largest_slice() const {
-    int64_t largest = 0;
-    for (const SyncSlice& slice : slices) largest = std::max(largest, slice.count);
-    return largest;
-  }
   /// Adds a slice after all others.
   void add(SyncSlice slice) {
     slice.begin = elements();
@@ -53,8 +47,12 @@ struct SyncShard {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  /// Allocates what `encode` and `combine` need for the shard. Called before them.
+  /// Bytes of memory in which `encode` and `combine` compute, for the shard.
+  virtual size_t scratch_bytes(const SyncShard& /*shard*/) const { return 0; }
+  /// Allocates them, unless those of another shard are as many. Called before `encode`.
   virtual void prepare(const SyncShard& /*shard*/) {}
+  /// Bytes allocated so far.
+  virtual size_t bytes() const { return 0; }
   /// Bytes of the largest message of the shard.
   virtual size_t max_bytes(const SyncShard& shard) const = 0;
   /// Encodes the shard's changes, the anchor minus the learner's weights or with method demo the

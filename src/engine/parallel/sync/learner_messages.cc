@@ -23,6 +23,10 @@ constexpr int kNoFragment = -1;
 constexpr std::chrono::microseconds kPollInterval{200};
 constexpr double kMinDeadline = 0.001;  // of a communicator, seconds
 
+constexpr size_t aligned_room(size_t bytes) {
+  return (bytes + kMessageAlignment - 1) / kMessageAlignment * kMessageAlignment;
+}
+
 /// Whether every rank reaches every other's memory, as GPUs of one host do. The same on every rank.
 /// Collective.
 bool reach_each_other(Communicator& ranks) {
@@ -71,15 +75,18 @@ LearnerMessages::LearnerMessages(Communicator& learners, const char* name, size_
       name_(name),
       quorum_(quorum),
       is_enqueued_(!device_traits(exec_).is_host && !hosts_),
-      room_((max_bytes + kMessageAlignment - 1) / kMessageAlignment * kMessageAlignment),
+      room_(aligned_room(max_bytes)),
       decisions_(kSlots * size_t(learners.size()) * room_),
-      buffer_(learners_.allocate(
-          decisions_ + std::max(kSlots * size_t(learners.size()), kMessageAlignment),
-          learners.size() + 1)),
+      buffer_(learners_.allocate(buffer_bytes(learners.size(), max_bytes), learners.size() + 1)),
       on_device_(hosts_ ? decisions_ : 0, exec_.device),
       counted_(size_t(learners.size())) {
   std::iota(counted_.begin(), counted_.end(), 0);
   if (is_enqueued_) make_streams();
+}
+
+size_t LearnerMessages::buffer_bytes(int learners, size_t max_bytes) {
+  const size_t messages = kSlots * size_t(learners);
+  return messages * aligned_room(max_bytes) + std::max(messages, kMessageAlignment);
 }
 
 /// Sends zeros and raises no signal, as MessageRing does: the first put makes a stream, which work

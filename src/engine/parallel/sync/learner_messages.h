@@ -38,6 +38,10 @@ class LearnerMessages {
   /// waits, in spans and errors; it and `learners` must outlive this object. `learners` must not be
   /// used between `send_in_steps` and the next `receive` or `end_sending`. Collective.
   LearnerMessages(Communicator& learners, const char* name, size_t max_bytes, int quorum);
+  /// Bytes that a rank allocates for messages of at most `max_bytes`.
+  static size_t buffer_bytes(int learners, size_t max_bytes);
+  /// Bytes that this rank has allocated, on the device of an Exec.
+  size_t bytes() const { return hosts_ ? on_device_.bytes() : buffer_->bytes(); }
 
   /// Begins a round. Returns the memory of this learner's message. With a quorum it waits for
   /// learners that are further behind. Throws Timeout or Aborted.

@@ -23,10 +23,18 @@ std::vector<Moment> outer_moments(const SyncConfig& config) {
   return moments;
 }
 
-double change_bytes(const SyncConfig& config, double elements, double matrix) {
-  const double arrays = config.is_sparse() || config.codec != "none" ? 2 : 1;
-  const double cosines = config.is_demo() ? 2 * std::min(matrix, elements) : 0;
-  return sizeof(float) * (arrays * elements + cosines);
+ExchangeBytes exchange_bytes(const SyncConfig& config, std::span<const SyncShard> fragments) {
+  const auto exchange = make_exchange(config);
+  const double arrays = config.is_sparse() ? 2 : 1;
+  ExchangeBytes bytes;
+  size_t message = 0;
+  for (const SyncShard& shard : fragments) {
+    bytes.changes = std::max(bytes.changes, arrays * sizeof(float) * double(shard.elements()));
+    bytes.scratch = std::max(bytes.scratch, double(exchange->scratch_bytes(shard)));
+    message = std::max(message, exchange->max_bytes(shard));
+  }
+  bytes.messages = double(LearnerMessages::buffer_bytes(int(config.num_learners()), message));
+  return bytes;
 }
 
 OuterSync::OuterSync(Communicator& learners, const SyncConfig& config, std::vector<Stage> stages,

@@ -36,10 +36,14 @@ namespace tandem {
 /// Moments that an owner has for the exchanges.
 std::vector<Moment> outer_moments(const SyncConfig& config);
 
-/// Bytes of an owner's changes, with those not sent or decoded, and of the cosines that method demo
-/// computes. `elements`: of the owner's largest fragment; `matrix`: of the largest matrix, of which
-/// it has at most all.
-double change_bytes(const SyncConfig& config, double elements, double matrix);
+/// Bytes that an owner of fragments allocates for exchanges, next to the moments.
+struct ExchangeBytes {
+  double changes = 0;   ///< of the largest fragment, with those not sent
+  double scratch = 0;   ///< in which they are encoded and combined
+  double messages = 0;  ///< of all learners
+  double total() const { return changes + scratch + messages; }
+};
+ExchangeBytes exchange_bytes(const SyncConfig& config, std::span<const SyncShard> fragments);
 
 class OuterSync {
  public:
@@ -80,6 +84,10 @@ class OuterSync {
   void average_weights(int64_t step);
   /// Bytes sent by this rank since the last call.
   uint64_t take_sent() { return messages_->take_sent(); }
+  /// Bytes that this rank has allocated, next to the moments.
+  size_t bytes() const {
+    return changes_.bytes() + unsent_.bytes() + exchange_->bytes() + messages_->bytes();
+  }
 
  private:
   /// Elements in this rank's memory, in the order of the shard.

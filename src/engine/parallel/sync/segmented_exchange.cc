@@ -1,5 +1,6 @@
 #include "engine/parallel/sync/segmented_exchange.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/elementwise.h"
@@ -7,6 +8,8 @@
 
 namespace tandem {
 namespace {
+
+constexpr size_t kArrayAlignment = 256;  // of an array, as of memory of GPUs
 
 /// Sets `mean` to the mean of messages in f32, at multiples of 4 bytes, added in order.
 void mean_raw(const Exec& exec, std::span<const std::byte* const> messages, const Tensor& mean) {
@@ -38,10 +41,24 @@ void SegmentedExchange::for_each(const SyncShard& shard, const Visit& visit) con
   }
 }
 
-void SegmentedExchange::prepare(const SyncShard& shard) {
+size_t SegmentedExchange::scratch_bytes(const SyncShard& shard) const {
+  int64_t largest = 0;
   for_each(shard, [&](const Segment& segment) {
-    if (segment.first.sharded) prepare_segment(segment);
+    if (segment.first.sharded) largest = std::max(largest, segment.count);
   });
+  const size_t array =
+      (size_t(largest) * sizeof(float) + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment;
+  return size_t(scratch_arrays()) * array;
+}
+
+void SegmentedExchange::prepare(const SyncShard& shard) {
+  const size_t bytes = scratch_bytes(shard);
+  if (bytes > scratch_.bytes()) scratch_ = Memory(bytes, exec_.device);
+}
+
+Tensor SegmentedExchange::scratch(int index, int64_t elements) const {
+  return scratch_.view(DType::f32, {elements},
+                       size_t(index) * scratch_.bytes() / size_t(scratch_arrays()));
 }
 
 size_t SegmentedExchange::max_bytes(const SyncShard& shard) const {

@@ -18,12 +18,13 @@ LearnerExchanges::LearnerExchanges(const ModelConfig& model, const SyncConfig& s
   for (const SyncShard& shard : fragments) {
     const auto bytes = double(exchange->max_bytes(shard));
     parameters += double(shard.elements());
-    elements_ = std::max(elements_, double(shard.elements()));
-    matrix_ = std::max(matrix_, double(shard.largest_slice()));
     bytes_ = std::max(bytes_, bytes);
     all_bytes_ += bytes;
   }
-  elements_ /= parameters;
+  const ExchangeBytes of_rank = exchange_bytes(sync_, fragments);
+  changes_ = of_rank.changes / parameters;
+  messages_ = of_rank.messages / parameters;
+  scratch_ = of_rank.scratch;
   bytes_ /= parameters;
   all_bytes_ /= parameters;
 }
@@ -36,8 +37,9 @@ LearnerExchange LearnerExchanges::of(const RunRow& row, const GpuSpec& gpu) cons
   const double owned = weights.dense / copies.dense + weights.experts / copies.experts;
   const double moments = sizeof(float) * double(outer_moments(sync_).size());
   LearnerExchange exchange;
-  exchange.memory_bytes = owned * (moments + LearnerMessages::kSlots * learners * bytes_) +
-                          change_bytes(sync_, owned * elements_, matrix_ / double(row.tp));
+  exchange.memory_bytes =
+      owned * (moments + changes_ + messages_) +
+      std::min(scratch_ / double(row.tp), owned * changes_);  // at most as many arrays
   exchange.sent_bytes = owned * bytes_ * (learners - 1);
   exchange.seconds = exchange.sent_bytes / gpu.learner_rate;
   exchange.step_bytes = owned * all_bytes_ * (learners - 1) / double(sync_.period());

@@ -29,9 +29,10 @@ class LearnerExchanges {
 
  private:
   SyncConfig sync_;
-  double elements_ = 0, bytes_ = 0;  // of the largest fragment and its message, a parameter
-  double matrix_ = 0;                // elements of the largest matrix
-  double all_bytes_ = 0;             // of the messages of all fragments, a parameter
+  double bytes_ = 0;                   // of the largest fragment's message, a parameter
+  double changes_ = 0, messages_ = 0;  // of ExchangeBytes, a parameter
+  double scratch_ = 0;                 // of ExchangeBytes, with all of the largest matrix
+  double all_bytes_ = 0;               // of the messages of all fragments, a parameter
 };
 
 }  // namespace tandem::plan

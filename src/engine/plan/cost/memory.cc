@@ -11,9 +11,9 @@
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
-#include "engine/parallel/sync/learner_messages.h"
 #include "engine/parallel/sync/outer_sync.h"
 #include "engine/plan/cost/activations.h"
+#include "engine/plan/cost/owned_fragments.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 
@@ -118,26 +118,14 @@ double MemoryEstimate::message_bytes(double parameters) const {
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
-/// Bytes of a rank's changes of the largest fragment, and of the messages of all learners with
-/// them.
 double MemoryEstimate::exchange_bytes(int pp_rank) const {
-  const SyncConfig& sync = parallel_.sync;
   if (dims_.learners() == 1) return 0;
-  std::vector<SyncShard> fragments(size_t(sync.num_fragments()));
+  std::vector<ModelLayout> stages;
   for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
-    const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, chunk));
-    FragmentSlices(of_stage.parameters, sync.num_fragments()).add({0, of_stage.size}, fragments);
+    stages.push_back(layout(schedule::stage_of(shape_, pp_rank, chunk)));
   }
-  const auto exchange = make_exchange(sync);
-  double elements = 0, matrix = 0, message = 0;
-  for (const SyncShard& shard : fragments) {
-    elements = std::max(elements, double(shard.elements()));
-    matrix = std::max(matrix, double(shard.largest_slice()));
-    message = std::max(message, double(exchange->max_bytes(shard)));
-  }
-  const double share = owned_share(dims_.dp());
-  return change_bytes(sync, share * elements, matrix) +
-         share * LearnerMessages::kSlots * dims_.learners() * message;
+  const ModelLayout whole(model_, dims_.tp(), 0, {dims_.ep(), 0});
+  return largest_exchange_bytes(parallel_, whole, stages, bucket_).total();
 }
 
 /// Bytes that the products of a stage pack, of forward passes, of inputs' and of weights'
@@ -189,8 +177,8 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   memory.state = dense * state(dims_.dp()).total() +
                  experts * state(dims_.size(kExpertDp)).total() +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
-  memory.messages =
-      message_bytes(dense + experts) + gradient_window_bytes(pp_rank) + exchange_bytes(pp_rank);
+  memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
+  memory.exchanges = exchange_bytes(pp_rank);
   memory.activations = activations_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
   return memory;
@@ -248,10 +236,11 @@ std::string MemoryEstimate::describe() const {
   const RankMemory memory = largest_rank(uses_packing());
   return fmt::format(
       "expected memory: {:.3g} bytes a parameter and rank ({}); {}: {} of state, {} of "
-      "messages, {} of activations{}{}{}",
+      "messages{}, {} of activations{}{}{}",
       bytes.total(), terms, dims_.pp() == 1 ? "a rank" : "the rank that needs most",
-      format_bytes(memory.state), format_bytes(memory.messages), format_bytes(memory.activations),
-      describe_recompute(),
+      format_bytes(memory.state), format_bytes(memory.messages),
+      memory.exchanges > 0 ? fmt::format(", {} of exchanges", format_bytes(memory.exchanges)) : "",
+      format_bytes(memory.activations), describe_recompute(),
       memory.packing > 0 ? fmt::format(", {} of packed operands", format_bytes(memory.packing))
                          : "",
       snapshots > 0 ? fmt::format(", {} of snapshots", format_bytes(snapshots)) : "");

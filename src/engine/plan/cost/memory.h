@@ -26,10 +26,11 @@ struct StateBytes {
 /// Bytes of a rank's memory, by what it is for.
 struct RankMemory {
   double state = 0;        ///< weights, gradients and optimizer
-  double messages = 0;     ///< to and from its replicas, and other learners
+  double messages = 0;     ///< to and from its replicas
+  double exchanges = 0;    ///< changes and messages of learners, without the moments
   double activations = 0;  ///< saved and shared (engine/plan/cost/activations.h)
   double packing = 0;      ///< operands of products on CPUs with AMX
-  double total() const { return state + messages + activations + packing; }
+  double total() const { return state + messages + exchanges + activations + packing; }
 };
 
 /// Memory of a job's ranks. Bytes are in floating point, which does not overflow.

@@ -1,7 +1,13 @@
 #include "engine/parallel/sync/outer_sync.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
 #include <vector>
 
+#include "engine/report/progress.h"
 #include "engine/train/hooks/hooks.h"
 
 namespace tandem::hooks {
@@ -20,12 +26,25 @@ OuterSync::LateLearners late_learners(const Run& run) {
   };
 }
 
+/// Largest of the ranks' bytes. Collective.
+uint64_t largest_bytes(Communicator& world, uint64_t bytes) {
+  for (const auto& of_rank : world.exchange(std::as_bytes(std::span(&bytes, 1)), "exchanges")) {
+    uint64_t other = 0;
+    std::memcpy(&other, of_rank.data(), sizeof other);
+    bytes = std::max(bytes, other);
+  }
+  return bytes;
+}
+
 class Sync : public StepHook {
  public:
   explicit Sync(Run& run)
       : run_(run),
         sync_(*run.groups.sync(), run.config.parallel.sync,
-              run.ranks->outer_stages(run.config.optimizer), run.state.step, late_learners(run)) {}
+              run.ranks->outer_stages(run.config.optimizer), run.state.step, late_learners(run)) {
+    run.note(fmt::format("exchanges: {} on the rank with most",
+                         format_bytes(double(largest_bytes(run.world, sync_.bytes())))));
+  }
 
   void after_update(Step& step) override {
     const bool applies = sync_.applies(run_.state.step);
