@@ -247,25 +247,43 @@ TEST(ResumeLearners, RefusesOtherLearnersAndExchanges) {
 }
 
 /// Otherwise it would lose what late learners have not sent.
+/// Error of a run of four learners, or empty.
+std::string error_of_run(const std::string& out, std::vector<std::string> sync) {
+  sync.push_back("sync.every=2");
+  TrainRequest request = make_request({}, sync, out, 4);
+  request.faults = {};
+  try {
+    EXPECT_EQ(run_on_threads(request).step, kSteps);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(ResumeLearners, KeepsAQuorum) {
   const TempDir dir;
-  const std::string out = dir / "out";
-  const auto error_of = [&](const char* quorum) {
-    TrainRequest request = make_request({}, {"sync.every=2", quorum}, out, 4);
-    request.faults = {};
-    try {
-      EXPECT_EQ(run_on_threads(request).step, kSteps);
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto error_of = [&](const char* quorum) { return error_of_run(dir / "out", {quorum}); };
   EXPECT_EQ(error_of("sync.quorum=1"), "");
   EXPECT_THAT(error_of("sync.quorum=0"), HasSubstr("sync.quorum is 1 in this checkpoint: "
                                                    "expected 0; without a quorum"));
   EXPECT_THAT(error_of("sync.quorum=4"), HasSubstr("sync.quorum is 1 in this checkpoint: "
                                                    "expected 4; without a quorum"));
   EXPECT_EQ(error_of("sync.quorum=2"), "");
+}
+
+TEST(ResumeLearners, KeepsChangesThatWereNotSent) {
+  const TempDir dir;
+  const std::string sparse = dir / "sparse", dense = dir / "dense", late = dir / "late";
+  EXPECT_EQ(error_of_run(sparse, {"sync.topk=0.05"}), "");
+  EXPECT_THAT(error_of_run(sparse, {}), HasSubstr("sync.topk is 0.05 in this checkpoint: expected "
+                                                  "it in this run, too; without it the changes "));
+  EXPECT_THAT(error_of_run(sparse, {"sync.codec=int8"}), HasSubstr("sync.topk is 0.05"));
+  EXPECT_EQ(error_of_run(sparse, {"sync.topk=0.1", "sync.bits=4", "sync.beta=1"}), "");
+  // Late learners have a place for them, too, and nothing is left of dense messages of all.
+  EXPECT_EQ(error_of_run(late, {"sync.topk=0.05", "sync.quorum=3"}), "");
+  EXPECT_EQ(error_of_run(late, {"sync.quorum=3"}), "");
+  EXPECT_EQ(error_of_run(dense, {}), "");
+  EXPECT_EQ(error_of_run(dense, {"sync.topk=0.05"}), "");
 }
 
 }  // namespace

@@ -86,6 +86,13 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
     different.push_back(fmt::format("sync.method is \"{}\" in this checkpoint: expected \"{}\"",
                                     found.method, expected.method));
   }
+  const bool leaves_out = found.is_sparse() && !found.is_demo();
+  if (leaves_out && !expected.is_sparse() && !expected.has_quorum()) {
+    different.push_back(fmt::format(
+        "sync.topk is {} in this checkpoint: expected it in this run, too; without it the changes "
+        "that were not sent would be lost",
+        found.topk));
+  }
   if (found.has_quorum() && !expected.has_quorum()) {
     different.push_back(fmt::format(
         "sync.quorum is {} in this checkpoint: expected {}; without a quorum the changes of late "
