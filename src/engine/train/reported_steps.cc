@@ -59,6 +59,7 @@ StepVerdict ReportedSteps::judge(Step& step) {
     verdict =
         judge_step(run_.config.train, run_.config.optimizer.lr, judged_, step.number, loss, norm);
   }
+  if (sums.failed) reports_.end_updates(run_.failure());
   if (verdict.action == StepAction::stop) reports_.end_updates(verdict.reason);
   const bool was_idle = is_idle_;
   is_idle_ = is_idle_ || sums.failed || verdict.action == StepAction::stop;
@@ -102,6 +103,10 @@ void ReportedSteps::exchange(Step* current) {
 
 void ReportedSteps::receive(Step* current) {
   const StepReports::Totals totals = reports_.receive();
+  for (size_t learner = 0; learner < totals.ends.size() && end_reason_.empty(); ++learner) {
+    if (totals.ends[learner].empty()) continue;
+    end_reason_ = fmt::format("learner {}: {}", learner, totals.ends[learner]);
+  }
   auto summed = std::ranges::find(steps_, false, &Step::is_summed);
   for (const StepSums& total : totals.sums) settle(*summed++, total);
   auto complete = std::ranges::find(steps_, false, &Step::is_complete);
@@ -111,10 +116,7 @@ void ReportedSteps::receive(Step* current) {
     complete->is_complete = true;
     if (&*complete != current) hooks::call(hooks_, &StepHook::after_late_record, *complete);
   }
-  for (size_t learner = 0; learner < totals.ends.size(); ++learner) {
-    if (totals.ends[learner].empty() || !run_.ending.diverged.empty()) continue;
-    run_.ending.diverged = fmt::format("learner {}: {}", learner, totals.ends[learner]);
-  }
+  if (!run_.ending.failed && run_.ending.diverged.empty()) run_.ending.diverged = end_reason_;
   // With what this learner has skipped since it sent the report.
   const int64_t nonfinite = judged_.nonfinite_skips - reported_.nonfinite_skips;
   const int64_t spikes = judged_.spike_skips - reported_.spike_skips;
@@ -152,11 +154,13 @@ void ReportedSteps::count_updates(Step& step) {
   if (total.updates == learners) return accept_loss(control, run_.loss);
   control.nonfinite_skips += total.is_nonfinite && !total.ends_updates;  // one too many ends it
   control.spike_skips += total.is_spike && !total.ends_updates;
-  run_.note(fmt::format("warning: step {}: {} of {} learners made no update{}", step.number,
-                        learners - total.updates, learners,
-                        total.is_nonfinite ? ": a loss or gradient norm is not finite"
-                        : total.is_spike   ? ": the loss is a spike"
-                                           : ": the run ends"));
+  step.no_update =
+      fmt::format("{} of {} learners made no update: {}", learners - total.updates, learners,
+                  total.is_nonfinite ? "a loss or gradient norm is not finite"
+                  : total.is_spike   ? "the loss is a spike"
+                                     : "the run ends");
+  if (total.ends_updates && !end_reason_.empty()) step.no_update += ": " + end_reason_;
+  run_.note(fmt::format("warning: step {}: {}", step.number, step.no_update));
 }
 
 }  // namespace tandem

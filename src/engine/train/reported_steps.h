@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <string>
 
 #include "engine/train/hooks/hooks.h"
 #include "engine/train/step_hook.h"
@@ -54,6 +55,7 @@ class ReportedSteps {
   ControlState judged_;     // the run's, and this learner's steps since the last report was read
   ControlState reported_;   // `judged_` when the last report was sent
   bool is_idle_ = false;    // this learner makes no further update
+  std::string end_reason_;  // of the first learner that makes none
   bool saves_ = false;      // a checkpoint was asked for
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "engine/data/stream/stream_cursor.h"
@@ -25,6 +26,7 @@ struct Step {
   StepExecutor::Result result = {};  ///< of the passes
   StepSums sums = {};                ///< this rank's, then those of all ranks
   StepVerdict verdict = {};
+  std::string no_update = {};  ///< why learners that report made none in a step that counts
   StepRecord record = {};
   // Learners that send each other reports (engine/train/step_reports.h) have the sums and the
   // record of all ranks later than `after_step`.

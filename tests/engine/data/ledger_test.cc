@@ -64,6 +64,7 @@ TEST(LedgerLines, AreReadBack) {
   blend.sources = {{.1, 41}, {1e-300, 15}};
   EXPECT_EQ(std::get<LedgerStart>(parsed(to_ledger_line(7, blend)).record), blend);
   LedgerStep of_stream = step;
+  of_stream.no_update = "1 of 2 learners made no update: the loss is a spike";
   of_stream.cursors = {{1, 2, 3, 4}, {5, 6, 7, 8}};
   EXPECT_EQ(std::get<LedgerStep>(parsed(to_ledger_line(8, of_stream)).record), of_stream);
   const LedgerLine line = parsed(to_ledger_line(8, step));

@@ -7,9 +7,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "core/system/files.h"
@@ -285,6 +288,19 @@ void write_spikes(const std::string& path, const TrainRequest& like,
   write_bytes(path, text);
 }
 
+/// Why learners made no update, by step.
+std::vector<std::string> reasons_of(const std::string& out) {
+  std::istringstream lines(read_file(out + "/ledger.jsonl"));
+  std::vector<std::string> reasons;
+  for (std::string line; std::getline(lines, line);) {
+    const LedgerLine parsed = parse_ledger_line(line);
+    if (const auto* step = std::get_if<LedgerStep>(&parsed.record)) {
+      reasons.push_back(step->no_update);
+    }
+  }
+  return reasons;
+}
+
 TEST(StepReports, ALearnerSkipsItsSpikeAndEndsTheRunBeyondItsBudget) {
   const TempDir dir;
   const Keys keys{"sync.every=4", "train.steps=20", "optimizer.lr=0.02", "train.max_loss_spike=2"};
@@ -308,8 +324,33 @@ TEST(StepReports, ALearnerSkipsItsSpikeAndEndsTheRunBeyondItsBudget) {
     EXPECT_THAT(error.what(), HasSubstr("learner 1: step 15: loss is "));
     EXPECT_THAT(error.what(), HasSubstr("ended after step 16, saved"));
   }
+  const std::vector<std::string> reasons = reasons_of(dir / "ends");
+  ASSERT_EQ(reasons.size(), 16u);
+  EXPECT_EQ(reasons[13], "");
+  EXPECT_THAT(reasons[14], HasSubstr("1 of 2 learners made no update: the loss is a spike: "
+                                     "learner 1: step 15: loss is "));
+  EXPECT_THAT(reasons[15], HasSubstr("the run ends: learner 1: step 15: loss is "));
+  EXPECT_EQ(reasons_of(dir / "out")[14], "1 of 2 learners made no update: the loss is a spike");
   EXPECT_EQ(list_checkpoints(dir / "ends"),
             std::vector<std::string>{checkpoint_path(dir / "ends", 16)});
+}
+
+TEST(StepReports, TheLedgerHasTheErrorOfLearnersThatMakeNoUpdate) {
+  const TempDir dir;
+  TrainRequest request = learners_request(dir / "out", {"sync.every=4", "train.steps=30"});
+  const std::string text = dir / "text.txt";
+  request.config.data.paths = {text};
+  request.config.data.val_fraction = 0;
+  write_bytes(text, std::string(400'000, 'x'));  // too large to be kept in memory
+  const auto shorten = [&text](int rank, int64_t step) {
+    if (rank == 0 && step == 6) std::filesystem::resize_file(text, 40);
+  };
+  EXPECT_THROW(run_with(request, 60, shorten), IoError);
+  const std::vector<std::string> reasons = reasons_of(dir / "out");
+  ASSERT_FALSE(reasons.empty());
+  EXPECT_EQ(reasons.front(), "");
+  EXPECT_THAT(reasons.back(), testing::ContainsRegex("learners made no update: the run ends: "
+                                                     "learner [01]: .*text.txt: changed while"));
 }
 
 TEST(StepReports, AStepWithoutUpdateHasNoLossAndAReason) {

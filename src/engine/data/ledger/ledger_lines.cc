@@ -90,7 +90,8 @@ LedgerStep step_from(const ordered_json& line, bool is_skip) {
           integer_from(line, "tokens", 0),
           parse_hex(line.at("text_hash").get<std::string>()),
           is_skip ? line.at("reason").get<std::string>() : "",
-          cursors_from(line)};
+          cursors_from(line),
+          line.contains("no_update") ? line.at("no_update").get<std::string>() : ""};
 }
 
 }  // namespace
@@ -132,6 +133,7 @@ std::string to_ledger_line(int64_t number, const LedgerStep& step) {
       {"samples", step.samples}, {"epoch", step.epoch},
       {"tokens", step.tokens},   {"text_hash", fmt::format("{:016x}", step.text_hash)}};
   if (!step.skip_reason.empty()) line["reason"] = step.skip_reason;
+  if (!step.no_update.empty()) line["no_update"] = step.no_update;
   for (const StreamCursor& cursor : step.cursors) {
     line["cursors"].push_back({{"epoch", cursor.epoch},
                                {"shard", cursor.shard},

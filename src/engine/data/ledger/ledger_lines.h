@@ -41,6 +41,8 @@ struct LedgerStep {
   std::string skip_reason;
   /// Sampler::cursors at the begin of the step; empty without streams.
   std::vector<StreamCursor> cursors = {};
+  /// Why some learners made no update in a step that counts; else empty.
+  std::string no_update = {};
   int64_t end() const { return first_sample + samples; }
   bool operator==(const LedgerStep&) const = default;
 };

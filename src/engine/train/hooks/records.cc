@@ -34,7 +34,7 @@ class Records : public StepHook {
     run_.files->add(
         {step.number, step.first_sample, step.record.batch,
          step.cursors.empty() ? run_.sampler.epoch(step.first_sample) : step.cursors[0].epoch,
-         step.targets, step.sums.text.hash, step.verdict.reason, step.cursors});
+         step.targets, step.sums.text.hash, step.verdict.reason, step.cursors, step.no_update});
   }
 
   void after_step(Step& step) override {
