@@ -1,6 +1,10 @@
 #include "observe/recorder.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -19,6 +23,38 @@ struct Slowdown {
 };
 thread_local Slowdown slowdown;
 
+/// Span after which the process is killed.
+struct LastSpan {
+  std::optional<Phase> phase;
+  std::string name;
+};
+thread_local std::optional<LastSpan> last_span;
+
+void end_with(std::optional<Phase> phase, const char* name) {
+  if (last_span->phase && last_span->phase != phase) return;
+  if (last_span->name.empty() || last_span->name == name) ::kill(::getpid(), SIGKILL);
+}
+
+/// Phase of a span among those of computation and of waits; nothing if it is in no phase's time.
+std::optional<Phase> phase_of(SpanKind kind, Phase work, Phase wait) {
+  switch (kind) {
+    case SpanKind::gemm:
+    case SpanKind::compute:
+      return work;
+    case SpanKind::wait:
+      return wait;
+    case SpanKind::data:
+      return Phase::data;
+    case SpanKind::checkpoint:
+      return Phase::checkpoint;
+    case SpanKind::transfer:   // overlaps others
+    case SpanKind::recompute:  // contains others
+    case SpanKind::pass:
+      break;
+  }
+  return {};
+}
+
 /// Sleeps after a computation of these seconds, and returns their sum.
 double lengthen(double seconds, double share) {
   slowdown.owed += seconds * share;
@@ -34,6 +70,10 @@ double lengthen(double seconds, double share) {
 
 void slow_down(const PhaseTimes& shares) {
   slowdown = {shares, 0, std::ranges::any_of(shares, [](double share) { return share > 0; })};
+}
+
+void kill_after_span(std::optional<Phase> phase, const std::string& name) {
+  last_span = {phase, name};
 }
 
 std::string_view name_of(SpanKind kind) {
@@ -66,25 +106,9 @@ void Recorder::add(const SpanEvent& event) {
   }
   const std::lock_guard lock(mutex_);
   seconds_[size_t(event.kind)] += seconds;
-  switch (event.kind) {
-    case SpanKind::gemm:
-    case SpanKind::compute:
-      phases_[size_t(work_phase_)] += seconds * 1e3;
-      break;
-    case SpanKind::wait:
-      phases_[size_t(wait_phase_)] += seconds * 1e3;
-      break;
-    case SpanKind::data:
-      phases_[size_t(Phase::data)] += seconds * 1e3;
-      break;
-    case SpanKind::checkpoint:
-      phases_[size_t(Phase::checkpoint)] += seconds * 1e3;
-      break;
-    case SpanKind::transfer:   // overlaps others
-    case SpanKind::recompute:  // contains others
-    case SpanKind::pass:
-      break;
-  }
+  const std::optional<Phase> phase = phase_of(event.kind, work_phase_, wait_phase_);
+  if (phase) phases_[size_t(*phase)] += seconds * 1e3;
+  if (last_span) end_with(phase, event.name);
   if (!tracing_) return;
   if (events_.size() >= kMaxEvents) {
     ++dropped_;

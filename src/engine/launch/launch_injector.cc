@@ -62,10 +62,13 @@ FaultPlan launch_faults(const std::string& option, int ranks) {
   std::vector<FaultKind> kinds = plan.random_kinds();
   for (const Fault& fault : plan.listed()) {
     kinds.push_back(fault.kind);
-    if (!fault.phase) continue;
-    throw ConfigError(fmt::format(
-        "{}: phase {}: a launcher slows whole processes; tandem train --inject slows phases",
-        option, name_of(*fault.phase)));
+    if (!fault.phase && fault.span.empty()) continue;
+    throw ConfigError(
+        fmt::format("{}: {}: a launcher slows whole processes, and kills them at any "
+                    "moment; tandem train --inject has phases and spans",
+                    option,
+                    fault.phase ? fmt::format("phase {}", name_of(*fault.phase))
+                                : "span " + printable(fault.span)));
   }
   for (const FaultKind kind : kinds) {
     if (kind <= FaultKind::slow) continue;

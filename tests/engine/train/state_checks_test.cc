@@ -456,6 +456,9 @@ TEST(FaultPlan, NamesWhatItCannotRead) {
   EXPECT_THAT(error_of(fault + "kind = \"slow\"\nphase = \"TP wait\"\n"),
               HasSubstr("f.toml:4: fault.phase is TP wait: expected one of forward, backward, "
                         "weight gradients, update"));
+  EXPECT_EQ(error_of(fault + "kind = \"kill\"\nphase = \"TP wait\"\nspan = \"ag\"\n"), "accepted");
+  EXPECT_THAT(error_of(fault + "kind = \"kill\"\nphase = \"TP\"\n"),
+              HasSubstr("f.toml:4: fault.phase is TP: expected one of data, forward, backward, "));
   EXPECT_THAT(error_of("[random]\nrate = 2\nkinds = [\"kill\"]\n"),
               HasSubstr("random.rate is 2: expected a number from 0 to 1"));
   EXPECT_THAT(error_of(fault + "kind = \"io_error\"\nfile = 3\n"),

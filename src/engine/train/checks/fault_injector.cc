@@ -96,6 +96,11 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
     if (was_before(fault)) continue;
     if (is_flip_of_state(fault.kind)) {
       flip(fault);
+    } else if (fault.kind == FaultKind::kill && (fault.phase || !fault.span.empty())) {
+      record(fault,
+             fmt::format(R"({{"phase":"{}","span":{}}})", fault.phase ? name_of(*fault.phase) : "",
+                         dump_json(nlohmann::json(fault.span))));
+      kill_after_span(fault.phase, fault.span);
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);

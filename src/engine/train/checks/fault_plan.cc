@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <sstream>
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -71,15 +72,21 @@ struct FaultTable {
     if (found != kFaultNames.end()) return FaultKind(found - kFaultNames.begin());
     wrong(key, node, fmt::format("one of {}", fmt::join(kFaultNames, ", ")));
   }
-  /// A phase of computation.
-  Phase phase(std::string_view key, const toml::node& node) const {
-    constexpr std::array kComputing{Phase::forward, Phase::backward, Phase::weight_gradients,
-                                    Phase::update};
+  /// A phase in which the fault may happen: of a kill any, else of computation.
+  Phase phase(std::string_view key, const toml::node& node, FaultKind kind) const {
+    std::vector<Phase> phases{Phase::forward, Phase::backward, Phase::weight_gradients,
+                              Phase::update};
+    if (kind == FaultKind::kill) {
+      phases.resize(kPhases);
+      for (size_t i = 0; i < kPhases; ++i) phases[i] = Phase(i);
+    }
     const auto* const value = node.as_string();
-    const auto found = std::ranges::find(kComputing, value ? value->get() : std::string(),
-                                         [](Phase p) { return name_of(p); });
-    if (found != kComputing.end()) return *found;
-    wrong(key, node, "one of forward, backward, weight gradients, update");
+    const auto to_name = [](Phase p) { return name_of(p); };
+    const auto found = std::ranges::find(phases, value ? value->get() : std::string(), to_name);
+    if (found != phases.end()) return *found;
+    std::vector<std::string_view> names;
+    std::ranges::transform(phases, std::back_inserter(names), to_name);
+    wrong(key, node, fmt::format("one of {}", fmt::join(names, ", ")));
   }
   void check_keys(std::initializer_list<std::string_view> known) const {
     for (const auto& [key, node] : table) {
@@ -91,8 +98,8 @@ struct FaultTable {
 };
 
 Fault parse_fault(const FaultTable& in, int ranks) {
-  in.check_keys({"step", "rank", "kind", "tensor", "file", "bit", "percent", "phase", "seconds",
-                 "ppm", "peer"});
+  in.check_keys({"step", "rank", "kind", "tensor", "file", "bit", "percent", "phase", "span",
+                 "seconds", "ppm", "peer"});
   for (const std::string_view key : {"step", "kind"}) {
     if (in.table.contains(key)) continue;
     throw ConfigError(fmt::format("{}: {}{} is missing", in.at(in.table), in.path, key));
@@ -103,7 +110,10 @@ Fault parse_fault(const FaultTable& in, int ranks) {
               .kind = in.kind("kind", *in.table.get("kind"))};
   fault.bit = int(in.integer("bit", -1, 0, 31));
   fault.percent = in.number("percent", fault.percent, 0, 1e6);
-  if (const toml::node* const node = in.table.get("phase")) fault.phase = in.phase("phase", *node);
+  if (const toml::node* const node = in.table.get("phase")) {
+    fault.phase = in.phase("phase", *node, fault.kind);
+  }
+  fault.span = in.pattern("span", fault.span, "a name of spans");
   const bool is_clock = fault.kind == FaultKind::clock;
   fault.seconds = in.number("seconds", is_clock ? 0 : fault.seconds, is_clock ? -1e6 : 0, 1e6);
   fault.ppm = in.number("ppm", fault.ppm, -1e5, 1e5);

@@ -9,7 +9,9 @@
 //   file = "*/metrics.jsonl"   # no_space, io_error: pattern of paths; without it any
 //   bit = 30                  # flips: of an element's; without it a random one
 //   percent = 50              # slow, slow_link: time that computation, or messages, take longer
-//   phase = "backward"        # slow: of a step; without it forward and backward passes
+//   phase = "backward"        # slow: without it forward and backward passes; kill: at the end of
+//                             # a span in this phase of the step
+//   span = "outer_step"       # kill: at the end of a span with this name, as in traces
 //   seconds = 0.1             # pause, and slow ranks of `tandem launch`: how long; clock: how far
 //   ppm = 50                  # clock: how much it gains in a million seconds
 //   peer = 2                  # slow_link: the destination; without it the next rank
@@ -30,7 +32,7 @@
 namespace tandem {
 
 enum class FaultKind : uint8_t {
-  kill,             ///< SIGKILL of the rank's process
+  kill,             ///< SIGKILL of the rank's process, before the step or after a span of it
   hang,             ///< SIGSTOP of it
   pause,            ///< SIGSTOP for `seconds`
   slow,             ///< computation takes longer from then on
@@ -56,8 +58,10 @@ struct Fault {
   std::string file = "*";   ///< pattern of paths
   int bit = -1;             ///< -1: random
   double percent = 100;
-  std::optional<Phase> phase = {};  ///< of work; nothing: forward and backward passes
-  double seconds = -1;              ///< -1: 0.1 of a pause; a slow rank remains slow
+  /// Phase of work, or none for forward and backward passes; of a kill any phase.
+  std::optional<Phase> phase = {};
+  std::string span = {};  ///< of a kill
+  double seconds = -1;    ///< -1: 0.1 of a pause; a slow rank remains slow
   double ppm = 0;
   int peer = -1;        ///< -1: the next rank
   uint64_t number = 0;  ///< of a fault in the run: the index of its random numbers
