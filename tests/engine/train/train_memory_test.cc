@@ -1,7 +1,10 @@
 // Memory of training state: its formula, and weights that are in f32 at their owners only.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -11,6 +14,7 @@
 
 #include "core/system/files.h"
 #include "engine/model/gradient_memory.h"
+#include "engine/parallel/sync/outer_sync.h"
 #include "engine/plan/cost/memory.h"
 #include "engine/train/model_ranks.h"
 #include "layouts.h"
@@ -132,6 +136,90 @@ TEST(TrainMemory, WireFormatsOfWeightsKeepThemInF32) {
   EXPECT_NEAR(lossless, 14, 1.4);
   measured_bytes({1, 2, 1, "bf16", "gradients=int8,weights=int8"}, config);
   EXPECT_DOUBLE_EQ(MemoryEstimate(config).state(2).total(), 6 + 4 + 12.0 / 2 + 8);
+}
+
+/// Bytes of the rank with most: its state, and what learners' exchanges allocate next to it.
+struct LearnerBytes {
+  double state = 0, exchanges = 0;
+};
+
+LearnerBytes measure_learners(const TrainConfig& config) {
+  WorldOptions options;
+  options.ranks = ParallelDims(config.parallel).ranks();
+  std::vector<LearnerBytes> by_rank(size_t(options.ranks));
+  run_threads(options, [&](Communicator& world) {
+    const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
+    ModelRanks ranks(groups, config, {});
+    const OuterSync sync(*groups.sync(), config.parallel.sync, ranks.outer_stages(config.optimizer),
+                         0);
+    LearnerBytes& bytes = by_rank[size_t(world.rank())];
+    for (const ModelChunk& chunk : ranks.chunks) {
+      bytes.state += double(chunk.optimizer.state_bytes());
+    }
+    bytes.exchanges = double(sync.bytes());
+  });
+  LearnerBytes largest;
+  for (const LearnerBytes& bytes : by_rank) {
+    largest = {std::max(largest.state, bytes.state), std::max(largest.exchanges, bytes.exchanges)};
+  }
+  return largest;
+}
+
+struct LearnerLayout {
+  std::string config = "tiny.toml";
+  int tp = 1, inner_dp = 1;
+  std::vector<std::string> keys = {};
+};
+
+// One bucket is the whole model: an owner has all of one fragment and nothing of another.
+const LearnerLayout kLearnerLayouts[] = {
+    {},
+    {.inner_dp = 2},
+    {.inner_dp = 3, .keys = {"parallel.dp_bucket_mib=0.02", "train.batch=12"}},
+    {.tp = 2, .inner_dp = 2},
+    {.config = "moe.toml", .inner_dp = 2, .keys = {"parallel.ep=2"}},
+    {.config = "moe.toml", .inner_dp = 4, .keys = {"parallel.ep=2", "train.batch=16"}},
+};
+
+LearnerBytes expected_bytes(const LearnerLayout& layout, const std::vector<std::string>& sync,
+                            TrainConfig& config) {
+  std::vector<std::string> keys{"sync.method=local", "sync.learners=2", "model.vocab=320",
+                                "model.ffn=192"};
+  keys.insert(keys.end(), layout.keys.begin(), layout.keys.end());
+  keys.insert(keys.end(), sync.begin(), sync.end());
+  config = request_for({layout.tp, 2 * layout.inner_dp}, "", keys, layout.config).config;
+  const RankMemory memory = MemoryEstimate(config).largest_rank(false);
+  return {memory.state, memory.exchanges};
+}
+
+// Each method against the formula of another one, which must not fit.
+TEST(TrainMemory, ExchangesOfLearnersAreWithinTenPercentOfTheirFormula) {
+  const std::vector<std::string> dense{"sync.every=30"};
+  struct Case {
+    std::vector<std::string> sync, other;
+  };
+  const Case cases[] = {
+      {dense, {"sync.every=30", "sync.codec=int4:g32"}},
+      {{"sync.every=30", "sync.codec=int4:g32"}, dense},
+      {{"sync.every=30", "sync.topk=0.015625"}, dense},
+      {{"sync.every=30", "sync.fragments=4", "sync.delay=3"}, dense},
+      {{"sync.every=30", "sync.fragments=4", "sync.delay=3", "sync.topk=0.015625"}, dense},
+      {{"sync.every=30", "sync.quorum=1"}, {"sync.every=30", "sync.topk=0.015625"}},
+      {{"sync.method=demo", "sync.tile=32"}, dense},
+  };
+  for (const LearnerLayout& layout : kLearnerLayouts) {
+    for (const Case& c : cases) {
+      SCOPED_TRACE(fmt::format("{} tp {} dp {} {}", layout.config, layout.tp, layout.inner_dp,
+                               fmt::join(c.sync, " ")));
+      TrainConfig config, other;
+      const LearnerBytes expected = expected_bytes(layout, c.sync, config);
+      const LearnerBytes measured = measure_learners(config);
+      EXPECT_NEAR(measured.state, expected.state, 0.1 * measured.state);
+      EXPECT_NEAR(measured.exchanges, expected.exchanges, 0.1 * measured.exchanges);
+      const double control = expected_bytes(layout, c.other, other).exchanges;
+      EXPECT_GT(std::abs(control / measured.exchanges - 1), 0.1);
+    }
+  }
 }
 
 // A lossless wire format keeps f32 weights on all ranks and sends these.

@@ -3,6 +3,23 @@
 #include <algorithm>
 
 namespace tandem {
+namespace {
+
+constexpr int64_t kSlotAlignment = 4;  // elements: 16 bytes, as vectors of GPUs
+
+/// First element of each bucket's shard in the rank's state, and the end of the last one. Shards
+/// with undivided ranges may be much smaller than the largest.
+std::vector<int64_t> find_slots(const Buckets& buckets, int rank) {
+  std::vector<int64_t> slots{0};
+  for (int b = 0; b < buckets.count(); ++b) {
+    const int64_t elements = buckets.shard(b, rank).count;
+    slots.push_back(slots.back() +
+                    (elements + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment);
+  }
+  return slots;
+}
+
+}  // namespace
 
 ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets,
                            int rank, Shard owned, std::span<const ParameterRun> all,
@@ -13,7 +30,8 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
       rank_(rank),
       owned_(owned),
       sends_differences_(sends_differences),
-      first_(size_t(buckets.slot_elements()) * sizeof(float), exec.device),
+      slots_(find_slots(buckets, rank)),
+      first_(size_t(slots_.back()) * sizeof(float), exec.device),
       second_(first_.bytes(), exec.device) {
   for (const Moment moment : outer) outer_.emplace(moment, Memory(first_.bytes(), exec.device));
   const bool has_masters = sends_differences || !weights.f32.data();
@@ -31,7 +49,7 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
         const int64_t begin = std::max(run.begin, range.begin);
         const int64_t count = std::min(run.begin + run.count, range.end()) - begin;
         if (count <= 0) continue;
-        const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
+        const int64_t slot = slots_[size_t(b)] + begin - local.begin;
         ParameterRun local_run = run;
         local_run.begin = begin;
         local_run.count = count;
@@ -62,7 +80,7 @@ Tensor ShardedState::outer(Moment moment, const Run& run) const {
 
 Tensor ShardedState::masters(int bucket) const {
   return master_.view(DType::f32, {buckets_.shard(bucket, rank_).count},
-                      size_t(buckets_.slot_begin(bucket)) * sizeof(float));
+                      size_t(slots_[size_t(bucket)]) * sizeof(float));
 }
 
 void ShardedState::adopt_weights(const Tensor& values) {

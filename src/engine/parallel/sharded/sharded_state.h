@@ -82,6 +82,7 @@ class ShardedState {
   int rank_;
   Shard owned_;
   bool sends_differences_;
+  std::vector<int64_t> slots_;      // by bucket: first element of its shard
   Memory first_, second_, master_;  // by slot, as the next
   std::map<Moment, Memory> outer_;
   std::vector<Run> runs_;       // by bucket
