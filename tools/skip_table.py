@@ -1,5 +1,5 @@
-"""Tables of bench/skip.py's files: `varco` of examples/python/graph_sage.py, `training` of `[sync]`. (tools/tables.py
-puts them into the docs.)"""
+"""Tables of bench/skip.py's files: `varco` of examples/python/graph_sage.py, `training` of `[sync]`; of
+bench/slow_link.py's: `slow_link`. (tools/tables.py puts them into the docs.)"""
 import json
 import statistics
 
@@ -47,4 +47,19 @@ def training(file):
         lines.append(f'| {case["name"]} | {point} | {spread(case, "validation_loss", 3)} | {rise:+.1%} | {sent / 1e6:.2f} MB | '
                      f'{mean_of(base, "bytes_sent") / sent:.0f}× |' if sent else
                      f'| {case["name"]} | {point} | {spread(case, "validation_loss", 3)} | {rise:+.1%} | 0 | – |')
+    return "\n".join(lines)
+
+
+def slow_link(file):
+    content = json.loads((ROOT / file).read_text())
+    median = lambda case, key: statistics.median(run[key] for run in case["runs"])
+    base = content["cases"][0]
+    loads = [run["load"] for case in content["cases"] for run in case["runs"]]
+    lines = [f'{content["hardware"]} for all four hosts, with other work (load {min(loads):.0f} to {max(loads):.0f}); medians of '
+             f'{len(base["runs"])} runs; commit {content["commit"]}, {content["date"][:10]}.', "",
+             "| replicas exchange | tokens/s | over every step | waits | kB a step and rank |", "|" + " --- |" * 5]
+    for case in content["cases"]:
+        lines.append(f'| {case["name"]} | {median(case, "tokens_per_s"):.0f} | '
+                     f'{median(case, "tokens_per_s") / median(base, "tokens_per_s"):.1f}× | {median(case, "exposed"):.1%} | '
+                     f'{median(case, "bytes_a_step") / 1e3:.1f} |')
     return "\n".join(lines)

@@ -45,7 +45,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "pipelines": pipelines_table.table,
          "planner": planner_table.table, "planner_memory": planner_table.memory,
          "own_runs": planner_table.own_runs,
-         "varco": skip_table.varco, "learners": skip_table.training,
+         "varco": skip_table.varco, "learners": skip_table.training, "slow_link": skip_table.slow_link,
          "recovery_campaign": recovery_table.campaign, "recovery": recovery_table.recoveries,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))))
