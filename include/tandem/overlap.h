@@ -126,9 +126,10 @@ class AgWgrad {
   ~AgWgrad();
   AgWgrad(AgWgrad&&) noexcept;
   AgWgrad& operator=(AgWgrad&&) noexcept;
-  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], accumulated into; with weight_kn
-  /// `dw.transposed()` of a [k, n] tensor.
-  void run(const Tensor& x, const Tensor& dy, const Tensor& dw);
+  /// x: [shard rows, k]; dy: [m, n]; dw: f32 [n, k], accumulated into, or, without `accumulate`,
+  /// replaced, with the bits of a sum that begins at 0; with weight_kn `dw.transposed()` of a
+  /// [k, n] tensor.
+  void run(const Tensor& x, const Tensor& dy, const Tensor& dw, bool accumulate = true);
   Strategy strategy() const;
 
  private:

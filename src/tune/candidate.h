@@ -21,6 +21,7 @@ struct Operands {
   const Tensor* bias = nullptr;
   const Scales* scales = nullptr;
   const AddNorm* add_norm = nullptr;
+  bool accumulate = true;  ///< of a gradient: added to out instead of stored
 };
 
 template <typename... Args>

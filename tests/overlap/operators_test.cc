@@ -74,6 +74,14 @@ void expect_near(const Tensor& out, int64_t terms, DType wire, int running_round
   }
 }
 
+std::vector<double> values_of(const Tensor& tensor) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < tensor.dim(0); ++i) {
+    for (int64_t j = 0; j < tensor.dim(1); ++j) values.push_back(at(tensor, i, j));
+  }
+  return values;
+}
+
 // The last dimension split over ranks differs by rank, like a vocabulary of 257 over 2.
 int64_t uneven(int64_t total, int rank) {
   return total == 0 ? 0 : total + (rank % 2);
@@ -271,6 +279,14 @@ TEST_P(Operators, AgWgradMatchesReference) {
             const auto bits = bytes_of(transposed ? dw.tensor().transposed() : dw.tensor());
             if (o.strategy == Strategy::serial) serial = bits;
             EXPECT_EQ(bits, serial);
+            const Matrix stored(DType::f32, n, s.k, 4, transposed),
+                added(DType::f32, n, s.k, 4, transposed);
+            std::fill_n(added.tensor().as<float>(), added.tensor().elements(), 0.0f);
+            for (const Matrix* to : {&stored, &added}) {
+              op.run(x.tensor().rows(local.begin, local.count), dy.tensor(), to->tensor(),
+                     to == &added);
+            }
+            EXPECT_EQ(values_of(stored.tensor()), values_of(added.tensor()));
           }
           const Matrix dw(DType::f32, n, s.k, 3, transposed);
           ag_wgrad_reference(comm, x.tensor().rows(local.begin, local.count), dy.tensor(),

@@ -122,10 +122,10 @@ void ModelContext::sum_gradient(const Tensor& term, const WeightMatrix& m) {
 }
 
 void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
-                                         const Tensor& dy, const WeightMatrix& m) {
-  if (wgrad) return wgrad->run(x, dy, gradient_to_add(m));
+                                         const Tensor& dy, const WeightMatrix& m, bool adds) {
+  if (wgrad) return wgrad->run(x, dy, gradient(m), adds);
   const ScopedLabel label("ag_wgrad", -1);
-  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds_gradient(m.offset)});
+  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds});
 }
 
 GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m) {
@@ -353,20 +353,20 @@ struct Branch::Run final : program::Runner {
   }
   void column_weight(const program::BackwardFrame& f) {
     const WeightMatrix& in = f.branch.in;
-    const auto write = [&] {
-      context.write_weight_gradient(products->in_wgrad, f.at(program::kXNorm),
-                                    f.gradient(program::kHidden), in);
-    };
     const Tensor& before = products->d_whole_before;
-    if (before.elements() == 0) return write();
+    const int64_t count = before.dim(0);
     // Each rank has a term of the gradient of these rows: only that of this pass is summed.
-    const int64_t count = f.branch.whole_rows;
-    const Tensor whole = context.gradient_to_add(in).rows(in.rows - count, count);
-    copy(context.exec, whole, before);
-    clear(context.exec, whole);
-    write();
+    const Tensor whole = context.gradient(in).rows(in.rows - count, count);
+    const bool adds = context.adds_gradient(in.offset);
+    if (count > 0 && adds) {
+      copy(context.exec, whole, before);
+      clear(context.exec, whole);
+    }
+    context.write_weight_gradient(products->in_wgrad, f.at(program::kXNorm),
+                                  f.gradient(program::kHidden), in, adds);
+    if (count == 0) return;
     all_reduce(context.tp, whole);
-    add(context.exec, whole, before, whole);
+    if (adds) add(context.exec, whole, before, whole);
   }
 
   Tensor gradient(int64_t offset, int64_t count) override {

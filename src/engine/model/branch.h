@@ -51,9 +51,10 @@ struct ModelContext {
   }
   /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
-  /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
+  /// gradient(m) = dy^T x all-gather(x), or += if `adds`; `wgrad` has a value if there are several
+  /// ranks.
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
-                             const WeightMatrix& m);
+                             const WeightMatrix& m, bool adds);
   /// gradient(m) for a caller that adds to it.
   Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;

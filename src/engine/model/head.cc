@@ -100,7 +100,9 @@ const Tensor& Head::dlogits(const HeadActivations& saved) const {
 }
 
 void Head::backward_weight(const HeadActivations& saved) {
-  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits(saved), context_.layout.head);
+  const WeightMatrix& weight = context_.layout.head;
+  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits(saved), weight,
+                                 context_.adds_gradient(weight.offset));
 }
 
 void Head::backward(const Tensor& x, const Tensor& targets, float scale,

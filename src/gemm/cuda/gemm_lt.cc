@@ -194,12 +194,15 @@ struct LtGemm::State {
   }
 
   cublasStatus_t launch(const Chosen& with, const void* px, const void* pw, void* po,
-                        const void* bias, cudaStream_t stream) const {
+                        const void* bias, cudaStream_t stream, bool stores = false) const {
+    const bool accumulate = shape.accumulate && !stores;
     if (is_simple(with)) {
-      launch_simple_gemm(shape, px, pw, po, bias, stream);
+      GemmShape simple = shape;
+      simple.accumulate = accumulate;
+      launch_simple_gemm(simple, px, pw, po, bias, stream);
       return CUBLAS_STATUS_SUCCESS;
     }
-    const float one = 1, beta = shape.accumulate ? 1 : 0;
+    const float one = 1, beta = accumulate ? 1 : 0;
     return cublasLtMatmul(context.handle(), op, &one, pw, weight.get(), px, x.get(), &beta, po,
                           out.get(), po, out.get(), &with.algorithm, context.workspace().data(),
                           with.workspace, stream);
@@ -439,6 +442,15 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
     status = state_->launch_suggested(x, weight, out, bias, stream);
   }
   check(status, "cublasLtMatmul");
+}
+
+void LtGemm::store(const void* x, const void* weight, void* out, cudaStream_t stream) const {
+  if (const GemmShape& s = state_->shape; nothing_to_do(s)) {
+    const size_t bytes = size_t(s.m * s.n) * size_of(s.out);
+    return gpu::check(cudaMemsetAsync(out, 0, bytes, stream), "clear a product");
+  }
+  check(state_->launch(state_->selected->get(), x, weight, out, nullptr, stream, true),
+        "cublasLtMatmul");
 }
 
 std::string gemm_choice_prefix() {

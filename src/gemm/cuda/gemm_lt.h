@@ -64,6 +64,9 @@ class LtGemm {
 
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}) const;
+  /// Replaces out by the product, with the bits of one added to 0. For a GEMM that accumulates and
+  /// was made for this number of rows.
+  void store(const void* x, const void* weight, void* out, cudaStream_t stream) const;
 
  private:
   struct State;

@@ -34,18 +34,20 @@ std::vector<Candidate> AgWgradCpu::candidates(const std::vector<int>& chunk_coun
   });
 }
 
-void AgWgradCpu::add(const Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+void AgWgradCpu::multiply(const Range& rows, const Tensor& x, const Operands& operands,
+                          bool accumulate) {
   const ScopedLabel label("ag_wgrad", -1);
-  gemm(dy.rows(rows.begin, rows.count).transposed(), x, dw, {nullptr, true});
+  gemm(operands.weight.rows(rows.begin, rows.count).transposed(), x, operands.out,
+       {.accumulate = accumulate});
 }
 
 void AgWgradCpu::run(Strategy form, int chunks, bool encoded, const Operands& operands) {
-  const Tensor &x = operands.x, &dy = operands.weight, &dw = operands.out;
+  const Tensor& x = operands.x;
   const bool serial = form == Strategy::serial;
   const Range local = split(desc_.m, world_, rank_);
-  if (world_ == 1) return add(local, x, dy, dw);
+  if (world_ == 1) return multiply(local, x, operands, operands.accumulate);
   gather_.begin(chunks, x, false, encoded);
-  if (!serial) add(local, gather_.local(), dy, dw);
+  if (!serial) multiply(local, gather_.local(), operands, operands.accumulate);
   int arrived = 0;
   const auto await_until = [&](int chunk_end) {
     for (; arrived < chunk_end; ++arrived) {
@@ -54,7 +56,7 @@ void AgWgradCpu::run(Strategy form, int chunks, bool encoded, const Operands& op
   };
   if (serial) {
     await_until((world_ - 1) * chunks);
-    add(local, gather_.local(), dy, dw);
+    multiply(local, gather_.local(), operands, operands.accumulate);
   }
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);
@@ -66,7 +68,7 @@ void AgWgradCpu::run(Strategy form, int chunks, bool encoded, const Operands& op
           last ? chunks
                : chunk_of_row(desc_.m, world_, chunks, rows.end() - 1, Taper::falling) % chunks + 1;
       await_until((step - 1) * chunks + in_shard);
-      add(rows, gather_.all().rows(rows.begin, rows.count), dy, dw);
+      multiply(rows, gather_.all().rows(rows.begin, rows.count), operands, true);
     }
   }
   gather_.end();

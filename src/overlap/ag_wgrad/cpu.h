@@ -20,7 +20,8 @@ class AgWgradCpu {
 
  private:
   void run(Strategy form, int chunks, bool encoded, const Operands& operands);
-  void add(const schedule::Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  void multiply(const schedule::Range& rows, const Tensor& x, const Operands& operands,
+                bool accumulate);
 
   int rank_, world_;
   OpDesc desc_;

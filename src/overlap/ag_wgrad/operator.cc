@@ -48,8 +48,8 @@ AgWgrad::~AgWgrad() = default;
 AgWgrad::AgWgrad(AgWgrad&&) noexcept = default;
 AgWgrad& AgWgrad::operator=(AgWgrad&&) noexcept = default;
 
-void AgWgrad::run(const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  operator_of(impl_, "ag_wgrad").run({x, dy, dw});
+void AgWgrad::run(const Tensor& x, const Tensor& dy, const Tensor& dw, bool accumulate) {
+  operator_of(impl_, "ag_wgrad").run({.x = x, .weight = dy, .out = dw, .accumulate = accumulate});
 }
 Strategy AgWgrad::strategy() const {
   return strategy_of(impl_, "ag_wgrad");

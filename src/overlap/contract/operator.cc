@@ -90,7 +90,7 @@ Tensor OverlapOperator::gathered() const {
 }
 
 void check_call(const OpDesc& desc, const Operands& operands) {
-  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  const auto& [x, weight, out, bias, scales, add_norm, accumulate] = operands;
   check_bias(desc.op, desc.bias, bias);
   if (desc.out.any_layout) {
     check_layout(desc.op, desc.out.name, out, desc.weight_kn);
@@ -112,7 +112,7 @@ void check_call(const OpDesc& desc, const Operands& operands) {
 }
 
 void check_operands(const OpDesc& desc, const Operands& operands) {
-  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  const auto& [x, weight, out, bias, scales, add_norm, accumulate] = operands;
   const auto check = [&](const OperandDesc& d, const Tensor& tensor) {
     if (d.any_layout) {
       check_matrix(desc.op, d.name, tensor, d.rows, d.columns, d.dtype);
@@ -148,7 +148,7 @@ std::string name_on_card(Communicator& comm, const OpDesc& desc) {
 }
 
 void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands) {
-  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  const auto& [x, weight, out, bias, scales, add_norm, accumulate] = operands;
   call.writes(desc.out.name, out);
   call.reads(desc.x.name, x);
   call.reads(desc.weight.name, weight);

@@ -94,6 +94,17 @@ TEST_P(Backward, WeightGradientMatchesReferenceByEveryCandidate) {
               digests.push_back(digest(dw.tensor, comm.stream()));
             }
             expect_right(comm, dw.tensor, wgrad_reference(comm, shape, 2), what);
+            clear(dw.tensor, comm.stream());
+            candidate.run({first.x.tensor, first.dy.tensor, dw.tensor});
+            const uint64_t added = digest(dw.tensor, comm.stream());
+            for (int i = 0; i < kRepeats; ++i) {  // the last of them as a graph
+              poison(dw.tensor, comm.stream());
+              candidate.run({.x = first.x.tensor,
+                             .weight = first.dy.tensor,
+                             .out = dw.tensor,
+                             .accumulate = false});
+              EXPECT_EQ(digest(dw.tensor, comm.stream()), added) << what << " stored";
+            }
             EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << what;
           }
         }

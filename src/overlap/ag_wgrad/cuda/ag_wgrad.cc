@@ -1,5 +1,7 @@
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 
+#include <utility>
+
 #include "overlap/contract/cuda/wait_ids.h"
 #include "tune/cuda/gemm_choices.h"
 
@@ -25,7 +27,8 @@ AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape
   agree_on_gemm_choices(comm, lt);
   const auto serial_by = [&](auto gather) {
     return [this, gather](const Operands& o) {
-      whole_.add((pushes_.*gather)(o.x, nullptr), o.weight.data(), o.out.data(), comm_.stream());
+      whole_.run((pushes_.*gather)(o.x, nullptr), o.weight.data(), o.out.data(), o.accumulate,
+                 comm_.stream());
     };
   };
   const auto add = [&](std::string_view name, Strategy form,
@@ -43,13 +46,14 @@ AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape
 }
 
 void AgWgrad::gemm_only(const Operands& o) {
-  whole_.add(o.x.data(), o.weight.data(), o.out.data(), comm_.stream());
+  whole_.run(o.x.data(), o.weight.data(), o.out.data(), o.accumulate, comm_.stream());
 }
 
 void AgWgrad::run_chunked(const Operands& o) {
+  bool accumulate = o.accumulate;
   pushes_.for_each_shard(o.x, nullptr, [&](int source, const Shard& rows, const void* shard) {
-    shards_[size_t(source)].add(shard, o.weight.rows(rows.begin, rows.count).data(), o.out.data(),
-                                comm_.stream());
+    shards_[size_t(source)].run(shard, o.weight.rows(rows.begin, rows.count).data(), o.out.data(),
+                                std::exchange(accumulate, true), comm_.stream());
   });
 }
 

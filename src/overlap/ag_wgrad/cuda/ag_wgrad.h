@@ -1,4 +1,4 @@
-// The weight gradient of AG+GEMM on GPUs: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K], in f32.
+// The weight gradient of AG+GEMM on GPUs: dw[N, K] (+)= dy[M, N]^T x all-gather(x)[M, K], in f32.
 //
 // chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the local
 // rows' GEMM, read in place, is added to dw; then one GEMM per shard as it arrives, in ring order,
@@ -18,7 +18,8 @@ class AgWgrad {
   /// Collective. N may differ by rank. weight_is_kn: dw is stored [K, N].
   AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
   /// They refer to this object, and enqueue on the communicator's stream. x:
-  /// [shard_of(m, size, rank).count, k]; weight is dy: [m, n]; out is dw: f32, added to.
+  /// [shard_of(m, size, rank).count, k]; weight is dy: [m, n]; out is dw: f32, added to, or
+  /// replaced without `accumulate`.
   const std::vector<Candidate>& candidates() const { return candidates_; }
   /// Computes only the GEMM, with x already gathered: the cost under perfect overlap.
   void gemm_only(const Operands& o);

@@ -55,7 +55,7 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
            comm_.device_deadline().deadline_ns, address(o.x.data()), address(o.weight.data()),
            address(o.out.data()), address(o.bias ? o.bias->data() : nullptr),
            address(o.scales ? o.scales->x.data() : nullptr),
-           address(o.scales ? o.scales->weight.data() : nullptr)}};
+           address(o.scales ? o.scales->weight.data() : nullptr), uint64_t(o.accumulate)}};
 }
 
 void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {

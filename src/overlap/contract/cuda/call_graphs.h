@@ -61,7 +61,7 @@ class CallGraphs {
   void enqueue_all(bool all) { enqueue_all_ = all; }
 
  private:
-  using Key = std::array<uint64_t, 10>;
+  using Key = std::array<uint64_t, 11>;
   struct Entry {
     std::optional<Graph> graph;
     uint64_t used = 0;

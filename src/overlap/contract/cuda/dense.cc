@@ -121,7 +121,7 @@ OperandExtents extents_of(const OpDesc& desc) {
 }
 
 void check_operands(const GpuCommunicator& comm, const OpDesc& desc, const Operands& operands) {
-  const auto& [x, weight, out, bias, scales, add_norm] = operands;
+  const auto& [x, weight, out, bias, scales, add_norm, accumulate] = operands;
   check_call(desc, operands);
   const OperandExtents expected = extents_of(desc);
   const auto check_as = [&](const char* name, const Tensor& tensor, const Extent& e) {

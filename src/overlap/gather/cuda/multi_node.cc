@@ -86,7 +86,7 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
 void AcrossNodes::run_serial(const Operands& o) {
   if (gathers_) {
     gpu::all_gather(comm_, o.x, gathered());
-    return multiply(comm_.size(), gathered().data(), o);
+    return multiply(comm_.size(), gathered().data(), o, o.accumulate);
   }
   const Tensor partial = sums_ ? o.out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
   gemms_.back().run(o.x.data(), o.weight.data(), partial.data(), o.bias ? o.bias->data() : nullptr,
@@ -123,17 +123,17 @@ void AcrossNodes::gather_chunked(const Operands& o) {
     const int source = schedule::ag_source(rank, world, step);
     if (step > 0) moved_[size_t(source)].block(comm_.stream());
     const void* in = step == 0 ? o.x.data() : rows_of(whole_memory_, shape_.k, source).data();
-    multiply(source, in, o);
+    multiply(source, in, o, step > 0 || o.accumulate);
   }
   if (shape_.keep_gathered) moved_[size_t(rank)].block(comm_.stream());
 }
 
 // Multiplies the rows of rank `source`, or all if `source` is the number of ranks, stored at `in`.
-void AcrossNodes::multiply(int source, const void* in, const Operands& o) {
+void AcrossNodes::multiply(int source, const void* in, const Operands& o, bool accumulate) {
   const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};
   if (shape_.gradient) {
     const Tensor dy = o.weight.rows(rows.begin, rows.count);
-    wgrads_[size_t(source)].add(in, dy.data(), o.out.data(), comm_.stream());
+    wgrads_[size_t(source)].run(in, dy.data(), o.out.data(), accumulate, comm_.stream());
   } else {
     gemms_[size_t(source)].run(in, o.weight.data(), o.out.rows(rows.begin, rows.count).data(),
                                o.bias ? o.bias->data() : nullptr, comm_.stream());

@@ -28,7 +28,8 @@ class AcrossNodes {
  private:
   void run_serial(const Operands& o);
   void gather_chunked(const Operands& o);
-  void multiply(int source, const void* in, const Operands& o);
+  /// `accumulate`: to dw.
+  void multiply(int source, const void* in, const Operands& o, bool accumulate);
   void scatter_chunked(const Operands& o);
   void exchange(const Tensor& to_send, int to, const Tensor& to_receive, int from);
   Tensor rows_of(const DeviceMemory& memory, int64_t columns, int rank) const;

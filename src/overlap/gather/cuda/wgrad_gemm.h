@@ -1,4 +1,4 @@
-// A GEMM of the weight gradient on a GPU: dw += dy^T x over some rows, in f32.
+// A GEMM of the weight gradient on a GPU: dw (+)= dy^T x over some rows, in f32.
 #pragma once
 
 #include "gemm/cuda/gemm_lt.h"
@@ -11,9 +11,12 @@ class WgradGemm {
  public:
   WgradGemm(const LtContext& lt, const OpDesc& shape, int64_t rows)
       : swapped_(shape.weight_kn), gemm_(lt, gemm_shape(shape, rows)) {}
-  /// x: [rows, k]; dy: [rows, n]. No-op if there are no rows.
-  void add(const void* x, const void* dy, void* dw, cudaStream_t stream) const {
-    gemm_.run(swapped_ ? x : dy, swapped_ ? dy : x, dw, nullptr, stream);
+  /// x: [rows, k]; dy: [rows, n], of which there may be none. Without `accumulate` dw is replaced,
+  /// with the bits of a sum that begins at 0.
+  void run(const void* x, const void* dy, void* dw, bool accumulate, cudaStream_t stream) const {
+    const void *left = swapped_ ? x : dy, *right = swapped_ ? dy : x;
+    if (!accumulate) return gemm_.store(left, right, dw, stream);
+    gemm_.run(left, right, dw, nullptr, stream);
   }
 
  private:
