@@ -23,9 +23,9 @@ void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double ep
 
 /// Rows of scratch that rms_norm_backward needs: at most `rows`, 0 on a CPU.
 int64_t rms_norm_partial_sums(const Exec& exec, int64_t rows, int64_t hidden);
-/// dx (f32) += d(out)/d(x) dout; dweight (f32) += d(out)/d(weight) dout. partial_sums: scratch, f32
-/// [rms_norm_partial_sums(exec, rows, hidden), hidden], unused on a CPU. dx_bf16: dx rounded;
-/// without data it is not written.
+/// dx (f32, or bf16, rounded after the sum) += d(out)/d(x) dout; dweight (f32) += d(out)/d(weight)
+/// dout. partial_sums: scratch, f32 [rms_norm_partial_sums(exec, rows, hidden), hidden], unused on
+/// a CPU. dx_bf16: dx rounded; without data it is not written.
 void rms_norm_backward(const Exec& exec, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
                        const Tensor& dweight, const Tensor& partial_sums = {},

@@ -46,6 +46,16 @@ TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
                       dweight.tensor, {}, rounded.tensor);
     cast(Exec{}, dx.tensor, expected.tensor);
     EXPECT_EQ(rounded.values(), expected.values());
+    Matrix dx_bf16(DType::bf16, rows, hidden), sum(DType::f32, rows, hidden);
+    dx_bf16.fill("start");
+    cast(Exec{}, dx_bf16.tensor, sum.tensor);
+    for (const Matrix* to : {&dx_bf16, &sum}) {
+      dweight.fill("start");
+      rms_norm_backward(Exec{}, x.tensor, weight.tensor, inverse_rms.tensor, dout.tensor,
+                        to->tensor, dweight.tensor);
+    }
+    cast(Exec{}, sum.tensor, expected.tensor);
+    EXPECT_EQ(dx_bf16.values(), expected.values()) << "rounded once";
     auto dx_numeric = numeric_gradient(x.values(), [&](const Doubles& v) {
       return dot(reference(v, weight.values()), dout.values());
     });

@@ -23,9 +23,9 @@ float forward_row(const In* x, const In* weight, int64_t n, double eps, T* out) 
   return scale;
 }
 
-template <typename T>
-void backward_row(const float* x, const float* weight, float scale, const T* dout, int64_t n,
-                  float* dx, float* dweight) {
+template <typename T, typename D>
+void backward_row(const float* x, const float* weight, float scale, const T* dout, int64_t n, D* dx,
+                  float* dweight) {
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (int64_t i = 0; i < n; ++i) dot += cpu::to_f32(dout[i]) * weight[i] * x[i];
@@ -33,7 +33,7 @@ void backward_row(const float* x, const float* weight, float scale, const T* dou
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float d = cpu::to_f32(dout[i]);
-    dx[i] += scale * (d * weight[i] - x[i] * along);
+    dx[i] = cpu::from_f32<D>(cpu::to_f32(dx[i]) + scale * (d * weight[i] - x[i] * along));
     dweight[i] += d * x[i] * scale;
   }
 }
@@ -69,17 +69,22 @@ void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inve
                        const Tensor& dout, const Tensor& dx, const Tensor& dweight,
                        const Tensor& dx_bf16) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_backward");
-  cpu::with_type(dout.dtype(), "rms_norm_backward", [&]<typename T>(T) {
+  const auto add_rows = [&]<typename T, typename D>(T, D) {
     for (int64_t row = 0; row < x.dim(0); ++row) {  // one thread: rows share dweight
+      D* const of_row = dx.as<D>() + row * dx.stride(0);
       backward_row(x.as<float>() + row * x.stride(0), weight.as<float>(),
                    inverse_rms.as<float>()[row], dout.as<T>() + row * dout.stride(0), x.dim(1),
-                   dx.as<float>() + row * dx.stride(0), dweight.as<float>());
+                   of_row, dweight.as<float>());
       if (!dx_bf16.data()) continue;
-      const float* from = dx.as<float>() + row * dx.stride(0);
       BFloat16* to = dx_bf16.as<BFloat16>() + row * dx_bf16.stride(0);
 #pragma omp simd
-      for (int64_t i = 0; i < x.dim(1); ++i) to[i] = cpu::from_f32<BFloat16>(from[i]);
+      for (int64_t i = 0; i < x.dim(1); ++i) {
+        to[i] = cpu::from_f32<BFloat16>(cpu::to_f32(of_row[i]));
+      }
     }
+  };
+  cpu::with_type(dout.dtype(), "rms_norm_backward", [&]<typename T>(T t) {
+    cpu::with_type(dx.dtype(), "rms_norm_backward", [&]<typename D>(D d) { add_rows(t, d); });
   });
 }
 

@@ -101,12 +101,22 @@ void launch_rms_norm(const Tensor& x, const Tensor& weight, double eps, const Te
                Rows<T, kWidth>(out), inverse_rms, vectors, float(eps));
 }
 
+template <typename D, int kWidth>
+__device__ Vector<__nv_bfloat16, kWidth> to_bf16(const Vector<D, kWidth>& values) {
+  Vector<__nv_bfloat16, kWidth> rounded;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) {
+    rounded.at[e] = from_float<__nv_bfloat16>(to_float(values.at[e]));
+  }
+  return rounded;
+}
+
 // Blocks take rows in turn. A block sums its rows' gradients of the weight in shared memory, each
 // element by one thread, and stores the sums as its row of `partial_sums`.
-template <typename T, int kWidth, int kThreads>
+template <typename T, typename D, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads)
     rms_norm_backward_kernel(Rows<float, kWidth> x, Rows<float, kWidth> weight,
-                             const float* inverse_rms, Rows<T, kWidth> dout, Rows<float, kWidth> dx,
+                             const float* inverse_rms, Rows<T, kWidth> dout, Rows<D, kWidth> dx,
                              Rows<__nv_bfloat16, kWidth> dx_bf16, Rows<float, kWidth> partial_sums,
                              int rows, int vectors) {
   using Vec = Vector<float, kWidth>;
@@ -144,12 +154,13 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
       sums[i] = sum;
       return dot;
     };
-    Vec cached_x[kCachedVectors], cached_dx[kCachedVectors];
+    Vec cached_x[kCachedVectors];
     Packed cached_d[kCachedVectors];
+    PackedVector<D, kWidth> cached_dx[kCachedVectors];
     for_each_cached_vector([&](int k, int i) {
       cached_x[k] = x.load(row, i);
       cached_d[k] = dout.load_packed(row, i);
-      cached_dx[k] = dx.load(row, i);
+      cached_dx[k] = dx.load_packed(row, i);
     });
     float dot = 0;
     for_each_cached_vector([&](int k, int i) { dot += add_products(i, cached_x[k], cached_d[k]); });
@@ -157,24 +168,26 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
         [&](int i) { dot += add_products(i, x.load(row, i), dout.load_packed(row, i)); });
     const float total = combine_block(dot, Plus{}, warp_values[odd]);
     const float along = __fdiv_rn(total * scale * scale, float(vectors * kWidth));
-    const auto store_dx = [&](int i, const Vec& values, const Packed& packed, Vec result) {
+    const auto store_dx = [&](int i, const Vec& values, const Packed& packed,
+                              const PackedVector<D, kWidth>& packed_dx) {
       const Vector<T, kWidth> d = packed.unpack();
+      const Vector<D, kWidth> before = packed_dx.unpack();
       const Vec w = weight.load(0, i);
+      Vector<D, kWidth> result;
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
-        result.at[e] += scale * (to_float(d.at[e]) * w.at[e] - values.at[e] * along);
+        const float through = to_float(d.at[e]) * w.at[e] - values.at[e] * along;
+        result.at[e] = from_float<D>(to_float(before.at[e]) + scale * through);
       }
       dx.store(row, i, result);
       if (!dx_bf16.data) return;
-      Vector<__nv_bfloat16, kWidth> rounded;
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) rounded.at[e] = from_float<__nv_bfloat16>(result.at[e]);
-      dx_bf16.store(row, i, rounded);
+      dx_bf16.store(row, i, to_bf16(result));
     };
     for_each_cached_vector(
         [&](int k, int i) { store_dx(i, cached_x[k], cached_d[k], cached_dx[k]); });
-    for_each_uncached(
-        [&](int i) { store_dx(i, x.load(row, i), dout.load_packed(row, i), dx.load(row, i)); });
+    for_each_uncached([&](int i) {
+      store_dx(i, x.load(row, i), dout.load_packed(row, i), dx.load_packed(row, i));
+    });
   }
   for (int i = thread; i < vectors; i += kThreads) partial_sums.store(blockIdx.x, i, sums[i]);
 }
@@ -313,10 +326,9 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
   require_dtype("rms_norm_backward: x", x, DType::f32);
   require_dtype("rms_norm_backward: weight", weight, DType::f32);
   require_dtype("rms_norm_backward: inverse_rms", inverse_rms, DType::f32);
-  require_dtype("rms_norm_backward: dx", dx, DType::f32);
   require_dtype("rms_norm_backward: dweight", dweight, DType::f32);
   require_dtype("rms_norm_backward: partial_sums", partial_sums, DType::f32);
-  with_element("rms_norm_backward: dout", dout, [&]<typename T>(T) {
+  const auto launch = [&]<typename T, typename D>(T, D) {
     if (x.elements() == 0) return;
     const int64_t blocks = rms_norm_partial_sums(x.dim(0), x.dim(1));
     require_shape("rms_norm_backward: partial_sums", partial_sums, {blocks, x.dim(1)});
@@ -326,11 +338,12 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
       const int64_t vectors = x.dim(1) / kWidth;
       const Floats sums(partial_sums);
       with_backward_threads(vectors, [&](auto threads) {
-        const auto kernel = rms_norm_backward_kernel<T, kWidth, threads()>;
+        const auto kernel = rms_norm_backward_kernel<T, D, kWidth, threads()>;
         allow_row_in_shared_memory("rms_norm_backward", kernel, x.dim(1));
         kernel<<<unsigned(blocks), threads(), size_t(x.dim(1)) * sizeof(float), stream>>>(
-            Floats(x), Floats(weight), inverse_rms.as<float>(), Rows<T, kWidth>(dout), Floats(dx),
-            Rows<__nv_bfloat16, kWidth>(rounded), sums, int(x.dim(0)), int(vectors));
+            Floats(x), Floats(weight), inverse_rms.as<float>(), Rows<T, kWidth>(dout),
+            Rows<D, kWidth>(dx), Rows<__nv_bfloat16, kWidth>(rounded), sums, int(x.dim(0)),
+            int(vectors));
         check_launch("rms_norm_backward_kernel");
       });
       const unsigned lanes = dweight_lanes(vectors, kWidth);
@@ -339,6 +352,9 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
           sums, blocks, Floats(dweight), vectors);
       check_launch("rms_norm_dweight_kernel");
     });
+  };
+  with_element("rms_norm_backward: dout", dout, [&]<typename T>(T t) {
+    with_element("rms_norm_backward: dx", dx, [&]<typename D>(D d) { launch(t, d); });
   });
 }
 
