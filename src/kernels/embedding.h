@@ -12,8 +12,8 @@ namespace tandem {
 /// same.
 void embedding_forward(const Exec& exec, const Tensor& tokens, const Tensor& table, int64_t begin,
                        const Tensor& out);
-/// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32. order: scratch, i32
-/// [2, embedding_order(exec, rows)].
+/// dtable[tokens[i] - begin] += dout[i], in token order and in f32; dtable is f32, or bf16, each
+/// row rounded once. order: scratch, i32 [2, embedding_order(exec, rows)].
 void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable, const Tensor& order = {});
 int64_t embedding_order(const Exec& exec, int64_t rows);

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/host_copy.h"
+#include "core/cpu/scalar.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/elementwise.h"
 
@@ -25,15 +25,17 @@ void adamw(const Exec& exec, const AdamConstants& step, bool decay, const AdamSt
   const AdamConstants s = step;
   const int64_t count = state.w.elements();
   float* const wp = state.w.as<float>();
-  const float* const gp = gradient.as<float>();
   float* const mp = state.m.as<float>();
   float* const vp = state.v.as<float>();
+  cpu::with_type(gradient.dtype(), "adamw", [&]<typename T>(T) {
+    const T* const gp = gradient.as<T>();
 #pragma omp parallel for simd schedule(static) if (count > 65536)
-  for (int64_t i = 0; i < count; ++i) {
-    update_moments(s, gp[i], mp[i], vp[i]);
-    wp[i] = shrink * wp[i] -
-            s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
-  }
+    for (int64_t i = 0; i < count; ++i) {
+      update_moments(s, cpu::to_f32(gp[i]), mp[i], vp[i]);
+      wp[i] = shrink * wp[i] -
+              s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
+    }
+  });
   if (working.data()) cast(exec, state.w, working);
 }
 
@@ -76,18 +78,21 @@ void add_squares(const Exec& exec, const Tensor& values, const Memory& sums, int
 }
 
 double sum_of_squares(const Tensor& tensor) {
-  const std::span values = host_values(tensor);
-  constexpr size_t kLanes = 16;
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      lanes[lane] += value * value;
+  constexpr int64_t kLanes = 16;
+  double sum = 0, lanes[kLanes] = {};
+  cpu::with_type(tensor.dtype(), "sum_of_squares", [&]<typename T>(T) {
+    const T* const values = tensor.as<T>();
+    const int64_t count = tensor.elements();
+    const auto square = [values](int64_t i) {
+      const double value = cpu::to_f32(values[i]);
+      return value * value;
+    };
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += square(i + lane);
     }
-  }
-  double sum = 0;
-  for (; i < values.size(); ++i) sum += double(values[i]) * double(values[i]);
+    for (; i < count; ++i) sum += square(i);
+  });
   for (const double lane : lanes) sum += lane;
   return sum;
 }

@@ -1,5 +1,6 @@
 // Elementwise updates of the optimizers, and sums of squares, for gradient norms. All tensors are
-// contiguous and f32; the order of a sum depends only on its length.
+// contiguous and f32, but for AdamW's gradient and the values of sums of squares, which may be
+// bf16. The order of a sum depends only on its length.
 #pragma once
 
 #include "core/exec.h"

@@ -124,6 +124,19 @@ TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
               [](const Exec& exec, const TensorList& t) {
                 rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
               });
+          expect_equal(
+              comm, "rms_norm_backward to bf16",
+              {matrix("x", DType::f32, rows, columns, alignment),
+               vector("weight", DType::f32, columns),
+               vector("inverse_rms", DType::f32, rows, 0.5, 1.5),
+               matrix("dout", dtype, rows, columns, alignment),
+               close(matrix("dx", DType::bf16, rows, columns, alignment), 1),
+               close(vector("dweight", DType::f32, columns), 1 + 0.05 * double(rows)),
+               scratch(matrix("partial_sums", DType::f32,
+                              rms_norm_partial_sums(on_gpu, rows, columns), columns, alignment))},
+              [](const Exec& exec, const TensorList& t) {
+                rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
+              });
         }
       }
     };
@@ -186,13 +199,15 @@ TEST_P(Kernels, SumOfAnyNumberOfTermsHasTheCpusBits) {
   run([](Communicator& comm) {
     for (const int num_terms : {1, 16, 17, 256, 257}) {
       for (const int64_t elements : {1, 260, 1027}) {
-        std::vector<Operand> operands;
-        for (int t = 0; t < num_terms; ++t) {
-          operands.push_back(vector("term " + std::to_string(t), DType::f32, elements));
+        for (const DType dtype : kDTypes) {
+          std::vector<Operand> operands;
+          for (int t = 0; t < num_terms; ++t) {
+            operands.push_back(vector("term " + std::to_string(t), dtype, elements));
+          }
+          operands.back() = exact(operands.back());
+          expect_equal(comm, "sum into the last term", operands,
+                       [](const Exec& exec, const TensorList& t) { sum(exec, t, t.back()); });
         }
-        operands.back() = exact(operands.back());
-        expect_equal(comm, "sum into the last term", operands,
-                     [](const Exec& exec, const TensorList& t) { sum(exec, t, t.back()); });
       }
     }
   });
@@ -274,14 +289,16 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
     });
     const auto check_tokens = [&](const std::string& what, int64_t rows, int64_t table_rows,
                                   double low, double high) {
-      expect_equal(
-          comm, "embedding_backward of " + what,
-          {vector("tokens", DType::i32, rows, low, high), matrix("dout", DType::bf16, rows, 40),
-           exact(matrix("dtable", DType::f32, table_rows, 40)),
-           scratch(matrix("order", DType::i32, 2, rows))},
-          [](const Exec& exec, const TensorList& t) {
-            embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
-          });
+      for (const DType dtype : kDTypes) {
+        expect_equal(
+            comm, "embedding_backward of " + what,
+            {vector("tokens", DType::i32, rows, low, high), matrix("dout", DType::bf16, rows, 40),
+             exact(matrix("dtable", dtype, table_rows, 40)),
+             scratch(matrix("order", DType::i32, 2, rows))},
+            [](const Exec& exec, const TensorList& t) {
+              embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
+            });
+      }
     };
     check_tokens("one token", 3000, kTableRows, kBegin, kBegin);
     check_tokens("tokens of other ranks", 100, kTableRows, kBegin + kTableRows, 2000);
@@ -411,8 +428,8 @@ TEST_P(Kernels, OtherDTypesAreRefusedByName) {
     });
     refuses("rms_norm: x bf16[2, 8]",
             [&] { rms_norm(exec, tensor(DType::bf16), row(DType::f32), 1, floats); });
-    refuses("rms_norm_backward: dx bf16[2, 8]", [&] {
-      rms_norm_backward(exec, floats, row(DType::f32), row(DType::f32), floats, tensor(DType::bf16),
+    refuses("rms_norm_backward: dx f16[2, 8]", [&] {
+      rms_norm_backward(exec, floats, row(DType::f32), row(DType::f32), floats, halves,
                         row(DType::f32));
     });
     refuses("rms_norm_backward: partial_sums f32[1, 8]", [&] {

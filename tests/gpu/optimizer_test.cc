@@ -53,12 +53,14 @@ TEST_P(GpuOptimizer, KernelsMatchTheCpu) {
         };
         const Operand copy = close(placed(vector("working", DType::bf16, size), start));
         for (const bool decay : {false, true}) {
-          expect_equal(comm, "adamw",
-                       {close(values("w"), 1), values("gradient"), close(values("m"), 1),
-                        close(values("v", 0.25)), copy},
-                       [&](const Exec& exec, const TensorList& t) {
-                         adamw(exec, step, decay, {t[0], t[2], t[3]}, t[1], t[4]);
-                       });
+          for (const DType dtype : {DType::f32, DType::bf16}) {
+            expect_equal(comm, "adamw",
+                         {close(values("w"), 1), placed(vector("gradient", dtype, size), start),
+                          close(values("m"), 1), close(values("v", 0.25)), copy},
+                         [&](const Exec& exec, const TensorList& t) {
+                           adamw(exec, step, decay, {t[0], t[2], t[3]}, t[1], t[4]);
+                         });
+          }
           expect_equal(comm, "lamb_direction",
                        {values("w"), close(values("gradient"), 1), close(values("m"), 1),
                         close(values("v", 0.25))},

@@ -4,6 +4,7 @@
 
 #include "core/cpu/scalar.h"
 #include "kernels/embedding.h"
+#include "kernels/optimizer.h"
 #include "kernels/swiglu.h"
 #include "tandem/error.h"
 #include "tests/kernels/reference.h"
@@ -100,6 +101,66 @@ TEST(Elementwise, SumAddsAnyNumberOfTermsInOrder) {
   }
   const Tensor none;
   EXPECT_THROW(sum(Exec{}, {}, none), InvalidArgument);
+}
+
+// The results in f32, rounded; the control is that roundings of partial sums change some.
+TEST(Elementwise, SumsInBf16AreRoundedOnce) {
+  constexpr int64_t kCount = 4099;
+  std::vector<Matrix> terms, in_f32;
+  for (const char* name : {"a", "b", "c"}) {
+    in_f32.emplace_back(DType::f32, 1, kCount);
+    cast(Exec{}, terms.emplace_back(DType::bf16, 1, kCount).fill(name).tensor,
+         in_f32.back().tensor);
+  }
+  const auto vectors = [](const std::vector<Matrix>& of, size_t first, size_t count) {
+    std::vector<Tensor> all;
+    for (size_t i = first; i < first + count; ++i) {
+      all.emplace_back(of[i].tensor.data(), of[i].tensor.dtype(), std::initializer_list{kCount});
+    }
+    return all;
+  };
+  Matrix out(DType::bf16, 1, kCount), exact(DType::f32, 1, kCount), twice(DType::bf16, 1, kCount);
+  const auto to_vector = [](const Matrix& m) {
+    return Tensor(m.tensor.data(), m.tensor.dtype(), {kCount});
+  };
+  sum(Exec{}, vectors(terms, 0, 3), to_vector(out));
+  sum(Exec{}, vectors(in_f32, 0, 3), to_vector(exact));
+  cast(Exec{}, exact.tensor, twice.tensor);
+  EXPECT_EQ(out.values(), twice.values());
+  sum(Exec{}, vectors(terms, 0, 2), to_vector(twice));
+  const std::vector<Tensor> partial{to_vector(twice), to_vector(terms[2])};
+  sum(Exec{}, partial, to_vector(twice));
+  EXPECT_NE(out.values(), twice.values());
+}
+
+TEST(Elementwise, RowsOfAnEmbeddingInBf16AreRoundedOnce) {
+  const std::vector<int32_t> tokens{6, 0, 3, 3, 5, 3, 3, 1};
+  const Tensor chosen = Tensor::of(std::span(tokens), {8});
+  Matrix dout(DType::bf16, 8, 33), table(DType::bf16, 7, 33), in_f32(DType::f32, 7, 33),
+      expected(DType::bf16, 7, 33);
+  dout.fill("dout"), table.fill("table");
+  cast(Exec{}, table.tensor, in_f32.tensor);
+  embedding_backward(Exec{}, chosen, dout.tensor, 0, table.tensor);
+  embedding_backward(Exec{}, chosen, dout.tensor, 0, in_f32.tensor);
+  cast(Exec{}, in_f32.tensor, expected.tensor);
+  EXPECT_EQ(table.values(), expected.values());
+}
+
+TEST(Optimizer, TakesGradientsInBf16) {
+  constexpr int64_t kCount = 1003;
+  Matrix gradient(DType::bf16, 1, kCount), in_f32(DType::f32, 1, kCount);
+  gradient.fill("gradient");
+  cast(Exec{}, gradient.tensor, in_f32.tensor);
+  EXPECT_EQ(sum_of_squares(gradient.tensor), sum_of_squares(in_f32.tensor));
+  std::vector<Doubles> results;
+  for (const Matrix* each : {&gradient, &in_f32}) {
+    Matrix w(DType::f32, 1, kCount), m(DType::f32, 1, kCount), v(DType::f32, 1, kCount);
+    w.fill("w"), m.fill("m");
+    adamw(Exec{}, {.lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f}, true,
+          {w.tensor, m.tensor, v.tensor}, each->tensor);
+    for (const Matrix* result : {&w, &m, &v}) results.push_back(result->values());
+  }
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(results[i], results[i + 3]);
 }
 
 TEST(Elementwise, RefusesOtherTypes) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
@@ -31,15 +30,19 @@ void add(const Tensor& x, const Tensor& y, const Tensor& out) {
 void sum(std::span<const Tensor> terms, const Tensor& out) {
   constexpr int64_t kBlock = 4096;
   std::array<float, kBlock> total;
-  for (int64_t at = 0; at < out.elements(); at += kBlock) {
-    const int64_t count = std::min(kBlock, out.elements() - at);
-    std::memcpy(total.data(), terms[0].as<float>() + at, size_t(count) * sizeof(float));
-    for (const Tensor& term : terms.subspan(1)) {
-      const float* const values = term.as<float>() + at;
-      for (int64_t i = 0; i < count; ++i) total[size_t(i)] += values[i];
+  cpu::with_type(out.dtype(), "sum", [&]<typename T>(T) {
+    for (int64_t at = 0; at < out.elements(); at += kBlock) {
+      const int64_t count = std::min(kBlock, out.elements() - at);
+      const T* const first = terms[0].as<T>() + at;
+      for (int64_t i = 0; i < count; ++i) total[size_t(i)] = cpu::to_f32(first[i]);
+      for (const Tensor& term : terms.subspan(1)) {
+        const T* const values = term.as<T>() + at;
+        for (int64_t i = 0; i < count; ++i) total[size_t(i)] += cpu::to_f32(values[i]);
+      }
+      T* const to = out.as<T>() + at;
+      for (int64_t i = 0; i < count; ++i) to[i] = cpu::from_f32<T>(total[size_t(i)]);
     }
-    std::memcpy(out.as<float>() + at, total.data(), size_t(count) * sizeof(float));
-  }
+  });
 }
 
 void cast(const Tensor& from, const Tensor& to) {

@@ -25,22 +25,28 @@ struct Add {
   }
 };
 
-template <int kWidth, size_t kMaxTerms>
+template <typename T, int kWidth, size_t kMaxTerms>
 struct Sum {
-  const float* terms[kMaxTerms];
+  const T* terms[kMaxTerms];
   int num_terms;
-  Rows<float, kWidth> out;
+  Rows<T, kWidth> out;
 
-  using Loaded = Vector<float, kWidth>;
+  using Loaded = Vector<T, kWidth>;
   __device__ Loaded load(int64_t, int64_t i) const {
     const auto term = [&](int t) { return reinterpret_cast<const Loaded*>(terms[t])[i]; };
-    Loaded total = term(0);
+    const Loaded first = term(0);
+    Vector<float, kWidth> total;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) total.at[e] = to_float(first.at[e]);
     for (int t = 1; t < num_terms; ++t) {
       const Loaded next = term(t);
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) total.at[e] += next.at[e];
+      for (int e = 0; e < kWidth; ++e) total.at[e] += to_float(next.at[e]);
     }
-    return total;
+    Loaded result;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) result.at[e] = from_float<T>(total.at[e]);
+    return result;
   }
   __device__ void store(int64_t row, int64_t i, const Loaded& total) const {
     out.store(row, i, total);
@@ -87,16 +93,18 @@ void add(cudaStream_t stream, const Tensor& x, const Tensor& y, const Tensor& ou
 }
 
 void sum(cudaStream_t stream, std::span<const Tensor> terms, const Tensor& out) {
-  const auto launch = [&]<int kWidth, size_t kMaxTerms>() {
-    Sum<kWidth, kMaxTerms> body{{}, int(terms.size()), Rows<float, kWidth>(out)};
-    for (size_t t = 0; t < terms.size(); ++t) body.terms[t] = terms[t].as<float>();
+  const auto launch = [&]<typename T, int kWidth, size_t kMaxTerms>() {
+    Sum<T, kWidth, kMaxTerms> body{{}, int(terms.size()), Rows<T, kWidth>(out)};
+    for (size_t t = 0; t < terms.size(); ++t) body.terms[t] = terms[t].as<T>();
     launch_map("sum", body, 1, out.elements() / kWidth, stream);
   };
   // Arguments of a kernel: a launch copies all of them.
   const auto with_room = [&]<int kWidth>() {
-    if (terms.size() <= 16) return launch.template operator()<kWidth, 16>();
-    if (terms.size() <= 256) return launch.template operator()<kWidth, 256>();
-    launch.template operator()<kWidth, kMaxGpuSumTerms>();
+    with_element("sum: out", out, [&]<typename T>(T) {
+      if (terms.size() <= 16) return launch.template operator()<T, kWidth, 16>();
+      if (terms.size() <= 256) return launch.template operator()<T, kWidth, 256>();
+      launch.template operator()<T, kWidth, kMaxGpuSumTerms>();
+    });
   };
   const bool has_vectors =
       have_vectors(4, {&out}) &&

@@ -195,10 +195,10 @@ constexpr int kRunWarps = kRunThreads / 32;
 // Each warp adds the rows of one run, in order, to 32 vectors of its table row. First `long_units`
 // units for long runs, then one per token, for the shorter run that starts there. gridDim.x:
 // `blocks_per_row` times the blocks of all units.
-template <typename T, int kWidth>
+template <typename T, typename D, int kWidth>
 __global__ void __launch_bounds__(kRunThreads, 7)
-    embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<float, kWidth> dtable,
-                              int vectors, int long_units, unsigned blocks_per_row) {
+    embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<D, kWidth> dtable, int vectors,
+                              int long_units, unsigned blocks_per_row) {
   using Packed = PackedVector<T, kWidth>;
   constexpr int kMany = sizeof(Packed) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
   const int unit = int(blockIdx.x / blocks_per_row * kRunWarps + threadIdx.x / 32);
@@ -211,7 +211,10 @@ __global__ void __launch_bounds__(kRunThreads, 7)
   const int before = runs.row(first - 1), far = runs.row(first + Runs::kLong - 1);
   const int row = __shfl_sync(~0u, lane_row, 0);
   if (row == TokenRows::kOther || row == before || (row == far) != is_long) return;
-  Vector<float, kWidth> sum = dtable.load(row, i);
+  const Vector<D, kWidth> before_run = dtable.load(row, i);
+  Vector<float, kWidth> sum;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) sum.at[e] = to_float(before_run.at[e]);
   for (int count = 32; count == 32;) {
     count = __popc(__ballot_sync(~0u, lane_row == row));
     int next_position = 0;
@@ -244,7 +247,11 @@ __global__ void __launch_bounds__(kRunThreads, 7)
     for (; at < count; at += kFew) add.template operator()<kFew>(at, count - at);
     position = next_position;
   }
-  if (vector < vectors) dtable.store(row, i, sum);
+  if (vector >= vectors) return;
+  Vector<D, kWidth> result;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) result.at[e] = from_float<D>(sum.at[e]);
+  dtable.store(row, i, result);
 }
 
 }  // namespace
@@ -267,8 +274,7 @@ void embedding_forward(cudaStream_t stream, const Tensor& tokens, const Tensor& 
 void embedding_backward(cudaStream_t stream, const Tensor& tokens, const Tensor& dout,
                         int64_t begin, const Tensor& dtable, const Tensor& order) {
   require_dtype("embedding_backward: tokens", tokens, DType::i32);
-  require_dtype("embedding_backward: dtable", dtable, DType::f32);
-  with_element("embedding_backward: dout", dout, [&]<typename T>(T) {
+  const auto add_runs = [&]<typename T, typename D>(T, D) {
     if (tokens.elements() == 0 || dtable.elements() == 0) return;
     const int64_t num_tokens = tokens.dim(0);
     require_dtype("embedding_backward: order", order, DType::i32);
@@ -287,10 +293,13 @@ void embedding_backward(cudaStream_t stream, const Tensor& tokens, const Tensor&
       constexpr int kWidth = width();
       const int64_t vectors = dtable.dim(1) / kWidth, blocks_per_row = (vectors - 1) / 32 + 1;
       embedding_backward_kernel<<<unsigned(unit_blocks * blocks_per_row), kRunThreads, 0, stream>>>(
-          runs, Rows<T, kWidth>(dout), Rows<float, kWidth>(dtable), int(vectors), int(long_units),
+          runs, Rows<T, kWidth>(dout), Rows<D, kWidth>(dtable), int(vectors), int(long_units),
           unsigned(blocks_per_row));
       check_launch("embedding_backward_kernel");
     });
+  };
+  with_element("embedding_backward: dout", dout, [&]<typename T>(T t) {
+    with_element("embedding_backward: dtable", dtable, [&]<typename D>(D d) { add_runs(t, d); });
   });
 }
 

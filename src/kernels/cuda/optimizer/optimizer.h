@@ -19,7 +19,7 @@ void lamb_update(CUstream_st* stream, float rate, const Tensor& w, const Tensor&
 
 /// Memory of `sums` f64 sums, which come first, and of their scratch.
 size_t square_sum_bytes(int sums);
-/// sums[index] += sum of the squares of `values`, f32.
+/// sums[index] += sum of the squares of `values`, f32 or bf16.
 void add_squares(CUstream_st* stream, const Tensor& values, const Memory& sums, int index);
 
 }  // namespace tandem::gpu

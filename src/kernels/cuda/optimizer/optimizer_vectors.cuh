@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/optimizer.h"
 
@@ -23,6 +24,17 @@ inline unsigned blocks_for(int64_t items) {
 struct alignas(8) FourBf16 {
   __nv_bfloat162 low, high;
 };
+/// Four elements of T, float or bf16.
+template <typename T>
+using Four = std::conditional_t<std::is_same_v<T, float>, float4, FourBf16>;
+
+inline __device__ float4 to_floats(const float4& x) {
+  return x;
+}
+inline __device__ float4 to_floats(const FourBf16& x) {
+  const float2 low = __bfloat1622float2(x.low), high = __bfloat1622float2(x.high);
+  return {low.x, low.y, high.x, high.y};
+}
 
 inline __device__ FourBf16 to_bf16(const float4& x) {
   return {__floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w)};
