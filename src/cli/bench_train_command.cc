@@ -67,6 +67,8 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"ranks", comm.size()},
       {"transport", comm.transport()},
       {"dtype", q.dtype},
+      {"gradient_dtype", q.gradient_dtype},
+      {"residual_gradient", q.residual_gradient},
       {"deterministic", q.deterministic},
       {"recompute", q.recompute},
       {"time_us", us},
@@ -98,10 +100,13 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
         mfu > 0 ? fmt::format("{:>5.1f} %", 100 * mfu) : "not measured (the machine was busy)");
   };
   std::string text = fmt::format(
-      "{}, layers: {}, {} x {} tokens{}{}, tp {} ep {}, {}{}: forward and backward, {} repeats\n",
+      "{}, layers: {}, {} x {} tokens{}{}, tp {} ep {}, {}{}{}{}: forward and backward, {} "
+      "repeats\n",
       q.model, q.layers, q.batch * q.ep, q.seq,
       q.window > 0 ? fmt::format(", window {}", q.window) : "",
       q.documents > 0 ? fmt::format(" in documents of {}", q.documents) : "", q.tp, q.ep, q.dtype,
+      q.gradient_dtype == "f32" ? "" : ", gradients in " + q.gradient_dtype,
+      q.residual_gradient == "f32" ? "" : ", residual gradient in " + q.residual_gradient,
       q.recompute == "none" ? "" : ", recompute " + q.recompute, q.repeats);
   text += row("step", r.step) + row("sustained", r.sustained);
   if (r.serial) {
@@ -144,8 +149,8 @@ void run(TrainBenchArguments arguments) {
   const bool shares = devices.ranks_per_gpu > 1;
   const auto check_gpus = [&] {
     const TrainConfig config = train_bench_config(q, true, shares);
-    constexpr double kBytes = 6;  // of a weight in bf16 and its gradient
-    return kBytes * double(config.model.parameters()) / world.ranks +
+    const double bytes = q.gradient_dtype == "bf16" ? 4 : 6;  // of a bf16 weight and its gradient
+    return bytes * double(config.model.parameters()) / world.ranks +
            rank_activation_bytes(config, 0, true);
   };
   set_devices(devices, world, {"", check_gpus});
@@ -189,6 +194,16 @@ void add_bench_train(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   command->add_option("--dtype", request.dtype, "Data type of GEMM operands and activations")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command
+      ->add_option("--gradient-dtype", request.gradient_dtype,
+                   "Data type of the weights' gradients (train.gradient_dtype)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command
+      ->add_option("--residual-gradient", request.residual_gradient,
+                   "Data type of the residual stream's gradient (train.residual_gradient)")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
   command

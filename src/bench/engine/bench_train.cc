@@ -15,12 +15,12 @@
 
 #include "bench/engine/published_models.h"
 #include "comm/exec.h"
-#include "core/host_copy.h"
 #include "engine/config/gpu_training.h"
 #include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/cost/memory.h"
 #include "engine/plan/cost/utilization.h"
+#include "kernels/elementwise.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tune/measure.h"
@@ -56,6 +56,8 @@ TransformerOptions make_options(const RunConfig& train, int64_t batch, const Par
   options.batch = batch;
   options.seq = train.seq;
   options.dtype = parse_dtype(train.dtype);
+  options.gradient_dtype = parse_dtype(train.gradient_dtype);
+  options.residual_gradient = parse_dtype(train.residual_gradient);
   options.overlap.strategy = strategy;
   options.deterministic = train.deterministic;
   options.recompute = {parse_recompute(train.recompute)};
@@ -95,20 +97,19 @@ class LayerStep {
         microbatch_(stage_.make_microbatch()),
         gradient_(stage_.residual_gradient().bytes(), exec_.device) {
     stage_.initialize(1);
+    stage_.end_staging();
     if (const auto starts = draw_documents(options.batch, options.seq, documents);
         !starts.empty()) {
       stage_.set_documents(starts, microbatch_);
     }
     const Shard rows = shard_of(options.batch * options.seq, tp.size(), tp.rank());
-    const Tensor input = stage_.input(microbatch_);
-    fill(input, rows.begin, 1);
-    fill(gradient_.view(DType::f32, {input.dim(0), input.dim(1)}), rows.begin, 2);
+    fill(stage_.input(microbatch_), rows.begin, 1);
+    fill(gradient(), rows.begin, 2);
   }
 
   void enqueue() {
     stage_.begin_step();
-    const Tensor dx = stage_.residual_gradient();
-    copy(exec_, gradient_.view(DType::f32, {dx.dim(0), dx.dim(1)}), dx);
+    copy(exec_, gradient(), stage_.residual_gradient());
     stage_.enqueue_forward({}, {}, microbatch_);
     stage_.backward(microbatch_, 1);
   }
@@ -122,8 +123,8 @@ class LayerStep {
     uint64_t digest = 0;
     for (const Tensor& each :
          {stage_.output(microbatch_), stage_.residual_gradient(), stage_.gradients()}) {
-      const HostCopy copied(exec_, each);
-      digest = XXH3_64bits_withSeed(copied.values().data(), copied.values().size_bytes(), digest);
+      const std::vector<float> values = read_f32(exec_, each);
+      digest = XXH3_64bits_withSeed(values.data(), values.size() * sizeof(float), digest);
     }
     return digest;
   }
@@ -132,6 +133,11 @@ class LayerStep {
   const Exec& exec() const { return exec_; }
 
  private:
+  /// The output's, in the dtype of the residual stream's.
+  Tensor gradient() {
+    const Tensor dx = stage_.residual_gradient();
+    return gradient_.view(dx.dtype(), {dx.dim(0), dx.dim(1)});
+  }
   /// Uniform in [-1, 1): the same for a row of the whole on any rank.
   void fill(const Tensor& rows, int64_t first, uint64_t seed) const {
     std::vector<float> values(size_t(rows.elements()));
@@ -139,7 +145,12 @@ class LayerStep {
     for (size_t i = 0; i < values.size(); ++i) {
       values[i] = uniform(seed, stream_, begin + i) * 2 - 1;
     }
-    copy(exec_, Tensor::of(std::span(values), {rows.dim(0), rows.dim(1)}), rows);
+    const Tensor in_f32 = Tensor::of(std::span(values), {rows.dim(0), rows.dim(1)});
+    if (rows.dtype() == DType::f32) return copy(exec_, in_f32, rows);
+    const Memory memory(rows.bytes());
+    const Tensor rounded = memory.view(rows.dtype(), {rows.dim(0), rows.dim(1)});
+    cast({}, in_f32, rounded);
+    copy(exec_, rounded, rows);
   }
 
   uint64_t stream_;
@@ -158,14 +169,14 @@ struct WholeGradients {
 WholeGradients gradients_on_cpu(const ModelConfig& config, TransformerOptions options,
                                 int64_t documents, DType dtype) {
   options.dtype = dtype;
+  if (dtype == DType::f32) options.gradient_dtype = options.residual_gradient = DType::f32;
   options.experts = nullptr;
   options.step = {};
   WholeGradients whole;
   run_threads({.ranks = 1}, [&](Communicator& one) {
     LayerStep step(one, config, options, 0, documents);
     step.run();
-    const HostCopy copied(step.exec(), step.stage().gradients());
-    whole.values.assign(copied.values().begin(), copied.values().end());
+    whole.values = read_f32(step.exec(), step.stage().gradients());
     whole.parameters = step.stage().parameter_list();
   });
   return whole;
@@ -206,13 +217,13 @@ void check_gradients(const ParallelGroups& groups, ModelConfig model, RunConfig 
                                      : gradients_on_cpu(model, options, documents, options.dtype);
   LayerStep step(groups.tp(), model, options, 0, documents);
   step.run();
-  const HostCopy copied(step.exec(), step.stage().gradients());
+  const std::vector<float> found = read_f32(step.exec(), step.stage().gradients());
   const std::vector<Parameter>& shards = step.stage().parameter_list();
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].sharding.absent) continue;
     const double times = shards[i].sharding.over_ep() ? double(groups.dims().ep()) : 1;
     const auto [error, size] =
-        difference(copied.values(), shards[i], exact.values, exact.parameters[i], times);
+        difference(found, shards[i], exact.values, exact.parameters[i], times);
     if (size == 0 && error == 0) continue;  // without a gradient, or on another rank
     const double of_cpu =
         difference(rounded.values, exact.parameters[i], exact.values, exact.parameters[i], 1)
@@ -298,6 +309,8 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.train.batch = q.batch * q.ep;
   config.train.seq = q.seq;
   config.train.dtype = q.dtype;
+  config.train.gradient_dtype = q.gradient_dtype;
+  config.train.residual_gradient = q.residual_gradient;
   config.train.deterministic = q.deterministic;
   config.train.recompute = q.recompute;
   config.parallel.tp = q.tp;
@@ -306,6 +319,14 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.data.document_mask = q.documents > 0;
   if (q.ep > 1 && config.model.experts == 0) {
     throw InvalidArgument(fmt::format("bench train: --ep {}: {} has no experts", q.ep, q.model));
+  }
+  for (const auto& [option, dtype] : {std::pair("gradient-dtype", q.gradient_dtype),
+                                      std::pair("residual-gradient", q.residual_gradient)}) {
+    if (dtype == "f32" || (q.dtype == "bf16" && config.model.experts == 0)) continue;
+    throw InvalidArgument(
+        fmt::format("bench train: --{} {} with --dtype {} of {}: expected f32, or bf16 of a model "
+                    "without experts",
+                    option, dtype, q.dtype, q.model));
   }
   config.model.check_training(q.tp, q.ep);
   if (on_gpus) check_gpu_training(config, ranks_share_gpu);

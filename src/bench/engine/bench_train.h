@@ -22,8 +22,10 @@ struct TrainBench {
   int64_t batch = 1;      ///< sequences of a tensor-parallel group
   int tp = 1, ep = 1;     ///< world: tp x ep ranks
   std::string dtype = "bf16";
-  std::string recompute = "none";  ///< train.recompute
-  bool deterministic = true;       ///< train.deterministic
+  std::string gradient_dtype = "f32";     ///< train.gradient_dtype
+  std::string residual_gradient = "f32";  ///< train.residual_gradient
+  std::string recompute = "none";         ///< train.recompute
+  bool deterministic = true;              ///< train.deterministic
   int repeats = 10;
 };
 

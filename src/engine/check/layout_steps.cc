@@ -20,6 +20,7 @@
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
 #include "gemm/gemm.h"
+#include "kernels/elementwise.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -99,8 +100,8 @@ class Gather {
     std::vector<float> all(size_t(chunk.stage.weights().elements()));
     std::vector<uint8_t> owned(all.size());
     for (const StateSlice& slice : slices) {
-      const HostCopy values(chunk.stage.exec(), slice.values);
-      std::ranges::copy(values.values(), all.begin() + slice.begin);
+      const std::vector<float> values = read_f32(chunk.stage.exec(), slice.values);
+      std::ranges::copy(values, all.begin() + slice.begin);
       std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
     }
     add(chunk.stage.parameter_list(), host_tensor(all), owned, name_learner(groups));

@@ -190,6 +190,54 @@ void check_schedule(const ParallelConfig& parallel, const RunConfig& train) {
   }
 }
 
+/// Gradients in bf16 are those of one microbatch, on their way to AdamW.
+void check_bf16_gradients(const RunConfig& train, const ParallelConfig& parallel,
+                          const std::string& optimizer, const ModelConfig& model) {
+  const int64_t samples = train.batch / parallel.logical_replicas();
+  if (train.microbatch > 0 && train.microbatch < samples) {
+    throw ConfigError(
+        fmt::format("train.gradient_dtype is bf16 with {} microbatches a step: expected f32, in "
+                    "which their gradients are summed, or train.microbatch = {}",
+                    samples / train.microbatch, samples));
+  }
+  const bool encodes =
+      parallel.learner_dp() > 1 && !CodecPolicy::parse(parallel.codec).gradients.is_none();
+  for (const auto& [is_set, key] :
+       {std::pair(parallel.zero != 1, fmt::format("parallel.zero = {}", parallel.zero)),
+        std::pair(parallel.replicas > parallel.dp,
+                  fmt::format("parallel.replicas = {}", parallel.replicas)),
+        std::pair(parallel.has_shard_groups(),
+                  fmt::format("parallel.dp_shard = {}", parallel.dp_shard)),
+        std::pair(encodes, fmt::format("parallel.codec = \"{}\"", parallel.codec)),
+        std::pair(parallel.sync.is_demo(), std::string("sync.method = \"demo\"")),
+        std::pair(optimizer != "adamw", fmt::format("optimizer.name = \"{}\"", optimizer)),
+        std::pair(model.experts > 0, fmt::format("model.experts = {}", model.experts)),
+        std::pair(model.qkv_bias, std::string("model.qkv_bias = true"))}) {
+    if (!is_set) continue;
+    throw ConfigError(fmt::format("train.gradient_dtype is bf16 with {}: expected f32", key));
+  }
+}
+
+void check_gradient_dtypes(const RunConfig& train, const ParallelConfig& parallel,
+                           const std::string& optimizer, const ModelConfig& model) {
+  for (const auto& [name, dtype] : {std::pair("gradient_dtype", train.gradient_dtype),
+                                    std::pair("residual_gradient", train.residual_gradient)}) {
+    if (dtype == "f32" || train.dtype == "bf16") continue;
+    throw ConfigError(fmt::format(
+        "train.{} is {} with train.dtype = \"{}\": expected f32, or train.dtype = \"bf16\"", name,
+        dtype, train.dtype));
+  }
+  if (train.residual_gradient != "f32" && parallel.pp > 1) {
+    throw ConfigError(
+        fmt::format("train.residual_gradient is {} with parallel.pp = {}: expected f32, in which "
+                    "stages send it",
+                    train.residual_gradient, parallel.pp));
+  }
+  if (train.gradient_dtype != "f32") {
+    check_bf16_gradients(train, parallel, optimizer, model);
+  }
+}
+
 void check_model(const RunConfig& train, const ModelConfig& model) {
   if (train.seq > model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", train.seq,
@@ -247,6 +295,7 @@ void check_config(const TrainConfig& config) {
     check_schedule(parallel, train);
   }
   check_codec(parallel, model);
+  check_gradient_dtypes(train, parallel, config.optimizer.name, model);
   check_patterns(config.optimizer, model);
 }
 

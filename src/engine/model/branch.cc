@@ -72,6 +72,19 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
                     attention_windows(c.layout), c.options.documents});
 }
 
+/// Elements of the largest gradient that is not written in its dtype at once.
+int64_t largest_sum(const ModelLayout& layout, const ModelConfig& config,
+                    const TransformerOptions& options, int tp) {
+  if (options.gradient_dtype == DType::f32) return 0;
+  int64_t largest = std::max(config.hidden, 2 * config.head_dim);
+  const auto add = [&](const WeightMatrix& m) { largest = std::max(largest, m.rows * m.columns); };
+  if (tp > 1) add(layout.head);
+  for (const BranchLayout& branch : layout.branches) {
+    if (tp > 1) add(branch.in);
+  }
+  return largest;
+}
+
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
@@ -85,7 +98,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       layers(stage_layers),
       layout(config, tp.size(), tp.rank(), expert_coordinates(experts, tp), stage_layers),
       weights(exec, layout, options.dtype, options.f32_weights),
-      gradients(exec, assign_gradients(layout, config, options.gradient_window)),
+      gradients(exec, assign_gradients(layout, config, options.gradient_window),
+                options.gradient_dtype),
       tokens(options.batch * options.seq),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),
@@ -93,6 +107,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
           make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)),
+      gradient_sum(size_t(largest_sum(layout, config, options, tp.size())) * sizeof(float),
+                   exec.device),
       recomputed(std::make_unique<RecomputedActivations>(*this)) {
   PlacementTable placements;  // throws if an operator of the stage cannot consume a tensor
   declare_stage(config, layout, layers, placements);
@@ -105,7 +121,7 @@ ModelLayout ModelContext::whole_layout() const {
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   const Tensor flat = gradients.at(m.offset, m.rows * m.columns);
-  return Tensor(flat.data(), DType::f32, {m.rows, m.columns}, flat.device());
+  return Tensor(flat.data(), flat.dtype(), {m.rows, m.columns}, flat.device());
 }
 
 Tensor ModelContext::gradient_to_add(const WeightMatrix& m) {
@@ -114,18 +130,36 @@ Tensor ModelContext::gradient_to_add(const WeightMatrix& m) {
   return result;
 }
 
+void ModelContext::write_gradient(
+    const WeightMatrix& m, const std::function<void(const Tensor& values, bool adds)>& write) {
+  const bool adds = adds_gradient(m.offset);
+  const Tensor written = gradient(m);
+  if (written.dtype() == DType::f32) return write(written, adds);
+  const Tensor values = gradient_sum.view(DType::f32, {m.rows, m.columns});
+  if (adds) cast(exec, written, values);
+  write(values, adds);
+  cast(exec, values, written);
+}
+
+void ModelContext::add_gradient(const Tensor& term, const WeightMatrix& m) {
+  write_gradient(m, [&](const Tensor& values, bool adds) {
+    adds ? add(exec, values, term, values) : copy(exec, term, values);
+  });
+}
+
 void ModelContext::sum_gradient(const Tensor& term, const WeightMatrix& m) {
   all_reduce(tp, term);
-  const Tensor sum = gradient(m);
-  if (adds_gradient(m.offset)) return add(exec, sum, term, sum);
-  copy(exec, term, sum);
+  add_gradient(term, m);
 }
 
 void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
-                                         const Tensor& dy, const WeightMatrix& m, bool adds) {
-  if (wgrad) return wgrad->run(x, dy, gradient(m), adds);
+                                         const Tensor& dy, const WeightMatrix& m) {
+  if (wgrad) {
+    return write_gradient(
+        m, [&](const Tensor& values, bool adds) { wgrad->run(x, dy, values, adds); });
+  }
   const ScopedLabel label("ag_wgrad", -1);
-  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds});
+  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds_gradient(m.offset)});
 }
 
 GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m) {
@@ -353,20 +387,22 @@ struct Branch::Run final : program::Runner {
   }
   void column_weight(const program::BackwardFrame& f) {
     const WeightMatrix& in = f.branch.in;
+    const Tensor &x_norm = f.at(program::kXNorm), &dhidden = f.gradient(program::kHidden);
     const Tensor& before = products->d_whole_before;
-    const int64_t count = before.dim(0);
-    // Each rank has a term of the gradient of these rows: only that of this pass is summed.
-    const Tensor whole = context.gradient(in).rows(in.rows - count, count);
-    const bool adds = context.adds_gradient(in.offset);
-    if (count > 0 && adds) {
-      copy(context.exec, whole, before);
-      clear(context.exec, whole);
+    if (before.elements() == 0) {
+      return context.write_weight_gradient(products->in_wgrad, x_norm, dhidden, in);
     }
-    context.write_weight_gradient(products->in_wgrad, f.at(program::kXNorm),
-                                  f.gradient(program::kHidden), in, adds);
-    if (count == 0) return;
-    all_reduce(context.tp, whole);
-    if (adds) add(context.exec, whole, before, whole);
+    // Each rank has a term of the gradient of these rows: only that of this pass is summed.
+    context.write_gradient(in, [&](const Tensor& values, bool adds) {
+      const Tensor whole = values.rows(in.rows - before.dim(0), before.dim(0));
+      if (adds) {
+        copy(context.exec, whole, before);
+        clear(context.exec, whole);
+      }
+      products->in_wgrad->run(x_norm, dhidden, values, adds);
+      all_reduce(context.tp, whole);
+      if (adds) add(context.exec, whole, before, whole);
+    });
   }
 
   Tensor gradient(int64_t offset, int64_t count) override {

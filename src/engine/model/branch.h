@@ -35,8 +35,10 @@ struct ModelContext {
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
   /// Gradient of the residual stream rounded to the dtype of GEMMs, [local rows, hidden]; without
-  /// rows if that is f32.
+  /// rows if it has that dtype.
   Activation rounded_gradient;
+  /// Scratch of write_gradient, f32; empty if gradients are in f32.
+  Memory gradient_sum;
 
   /// Called between operators of long passes; may be empty.
   std::function<void()> between_operators;
@@ -51,19 +53,24 @@ struct ModelContext {
   }
   /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
-  /// gradient(m) = dy^T x all-gather(x), or += if `adds`; `wgrad` has a value if there are several
-  /// ranks.
+  /// Calls write(values, adds) with f32 memory to which a gradient is added, or which it replaces
+  /// unless `adds`; gradient(m) of another dtype is then rounded from it.
+  void write_gradient(const WeightMatrix& m,
+                      const std::function<void(const Tensor& values, bool adds)>& write);
+  /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
-                             const WeightMatrix& m, bool adds);
+                             const WeightMatrix& m);
   /// gradient(m) for a caller that adds to it.
   Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;
+  /// gradient(m) (+)= term, f32.
+  void add_gradient(const Tensor& term, const WeightMatrix& m);
   /// gradient(m) (+)= the sum over the TP ranks of `term`, f32, which it replaces by the sum.
   void sum_gradient(const Tensor& term, const WeightMatrix& m);
   /// GPU operators have no f32 output of bf16 operands.
   DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
   /// Whether GEMMs read the gradient of the residual stream from `rounded_gradient`.
-  bool rounds_gradient() const { return options.dtype != DType::f32; }
+  bool rounds_gradient() const { return options.dtype != options.residual_gradient; }
   /// The residual stream's gradient dx as GEMMs read it.
   const Tensor& rounded(const Tensor& dx) const {
     return rounds_gradient() ? *rounded_gradient : dx;

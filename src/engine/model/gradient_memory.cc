@@ -75,12 +75,13 @@ GradientLayout assign_gradients(const ModelLayout& layout, const ModelConfig& co
   return assigned;
 }
 
-GradientMemory::GradientMemory(const Exec& exec, GradientLayout assigned)
-    : memory_(size_t(assigned.elements) * sizeof(float), exec.device),
+GradientMemory::GradientMemory(const Exec& exec, GradientLayout assigned, DType dtype)
+    : dtype_(dtype),
+      memory_(size_t(assigned.elements) * size_of(dtype), exec.device),
       units_(std::move(assigned.units)),
       is_live_(units_.size()) {
   std::ranges::sort(units_, {}, [](const GradientUnit& unit) { return unit.range.begin; });
-  if (units_.empty()) values_ = memory_.view(DType::f32, {assigned.elements});
+  if (units_.empty()) values_ = memory_.view(dtype, {assigned.elements});
 }
 
 size_t GradientMemory::find(int64_t offset) const {
@@ -93,7 +94,7 @@ Tensor GradientMemory::at(int64_t offset, int64_t count) const {
   if (is_flat()) return values_.narrow(0, offset, count);
   const GradientUnit& unit = units_[find(offset)];
   const int64_t position = count == 0 ? 0 : unit.position + offset - unit.range.begin;
-  return memory_.view(DType::f32, {count}, size_t(position) * sizeof(float));
+  return memory_.view(dtype_, {count}, size_t(position) * size_of(dtype_));
 }
 
 void GradientMemory::for_each(

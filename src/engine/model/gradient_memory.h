@@ -45,14 +45,15 @@ GradientLayout assign_gradients(const ModelLayout& layout, const ModelConfig& co
 class GradientMemory {
  public:
   /// Flat, in memory that must outlive this object.
-  explicit GradientMemory(const Tensor& values) : values_(values) {}
-  /// Memory of a stage, zero at first.
-  GradientMemory(const Exec& exec, GradientLayout assigned);
+  explicit GradientMemory(const Tensor& values) : dtype_(values.dtype()), values_(values) {}
+  /// Memory of a stage, zero at first. `dtype`: f32 or bf16.
+  GradientMemory(const Exec& exec, GradientLayout assigned, DType dtype);
 
   bool is_flat() const { return units_.empty(); }
-  /// f32 [elements], if it is flat.
+  DType dtype() const { return dtype_; }
+  /// [elements], if it is flat.
   const Tensor& values() const { return values_; }
-  /// f32 [count], of one unit.
+  /// [count], of one unit.
   Tensor at(int64_t offset, int64_t count) const;
   /// Calls visit(range, values) for the range's contiguous memory, in ascending order.
   void for_each(FlatRange range,
@@ -74,6 +75,7 @@ class GradientMemory {
  private:
   size_t find(int64_t offset) const;
 
+  DType dtype_;
   Memory memory_;
   Tensor values_;                    // flat
   std::vector<GradientUnit> units_;  // ascending

@@ -100,9 +100,7 @@ const Tensor& Head::dlogits(const HeadActivations& saved) const {
 }
 
 void Head::backward_weight(const HeadActivations& saved) {
-  const WeightMatrix& weight = context_.layout.head;
-  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits(saved), weight,
-                                 context_.adds_gradient(weight.offset));
+  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits(saved), context_.layout.head);
 }
 
 void Head::backward(const Tensor& x, const Tensor& targets, float scale,

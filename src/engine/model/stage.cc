@@ -190,17 +190,19 @@ class Stage::Impl {
   }
 
   const Tensor& residual_gradient() {
-    if (dx_.dims() == 0) dx_ = *dx_memory_.emplace(make_residual());
+    if (dx_.dims() > 0) return dx_;
+    dx_ = *dx_memory_.emplace(context_.make(context_.options.residual_gradient,
+                                            context_.local_rows.count, context_.config.hidden));
     return dx_;
   }
   void set_residual_gradient(const Tensor& gradient) {
-    check_residual("gradient", gradient);
+    check_residual("gradient", gradient, context_.options.residual_gradient);
     if (head_) throw InvalidArgument("set_residual_gradient: expected a stage without head");
     dx_ = gradient;
   }
 
   void set_input(MicrobatchState& m, const Tensor& input) const {
-    check_residual("input", input);
+    check_residual("input", input, DType::f32);
     if (context_.layers.embedding) {
       throw InvalidArgument("set_input: expected a stage without embedding");
     }
@@ -260,17 +262,14 @@ class Stage::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
-  Activation make_residual() const {
-    return context_.make(DType::f32, context_.local_rows.count, context_.config.hidden);
-  }
-  void check_residual(const char* what, const Tensor& given) const {
+  void check_residual(const char* what, const Tensor& given, DType dtype) const {
     const std::array shape{context_.local_rows.count, context_.config.hidden};
-    if (given.dtype() == DType::f32 && given.dims() == 2 && given.dim(0) == shape[0] &&
+    if (given.dtype() == dtype && given.dims() == 2 && given.dim(0) == shape[0] &&
         given.dim(1) == shape[1] && given.contiguous() && given.device() == context_.exec.device) {
       return;
     }
-    throw InvalidArgument(fmt::format("residual {} {}: expected f32 [{}, {}] on the stage's device",
-                                      what, given.describe(), shape[0], shape[1]));
+    throw InvalidArgument(fmt::format("residual {} {}: expected {} [{}, {}] on the stage's device",
+                                      what, given.describe(), name_of(dtype), shape[0], shape[1]));
   }
   bool owns_tied() const { return context_.layout.tied == TiedEmbedding::owner; }
   /// Whether backward passes add the gradients of its lookups.
@@ -325,14 +324,7 @@ class Stage::Impl {
   void add_norms(std::span<const int64_t> offsets) {
     all_reduce(context_.tp, dnorms_->rows(0, int64_t(offsets.size())));
     for (size_t i = 0; i < offsets.size(); ++i) {
-      const Tensor row = dnorms_->rows(int64_t(i), 1);
-      const bool adds = context_.adds_gradient(offsets[i]);
-      const Tensor sum = context_.gradient({offsets[i], 1, context_.config.hidden});
-      if (adds) {
-        add(context_.exec, sum, row, sum);
-      } else {
-        copy(context_.exec, row, sum);
-      }
+      context_.add_gradient(dnorms_->rows(int64_t(i), 1), {offsets[i], 1, context_.config.hidden});
     }
   }
 
@@ -373,7 +365,7 @@ GradientMemory& Stage::gradient_memory() {
 }
 Tensor Stage::parameter_staging() {
   if (parameters().data()) return parameters();
-  if (gradients().data()) return gradients();
+  if (gradients().data() && gradients().dtype() == DType::f32) return gradients();
   return impl_->staging();
 }
 void Stage::read_parameters(const Tensor& to) const {

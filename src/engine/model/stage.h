@@ -37,6 +37,9 @@ struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
   int64_t seq = 128;         ///< tokens per sequence
   DType dtype = DType::f32;  ///< GEMM operands and activations
+  /// Gradients of the weights, and of the residual stream: f32, or `dtype`. A step's gradients are
+  /// rounded after each microbatch.
+  DType gradient_dtype = DType::f32, residual_gradient = DType::f32;
   /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
   /// the optimizer state hold them (engine/parallel/sharded/sharded_optimizer.h).
   bool f32_weights = true;
@@ -101,8 +104,9 @@ class Stage {
   /// name, position). They are in parameter_staging() then, too.
   void initialize(uint64_t seed);
 
-  /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
-  /// order of use (backward finishes them back to front). Padding between tensors stays zero.
+  /// This rank's parameters, f32, and gradients, options.gradient_dtype, [elements] on its device,
+  /// one flat array each, in order of use (backward finishes them back to front). Padding between
+  /// tensors stays zero.
   /// Without options.f32_weights, parameters() of another dtype has no data; with a gradient
   /// window, gradients() has none.
   Tensor parameters() const;
@@ -114,8 +118,8 @@ class Stage {
   GradientMemory& gradient_memory();
   /// Weights as kept on this rank.
   const WeightViews& weights() const;
-  /// Memory to write new weights to, f32 [elements]: parameters(), or gradients() if that has no
-  /// data, or else memory of their own until end_staging().
+  /// Memory to write new weights to, f32 [elements]: parameters(), or gradients() in f32 if that
+  /// has no data, or else memory of their own until end_staging().
   Tensor parameter_staging();
   void end_staging();
   /// Must be called after writing to parameter_staging(), or to a range of it, before the next

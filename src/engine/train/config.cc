@@ -50,6 +50,12 @@ constexpr Key<RunConfig> kRunKeys[] = {
     {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16"),
      "of matrix products and activations; owners of the optimizer state keep f32 weights (auto: "
      "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it)"},
+    {"gradient_dtype", &RunConfig::gradient_dtype, one_of("f32", "bf16"),
+     "of the weights' gradients, with train.dtype bf16; bf16: half their memory and traffic, for "
+     "one microbatch a step, as sums of several would be rounded each time"},
+    {"residual_gradient", &RunConfig::residual_gradient, one_of("f32", "bf16"),
+     "dtype of the residual stream's gradient, with train.dtype bf16; bf16: less traffic, the sum "
+     "is rounded after each attention and each MLP"},
     {"deterministic", &RunConfig::deterministic, kAny,
      "on GPUs: equal bits in every run; false is faster, most for long sequences"},
     {"recompute", &RunConfig::recompute, one_of("none", "selective", "full"),

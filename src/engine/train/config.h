@@ -30,6 +30,8 @@ struct RunConfig {
   int64_t validate_bytes = 1 << 18;
   int64_t validate_steps = 0;
   std::string dtype = "auto";
+  std::string gradient_dtype = "f32";
+  std::string residual_gradient = "f32";  ///< dtype
   std::string aux_loss_scope = "microbatch";
   int64_t seed = 1;
   std::string init;  ///< folder of the model that the weights are of at first; empty: random ones

@@ -80,6 +80,8 @@ TransformerOptions make_transformer_options(
   options.batch = microbatch_size(parallel, train);
   options.seq = train.seq;
   options.dtype = parse_dtype(train.dtype);
+  options.gradient_dtype = parse_dtype(train.gradient_dtype);
+  options.residual_gradient = parse_dtype(train.residual_gradient);
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
   options.documents = data.document_mask;
   options.deterministic = train.deterministic;

@@ -279,7 +279,8 @@ TEST(DataParallelWires, ManyRanksSumEveryPassOfAWindow) {
   run_threads(options, [&](Communicator& comm) {
     constexpr FlatRange kAll{0, int64_t(kElements)};
     std::vector<float> w(kElements);
-    GradientMemory gradients(Exec{}, {.units = {{.range = kAll}}, .elements = kAll.count});
+    GradientMemory gradients(Exec{}, {.units = {{.range = kAll}}, .elements = kAll.count},
+                             DType::f32);
     ShardedOptimizer optimizer(
         {}, flat(w), {}, {{comm, kAll, sample_parameters(), FlatWindow::all(kAll.count), true}},
         700, {.gradient_memory = &gradients});
@@ -297,6 +298,76 @@ TEST(DataParallelWires, ManyRanksSumEveryPassOfAWindow) {
     }
     optimizer.update(adam_of(0));
     optimizer.await_all();
+  });
+}
+
+float to_bf16(float value) {
+  return BFloat16::from_float(value).to_float();
+}
+
+TEST(DataParallelWires, GradientsInBf16AreSummedInF32AndRoundedOnce) {
+  for (const int ranks : {1, 2, 5}) {
+    std::vector<float> expected(kElements);
+    size_t rounded_twice = 0;
+    for (size_t i = 0; i < kElements; ++i) {
+      float total = 0, running = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const float term = to_bf16(gradient_of(0, rank, i));
+        total += term, running = to_bf16(running + term);
+      }
+      expected[i] = to_bf16(total);
+      rounded_twice += running != expected[i];
+    }
+    if (ranks > 2) {
+      EXPECT_GT(rounded_twice, kElements / 10);  // what sums in bf16 would give
+    }
+    WorldOptions options;
+    options.ranks = ranks;
+    run_threads(options, [&](Communicator& comm) {
+      std::vector<float> w(kElements), first(kElements), second(kElements);
+      const Memory memory(kElements * sizeof(BFloat16));
+      const Tensor gradients = memory.view(DType::bf16, {int64_t(kElements)});
+      for (size_t i = 0; i < kElements; ++i) {
+        gradients.as<BFloat16>()[i] = BFloat16::from_float(gradient_of(0, comm.rank(), i));
+      }
+      ShardedOptimizer optimizer({}, flat(w), gradients,
+                                 {{comm, {0, int64_t(kElements)}, sample_parameters()}}, 700);
+      const Squares squares = optimizer.reduce();
+      EXPECT_GT(squares.sharded, 0);
+      uint64_t received = 0;
+      for (const StateSlice& slice : optimizer.reduced_gradients()) {
+        received += uint64_t(slice.values.elements());
+        for (int64_t i = 0; i < slice.values.elements(); ++i) {
+          ASSERT_EQ(slice.values.as<BFloat16>()[i].to_float(), expected[size_t(slice.begin + i)]);
+        }
+      }
+      EXPECT_LE(optimizer.take_sent().gradients, kElements * sizeof(BFloat16));
+      EXPECT_GT(received, 0u);
+      optimizer.update(adam_of(0));
+      optimizer.await_all();
+      std::vector<float> of_reference(kElements), sums = expected;
+      for (const ParameterRun& run : parameter_runs(sample_parameters())) {
+        const auto slice = [&](std::vector<float>& values) {
+          return flat(std::span(values).subspan(size_t(run.begin), size_t(run.count)));
+        };
+        adamw({}, adam_of(0), run.decay, {slice(of_reference), slice(first), slice(second)},
+              slice(sums));
+      }
+      EXPECT_EQ(w, of_reference);
+    });
+  }
+}
+
+TEST(DataParallelWires, GradientsInBf16AreRefusedWithAWireFormat) {
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [&](Communicator& comm) {
+    std::vector<float> w(kElements);
+    const Memory memory(kElements * sizeof(BFloat16));
+    EXPECT_THROW(ShardedOptimizer({}, flat(w), memory.view(DType::bf16, {int64_t(kElements)}),
+                                  {{comm, {0, int64_t(kElements)}, sample_parameters()}}, 700,
+                                  {.gradients = Wire::parse("int8")}),
+                 Unsupported);
   });
 }
 

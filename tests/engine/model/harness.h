@@ -15,6 +15,7 @@
 #include "core/host_copy.h"
 #include "engine/model/transformer.h"
 #include "gemm/gemm.h"
+#include "kernels/elementwise.h"
 #include "tandem/random.h"
 
 namespace tandem::test {
@@ -120,8 +121,7 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
   model.backward(1.0f / float(batch.tokens.size()));
-  collect(model.parameter_list(), HostCopy(model.exec(), model.gradients()).values(),
-          step.gradients);
+  collect(model.parameter_list(), read_f32(model.exec(), model.gradients()), step.gradients);
   return step;
 }
 

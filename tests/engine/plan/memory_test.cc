@@ -33,6 +33,18 @@ TEST(MemoryEstimate, ExpectedMemoryIsThatOfTheRankThatNeedsMost) {
   EXPECT_EQ(MemoryEstimate(config, true).largest_rank(true).packing, 0);
 }
 
+TEST(MemoryEstimate, GradientsInBf16TakeHalf) {
+  TrainConfig config;
+  config.train.dtype = "bf16";
+  config.parallel.dp = 2;
+  const auto bytes = [&] { return MemoryEstimate(config).largest_rank(false); };
+  const RankMemory in_f32 = bytes();
+  config.train.gradient_dtype = "bf16";
+  EXPECT_EQ(MemoryEstimate(config).state(2).gradients, 2);
+  EXPECT_DOUBLE_EQ(in_f32.state / bytes().state, (2.0 + 4 + 6) / (2 + 2 + 6));
+  EXPECT_LT(bytes().messages, in_f32.messages);
+}
+
 TEST(MemoryEstimate, ModelsTooLargeForThisMachineAreRefused) {
   TrainConfig config;
   const auto training = [&] { return MemoryEstimate(config).training_bytes(); };

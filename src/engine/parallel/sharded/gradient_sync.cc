@@ -1,11 +1,14 @@
 #include "engine/parallel/sharded/gradient_sync.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "comm/exec.h"
 #include "engine/config/device_traits.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -23,11 +26,15 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Gradien
       gradients_(gradients),
       begin_(begin),
       buckets_(buckets),
-      messages_(options.wire, buckets, parameter_runs(list)),
+      messages_(options.wire, buckets, parameter_runs(list), gradients.dtype()),
       reduced_(std::move(reduced)),
       ring_(dp, "dp_reduce_scatter", buckets, messages_.max_bytes(),
             encodes_ || is_window_ ? dp.size() : 0, !options.overlap),
       is_loading_(ring_.is_enqueued()) {
+  if (gradients.dtype() != DType::f32 && (encodes_ || is_window_)) {
+    throw Unsupported(fmt::format("gradients in {}: expected f32 with a wire format or a window",
+                                  name_of(gradients.dtype())));
+  }
   for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
   if (is_window_) {
     copies_ = Memory(size_t(ring_.window() * buckets.shard_room()) * sizeof(float), exec_.device);
@@ -129,7 +136,7 @@ void GradientSync::send(int bucket) {
     const int owner = ring_.destination(hop);
     const FlatRange shard = buckets_.shard(bucket, owner);
     const void* message = is_window_ ? ring_.staged(owner, bucket) : local(shard).data();
-    size_t bytes = size_t(shard.count) * sizeof(float);
+    size_t bytes = size_t(shard.count) * size_of(gradients_.dtype());
     if (encodes_) {
       std::byte* staged = ring_.staged(owner, bucket);
       float* residual = residual_.empty() ? nullptr : next_residual_.data() + shard.begin;
@@ -143,7 +150,7 @@ void GradientSync::send(int bucket) {
     }
     ring_.send(owner, bucket, message, bytes);
     sent_bytes_.bytes += bytes;
-    sent_bytes_.uncompressed += size_t(shard.count) * sizeof(float);
+    sent_bytes_.uncompressed += size_t(shard.count) * size_of(gradients_.dtype());
   }
 }
 
@@ -152,7 +159,7 @@ Tensor GradientSync::rank_gradients(int rank, int bucket) {
   const FlatRange shard = buckets_.shard(bucket, dp_.rank());
   if (rank == dp_.rank()) return is_window_ ? copied(bucket) : local(shard);
   std::byte* message = ring_.received(rank, bucket);
-  if (!encodes_) return Tensor(message, DType::f32, {shard.count}, exec_.device);
+  if (!encodes_) return Tensor(message, gradients_.dtype(), {shard.count}, exec_.device);
   float* decoded = decoded_.data() + buckets_.shard_room() * rank;
   messages_.decode(bucket, dp_.rank(), message, decoded);
   return Tensor(decoded, DType::f32, {shard.count});

@@ -16,6 +16,8 @@
 // rank, is a pass, and owners sum in the order of the replicas. A rank without one in a round calls
 // `skip_pass` and sends empty messages.
 //
+// Gradients in bf16 are sent in it; owners sum in f32, and round once.
+//
 // With a wire format (engine/parallel/sharded/shard_messages.h) gradients are encoded once, by the
 // sender, and the owner adds its local ones uncompressed. With error feedback (arXiv 1901.09847)
 // the encoding error is added to the next step's gradients.
@@ -48,7 +50,8 @@ class GradientSync {
   /// `gradients`: from element `begin`, which must outlive this object, written by work of
   /// `backward`. `reduced(bucket)` is called in bucket order as soon as this rank's shard is
   /// summed, on a GPU by work enqueued on dp's stream. Throws Unsupported for a wire format on
-  /// GPUs. Collective over `dp`.
+  /// GPUs, and for a wire format or a window of gradients that are not in f32. Collective over
+  /// `dp`.
   GradientSync(const Exec& backward, Communicator& dp, const GradientMemory& gradients,
                int64_t begin, const Buckets& buckets, std::span<const Parameter> list,
                const Options& options, std::function<void(int bucket)> reduced);
@@ -70,8 +73,8 @@ class GradientSync {
   /// leaves them unchanged.
   void keep_residuals() { residual_.swap(next_residual_); }
 
-  /// Summed gradients of a range in one shard of this rank, f32 [count], between `finish` and the
-  /// next pass.
+  /// Summed gradients of a range in one shard of this rank, [count] in their dtype, between
+  /// `finish` and the next pass.
   Tensor reduced(FlatRange range) const;
 
   /// Error feedback residual of this rank's next gradients, f32 on the host, in the gradients'

@@ -44,7 +44,7 @@ std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun
 }
 
 ShardMessages::ShardMessages(const Wire& wire, const Buckets& buckets,
-                             std::span<const ParameterRun> runs)
+                             std::span<const ParameterRun> runs, DType dtype)
     : wire_(wire), ranks_(buckets.ranks()) {
   if (!wire.is_none()) codec::require_encodable(wire, DType::f32);
   for (int b = 0; b < buckets.count(); ++b) {
@@ -55,7 +55,7 @@ ShardMessages::ShardMessages(const Wire& wire, const Buckets& buckets,
       size_t bytes = 0;
       for (const Segment& segment : segments) {
         bytes += segment.encoded ? kAlignment + aligned(wire_.bytes(segment.count, DType::f32))
-                                 : raw_bytes(segment);
+                                 : aligned(size_t(segment.count) * size_of(dtype));
       }
       max_bytes_ = std::max(max_bytes_, bytes);
     }

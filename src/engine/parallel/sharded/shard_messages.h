@@ -28,8 +28,9 @@ std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun
 class ShardMessages {
  public:
   /// Throws InvalidArgument for a wire format that does not support f32. Without a wire format a
-  /// shard is one uncompressed segment.
-  ShardMessages(const Wire& wire, const Buckets& buckets, std::span<const ParameterRun> runs);
+  /// shard is one uncompressed segment, of `dtype`.
+  ShardMessages(const Wire& wire, const Buckets& buckets, std::span<const ParameterRun> runs,
+                DType dtype = DType::f32);
 
   const Wire& wire() const { return wire_; }
   std::span<const Segment> segments(int bucket, int owner) const {

@@ -83,7 +83,8 @@ struct ParameterGroup {
 class ShardedOptimizer {
  public:
   /// `weights`, `gradients`: [elements] on exec's device, read and written by work of exec, the
-  /// gradients in f32; must outlive this object. Weights that are not in f32 have their f32 masters
+  /// gradients in f32 or, for AdamW without windows and wire formats, in bf16; must outlive this
+  /// object. Weights that are not in f32 have their f32 masters
   /// here, at their owners only. Throws Unsupported for wire formats on several GPUs. Collective
   /// over the groups' communicators.
   ShardedOptimizer(const Exec& exec, const WeightViews& weights, const Tensor& gradients,
@@ -149,7 +150,8 @@ class ShardedOptimizer {
 
   /// Slices of the ShardedState.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;
-  /// Reduced gradients of the same elements, between `reduce` and the next backward pass.
+  /// Reduced gradients of the same elements, in their dtype, between `reduce` and the next backward
+  /// pass.
   std::vector<StateSlice> reduced_gradients() const;
   /// Whether `slices` has Moment::master: the weights of all ranks are sums of decoded differences.
   bool has_masters() const;

@@ -54,6 +54,10 @@ double MemoryEstimate::owned_share(int64_t ranks) const {
   return double((shards + ranks - 1) / ranks) / double(shards);
 }
 
+double MemoryEstimate::gradient_element() const {
+  return double(size_of(parse_dtype(train_.gradient_dtype)));
+}
+
 StateBytes MemoryEstimate::state(int64_t replicas) const {
   const bool is_bf16 = train_.dtype == "bf16";
   const bool has_f32 = !is_bf16 || !codec_.weights.is_none();
@@ -67,7 +71,8 @@ StateBytes MemoryEstimate::state(int64_t replicas) const {
   const double copies = double(dims_.dp()) / double(dims_.state_shards());
   const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
   const bool has_sums = dims_.rounds() > 1;  // beside the gradients of one replica
-  bytes.gradients = parallel_.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
+  bytes.gradients =
+      parallel_.zero == 2 ? 4 * share : gradient_element() + (has_sums ? 4 * share : 0);
   bytes.optimizer = (has_masters ? 12.0 : 8.0) * of_state;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
   bytes.outer = 4 * double(outer_moments(parallel_.sync).size()) * of_state;
@@ -100,14 +105,14 @@ double MemoryEstimate::message_bytes(double parameters) const {
   const double ranks = dims_.dp();
   const double share = owned_share(dims_.dp());
   const auto buckets = int64_t(parameters / double(bucket_)) + 1;
-  const auto ring = [&](bool is_staged) {
+  const auto ring = [&](bool is_staged, double element = 4) {
     const int window = MessageRing::max_window(buckets, bucket_, is_staged, on_gpus_);
-    return 4 * std::min(double(bucket_) * window, parameters);
+    return element * std::min(double(bucket_) * window, parameters);
   };
   const bool sends_bf16 = train_.dtype == "bf16" && codec_.weights.is_none() && !replicates_state_;
   // Gradients of a window are copied when they are sent.
   const double copies = window_.dense ? 1 : 0;
-  const double gradients = ring(copies > 0 || !codec_.gradients.is_none());
+  const double gradients = ring(copies > 0 || !codec_.gradients.is_none(), gradient_element());
   const double weights = ring(!codec_.weights.is_none());
   const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
   const double shards = dims_.state_shards();  // gathered among the copies of their state

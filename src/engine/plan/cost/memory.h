@@ -62,6 +62,7 @@ class MemoryEstimate {
 
  private:
   double owned_share(int64_t ranks) const;
+  double gradient_element() const;
   double message_bytes(double parameters) const;
   double exchange_bytes(int pp_rank) const;
   PackedBytes packing(const ModelLayout& layout) const;

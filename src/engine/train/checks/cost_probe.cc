@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "engine/optim/optimizer.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/train/model_ranks.h"
+#include "kernels/elementwise.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 #include "tandem/random.h"
@@ -142,14 +144,15 @@ class ProbedLayers {
   }
 
   /// Random numbers in [-1, 1).
-  void fill(const Tensor& values) const {
-    auto* const of_values = static_cast<float*>(values.data());
-    for (int64_t i = 0; i < values.elements(); i += 4) {
-      const auto random = philox(seed_, 1, uint64_t(i));
-      for (int64_t j = i; j < std::min(i + 4, values.elements()); ++j) {
-        of_values[j] = float(random[size_t(j - i)]) / 0x1p31f - 1;
+  void fill(const Tensor& rows) const {
+    std::vector<float> values(size_t(rows.elements()));
+    for (size_t i = 0; i < values.size(); i += 4) {
+      const auto random = philox(seed_, 1, i);
+      for (size_t j = i; j < std::min(i + 4, values.size()); ++j) {
+        values[j] = float(random[j - i]) / 0x1p31f - 1;
       }
     }
+    cast({}, Tensor::of(std::span(values), {rows.dim(0), rows.dim(1)}), rows);
   }
 
   const ModelConfig& model_;

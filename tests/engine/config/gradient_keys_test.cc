@@ -1,0 +1,57 @@
+// Keys of gradients in bf16, against the others.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/config/config.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Overrides = std::vector<std::string>;
+
+std::string check(const Overrides& overrides) {
+  try {
+    check_config(parse_config("[data]\npaths = \"x\"\n", "j", overrides));
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
+  const auto check = [](Overrides overrides) {
+    overrides.insert(overrides.begin(), {"train.dtype=bf16", "train.gradient_dtype=bf16"});
+    return tandem::check(overrides);
+  };
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"parallel.dp=4", "parallel.tp=2", "train.residual_gradient=bf16"}), "accepted");
+  EXPECT_EQ(check({"train.batch=8", "train.microbatch=4", "parallel.dp=2"}), "accepted");
+  EXPECT_EQ(check({"train.batch=16", "train.microbatch=4", "parallel.dp=2"}),
+            "train.gradient_dtype is bf16 with 2 microbatches a step: expected f32, in which their "
+            "gradients are summed, or train.microbatch = 8");
+  for (const char* key : {"train.dtype=f32", "train.dtype=auto"}) {
+    EXPECT_THAT(check({key}), HasSubstr("expected f32, or train.dtype = \"bf16\""));
+  }
+  EXPECT_EQ(check({"train.gradient_dtype=f32", "train.residual_gradient=bf16", "parallel.pp=2"}),
+            "train.residual_gradient is bf16 with parallel.pp = 2: expected f32, in which stages "
+            "send it");
+  for (const auto& [key, named] :
+       {std::pair("parallel.zero=0", "parallel.zero = 0"),
+        std::pair("parallel.zero=2", "parallel.zero = 2"),
+        std::pair("parallel.replicas=8", "parallel.replicas = 8"),
+        std::pair("parallel.dp_shard=2", "parallel.dp_shard = 2"),
+        std::pair("parallel.codec=gradients=int8", "parallel.codec = \"gradients=int8\""),
+        std::pair("optimizer.name=lamb", "optimizer.name = \"lamb\""),
+        std::pair("model.qkv_bias=true", "model.qkv_bias = true"),
+        std::pair("model.experts=4", "model.experts = 4")}) {
+    EXPECT_EQ(check({key, "parallel.dp=4", "train.batch=16"}),
+              fmt::format("train.gradient_dtype is bf16 with {}: expected f32", named));
+  }
+}
+
+}  // namespace
+}  // namespace tandem
