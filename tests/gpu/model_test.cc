@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -129,6 +130,35 @@ TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
       const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
       EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 1.5 * of_cpus)
           << variant.name << " " << name;
+    }
+  }
+}
+
+TEST_P(GpuTransformer, ErrorOfGradientsInBf16IsThatOfCpuRanks) {
+  for (const Variant& variant : kVariants) {
+    if (variant.kv_heads % ranks() != 0) continue;
+    const ModelConfig config = gpu_model(variant);
+    TransformerOptions options{.batch = 2, .seq = 72};
+    const Step exact = run_on_threads(1, config, options);
+    options.dtype = DType::bf16;
+    for (const auto& [gradients, residual, head_rows] :
+         {std::tuple(DType::bf16, DType::f32, 0), std::tuple(DType::f32, DType::bf16, 0),
+          std::tuple(DType::f32, DType::f32, 48), std::tuple(DType::bf16, DType::bf16, 48)}) {
+      options.gradient_dtype = gradients, options.residual_gradient = residual;
+      options.head_rows = head_rows;
+      const std::string what =
+          fmt::format("{}, gradients in {}, of the residual stream in {}, head rows {}",
+                      variant.name, name_of(gradients), name_of(residual), head_rows);
+      const Step on_cpus = run_on_threads(ranks(), config, options),
+                 found = on_gpus(config, options), again = on_gpus(config, options);
+      EXPECT_EQ(found.gradients, again.gradients) << what;
+      EXPECT_EQ(found.loss, again.loss) << what;
+      EXPECT_NEAR(found.loss, exact.loss, 0.01 * exact.loss) << what;
+      for (const auto& [name, values] : exact.gradients) {
+        const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
+        EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 1.5 * of_cpus)
+            << what << ": " << name;
+      }
     }
   }
 }

@@ -238,6 +238,23 @@ void check_gradient_dtypes(const RunConfig& train, const ParallelConfig& paralle
   }
 }
 
+void check_head_rows(const RunConfig& train, const ParallelConfig& parallel,
+                     const ModelConfig& model) {
+  if (train.head_rows == 0) return;
+  const int64_t samples = train.batch / parallel.logical_replicas();
+  const int64_t tokens = train.seq * (train.microbatch > 0 ? train.microbatch : samples);
+  if (tokens % train.head_rows != 0 || train.head_rows % parallel.tp != 0) {
+    throw ConfigError(
+        fmt::format("train.head_rows is {}: expected 0, or a divisor of the {} tokens of a "
+                    "microbatch that is a multiple of parallel.tp = {}",
+                    train.head_rows, tokens, parallel.tp));
+  }
+  if (!model.tie_word_embeddings || parallel.pp == 1) return;
+  throw ConfigError(fmt::format(
+      "train.head_rows is {} with model.tie_word_embeddings and parallel.pp = {}: expected 0",
+      train.head_rows, parallel.pp));
+}
+
 void check_model(const RunConfig& train, const ModelConfig& model) {
   if (train.seq > model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", train.seq,
@@ -296,6 +313,7 @@ void check_config(const TrainConfig& config) {
   }
   check_codec(parallel, model);
   check_gradient_dtypes(train, parallel, config.optimizer.name, model);
+  check_head_rows(train, parallel, model);
   check_patterns(config.optimizer, model);
 }
 

@@ -78,7 +78,7 @@ int64_t largest_sum(const ModelLayout& layout, const ModelConfig& config,
   if (options.gradient_dtype == DType::f32) return 0;
   int64_t largest = std::max(config.hidden, 2 * config.head_dim);
   const auto add = [&](const WeightMatrix& m) { largest = std::max(largest, m.rows * m.columns); };
-  if (tp > 1) add(layout.head);
+  if (tp > 1 || options.head_rows > 0) add(layout.head);
   for (const BranchLayout& branch : layout.branches) {
     if (tp > 1) add(branch.in);
   }
@@ -154,27 +154,29 @@ void ModelContext::sum_gradient(const Tensor& term, const WeightMatrix& m) {
 
 void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
                                          const Tensor& dy, const WeightMatrix& m) {
-  if (wgrad) {
-    return write_gradient(
-        m, [&](const Tensor& values, bool adds) { wgrad->run(x, dy, values, adds); });
-  }
+  const auto write = [&](const Tensor& values, bool adds) {
+    multiply_gradient(wgrad, x, dy, values, adds);
+  };
+  wgrad ? write_gradient(m, write) : write(gradient(m), adds_gradient(m.offset));
+}
+
+void ModelContext::multiply_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
+                                     const Tensor& dy, const Tensor& values, bool adds) {
+  if (wgrad) return wgrad->run(x, dy, values, adds);
   const ScopedLabel label("ag_wgrad", -1);
-  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds_gradient(m.offset)});
+  gemm(exec, dy.transposed(), x, values, {.accumulate = adds});
 }
 
-GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m) {
-  return GemmRs(c.tp,
-                {.m = c.tokens,
-                 .n = c.config.hidden,
-                 .k = m.rows,
-                 .dtype = c.options.dtype,
-                 .weight_kn = true},
-                c.options.overlap);
+GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
+  return GemmRs(
+      c.tp,
+      {.m = rows, .n = c.config.hidden, .k = m.rows, .dtype = c.options.dtype, .weight_kn = true},
+      c.options.overlap);
 }
 
-std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m) {
+std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
   if (c.tp.size() == 1) return {};
-  return AgWgrad(c.tp, {c.tokens, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
+  return AgWgrad(c.tp, {rows, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
@@ -191,8 +193,8 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                  .keep_gathered = true,
                  .weight_kn = true},
                 c.options.overlap),
-      in_dgrad(make_dgrad(c, l.in)),
-      in_wgrad(make_wgrad(c, l.in)),
+      in_dgrad(make_dgrad(c, l.in, c.tokens)),
+      in_wgrad(make_wgrad(c, l.in, c.tokens)),
       residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),

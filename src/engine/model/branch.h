@@ -57,7 +57,11 @@ struct ModelContext {
   /// unless `adds`; gradient(m) of another dtype is then rounded from it.
   void write_gradient(const WeightMatrix& m,
                       const std::function<void(const Tensor& values, bool adds)>& write);
-  /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
+  /// values = dy^T x all-gather(x), or += if `adds`; `wgrad` has a value if there are several
+  /// ranks.
+  void multiply_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
+                         const Tensor& values, bool adds);
+  /// multiply_gradient of gradient(m).
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
                              const WeightMatrix& m);
   /// gradient(m) for a caller that adds to it.
@@ -81,10 +85,11 @@ struct ModelContext {
   }
 };
 
-/// GEMM from the gradient of a column-parallel matrix's output to that of its input. Collective.
-GemmRs make_dgrad(ModelContext& context, const WeightMatrix& m);
+/// GEMM from the gradient of a column-parallel matrix's output, `rows` over all ranks, to that of
+/// its input. Collective.
+GemmRs make_dgrad(ModelContext& context, const WeightMatrix& m, int64_t rows);
 /// AgWgrad of a column-parallel matrix; none for one rank, which has the rows. Collective.
-std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m);
+std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m, int64_t rows);
 
 /// GEMMs and attention of a branch, with backward scratch. Branches run one at a time. Construction
 /// is collective.

@@ -1,11 +1,14 @@
 #include "engine/model/head.h"
 
+#include <fmt/format.h>
+
 #include "gemm/gemm.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "tandem/collectives.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -34,13 +37,29 @@ void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
 
 namespace {
 
+/// Rows of all ranks that the head computes at a time.
+int64_t rows_at_once(const ModelContext& c) {
+  const int64_t rows = c.options.head_rows;
+  if (rows == 0) return c.tokens;
+  const bool divides = rows > 0 && c.tokens % rows == 0 && rows % c.tp.size() == 0;
+  if (divides && c.layout.tied == TiedEmbedding::none) return rows;
+  throw InvalidArgument(fmt::format(
+      "head_rows {}: expected a divisor of batch x seq = {} and a multiple of {} ranks, and an "
+      "embedding that is not tied to another stage's",
+      rows, c.tokens, c.tp.size()));
+}
+
 /// On one rank, runs the weight gradient's GEMM once, on zeros, if that chooses its algorithm.
-Communicator& with_gemms(ModelContext& c) {
+Communicator& with_gemms(ModelContext& c, int64_t rows) {
   if (!times_algorithms(c.exec) || c.tp.size() > 1) return c.tp;
-  const Activation x = c.make(c.options.dtype, c.tokens, c.config.hidden),
-                   dlogits = c.make(c.options.dtype, c.tokens, c.layout.vocab);
+  const Activation x = c.make(c.options.dtype, rows, c.config.hidden),
+                   dlogits = c.make(c.options.dtype, rows, c.layout.vocab);
+  const WeightMatrix& m = c.layout.head;
+  const bool is_summed = c.options.head_rows > 0 && c.options.gradient_dtype != DType::f32;
+  const Tensor to =
+      is_summed ? c.gradient_sum.view(DType::f32, {m.rows, m.columns}) : c.gradient(m);
   for (const bool adds : {false, true}) {
-    gemm(c.exec, dlogits->transposed(), x, c.gradient(c.layout.head), {.accumulate = adds});
+    gemm(c.exec, dlogits->transposed(), x, to, {.accumulate = adds});
   }
   wait(c.exec);
   return c.tp;
@@ -50,16 +69,20 @@ Communicator& with_gemms(ModelContext& c) {
 
 Head::Head(ModelContext& c)
     : context_(c),
-      product_(with_gemms(c), {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
+      rows_(rows_at_once(c)),
+      product_(with_gemms(c, rows_), {rows_, c.layout.vocab, c.config.hidden, c.options.dtype},
                with_wire(c.options.overlap, c.options.codec.embeddings)),
-      dgrad_(make_dgrad(c, c.layout.head)),
-      wgrad_(make_wgrad(c, c.layout.head)),
-      dlogits_(c.make(
-          c.options.dtype,
-          dlogits_replace_logits(c.exec) || c.layout.tied != TiedEmbedding::none ? 0 : c.tokens,
-          c.layout.vocab)),
+      dgrad_(make_dgrad(c, c.layout.head, rows_)),
+      wgrad_(make_wgrad(c, c.layout.head, rows_)),
+      dlogits_(
+          c.make(c.options.dtype,
+                 dlogits_replace_logits(c.exec) || c.layout.tied != TiedEmbedding::none ? 0 : rows_,
+                 c.layout.vocab)),
+      chunk_targets_(c.make(DType::i32, 1, c.options.head_rows)),
       d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      loss_(sizeof(double), c.exec.device) {}
+      loss_(sizeof(double), c.exec.device) {
+  if (c.options.head_rows > 0) chunk_.emplace(c, rows_);
+}
 
 Tensor Head::norm_weight() const {
   return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
@@ -69,19 +92,39 @@ NextNorm Head::norm(const HeadActivations& saved) const {
   return {norm_weight(), saved.x_norm, saved.inverse_rms};
 }
 
-void Head::forward(const Tensor& targets, HeadActivations& saved) {
+void Head::forward(const Tensor& targets, const HeadActivations& saved) {
+  if (!chunk_) add_loss(saved.x_norm, targets, saved);
+}
+
+void Head::for_each_chunk(
+    const Tensor& targets,
+    const std::function<void(const Shard& rows, const Tensor& targets)>& visit) {
+  const int tp = context_.tp.size();
+  const int64_t count = rows_ / tp;
+  const Tensor of_chunk(chunk_targets_->data(), DType::i32, {rows_}, context_.exec.device);
+  for (int64_t begin = 0; begin < context_.local_rows.count; begin += count) {
+    for (int rank = 0; rank < tp; ++rank) {
+      const int64_t of_rank = shard_of(context_.tokens, tp, rank).begin;
+      copy(context_.exec, targets.narrow(0, of_rank + begin, count),
+           of_chunk.narrow(0, rank * count, count));
+    }
+    visit({begin, count}, of_chunk);
+  }
+}
+
+void Head::add_loss(const Tensor& x_norm, const Tensor& targets, const HeadLogits& to) {
   const Exec& exec = context_.exec;
   const Tensor weight = context_.weights.matrix(context_.layout.head);
-  product_.run(saved.x_norm, weight, saved.logits);
-  const Tensor sums = saved.sums->rows(0, 1), picked = saved.sums->rows(1, 1);
+  product_.run(x_norm, weight, to.logits);
+  const Tensor sums = to.sums->rows(0, 1), picked = to.sums->rows(1, 1);
   if (context_.tp.size() == 1) {
-    cross_entropy_max_and_sum(exec, saved.logits, targets, saved.maxima, sums, picked);
+    cross_entropy_max_and_sum(exec, to.logits, targets, to.maxima, sums, picked);
   } else {
-    cross_entropy_max(exec, saved.logits, saved.maxima);
-    all_reduce(context_.tp, saved.maxima, ReduceOp::max);
-    cross_entropy_sum(exec, saved.logits, targets, context_.layout.vocab_begin, saved.maxima, sums,
+    cross_entropy_max(exec, to.logits, to.maxima);
+    all_reduce(context_.tp, to.maxima, ReduceOp::max);
+    cross_entropy_sum(exec, to.logits, targets, context_.layout.vocab_begin, to.maxima, sums,
                       picked);
-    all_reduce(context_.tp, saved.sums);
+    all_reduce(context_.tp, to.sums);
   }
   cross_entropy_loss(exec, targets, sums, picked, loss_.view(DType::u8, {sizeof(double)}));
 }
@@ -96,7 +139,24 @@ double Head::take_loss() {
 
 const Tensor& Head::dlogits(const HeadActivations& saved) const {
   if (saved.dlogits) return *saved.dlogits;
-  return dlogits_->elements() == 0 ? saved.logits : dlogits_;
+  if (dlogits_->elements() > 0) return dlogits_;
+  return chunk_ ? chunk_->logits : saved.logits;
+}
+
+void Head::backward_by_rows(const Tensor& targets, float scale, const HeadActivations& saved) {
+  const WeightMatrix& m = context_.layout.head;
+  const Tensor weight = context_.weights.matrix(m).transposed();
+  const Tensor& dlogits = this->dlogits(saved);
+  context_.write_gradient(m, [&](const Tensor& values, bool adds) {
+    for_each_chunk(targets, [&](const Shard& rows, const Tensor& of_chunk) {
+      const Tensor x_norm = saved.x_norm->rows(rows.begin, rows.count);
+      add_loss(x_norm, of_chunk, *chunk_);
+      cross_entropy_backward(context_.exec, chunk_->logits, of_chunk, context_.layout.vocab_begin,
+                             chunk_->maxima, chunk_->sums->rows(0, 1), scale, dlogits);
+      dgrad_.run(dlogits, weight, d_x_norm_->rows(rows.begin, rows.count));
+      context_.multiply_gradient(wgrad_, x_norm, dlogits, values, adds || rows.begin > 0);
+    });
+  });
 }
 
 void Head::backward_weight(const HeadActivations& saved) {
@@ -107,11 +167,15 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
                     const HeadActivations& saved, const Tensor& dx, const Tensor& dnorm) {
   const Exec& exec = context_.exec;
   const ModelLayout& layout = context_.layout;
-  const Tensor& dlogits = this->dlogits(saved);
-  cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
-                         saved.sums->rows(0, 1), scale, dlogits);
-  dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), d_x_norm_);
-  if (layout.tied == TiedEmbedding::none) backward_weight(saved);
+  if (chunk_) {
+    backward_by_rows(targets, scale, saved);
+  } else {
+    const Tensor& dlogits = this->dlogits(saved);
+    cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
+                           saved.sums->rows(0, 1), scale, dlogits);
+    dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), d_x_norm_);
+    if (layout.tied == TiedEmbedding::none) backward_weight(saved);
+  }
   clear(exec, dx);
   rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, d_x_norm_, dx, dnorm,
                     context_.norm_partial_sums,

@@ -2,6 +2,7 @@
 // its top.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "engine/model/branch.h"
@@ -28,10 +29,11 @@ class Head {
   explicit Head(ModelContext& context);
   /// Final norm, which the last branch computes.
   NextNorm norm(const HeadActivations& saved) const;
-  /// Adds the cross-entropy, summed over targets, to the loss. `saved` must have the final norm.
-  void forward(const Tensor& targets, HeadActivations& saved);
+  /// Adds the cross-entropy, summed over targets, to the loss, unless backward passes do that.
+  /// `saved` must have the final norm.
+  void forward(const Tensor& targets, const HeadActivations& saved);
   /// Bytes of memory that microbatches share.
-  size_t bytes() const { return dlogits_->bytes(); }
+  size_t bytes() const { return dlogits_->bytes() + (chunk_ ? chunk_->bytes() : 0); }
   /// Loss since the last call, the same on every rank. Waits for the stream.
   double take_loss();
   /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's
@@ -45,12 +47,22 @@ class Head {
   Tensor norm_weight() const;
   /// Gradient of the logits; may replace them.
   const Tensor& dlogits(const HeadActivations& saved) const;
+  /// Logits of rows, and their cross-entropy.
+  void add_loss(const Tensor& x_norm, const Tensor& targets, const HeadLogits& to);
+  /// Calls visit(local rows, their targets on all ranks) for head_rows rows at a time.
+  void for_each_chunk(const Tensor& targets,
+                      const std::function<void(const Shard& rows, const Tensor& targets)>& visit);
+  /// Loss, gradient of the final norm's output and of the weight, chunk by chunk.
+  void backward_by_rows(const Tensor& targets, float scale, const HeadActivations& saved);
 
   ModelContext& context_;
+  int64_t rows_;  // at a time
   AgGemm product_;
   GemmRs dgrad_;
   std::optional<AgWgrad> wgrad_;
-  Activation dlogits_;  // empty if they replace the logits or are saved
+  Activation dlogits_;               // empty if they replace the logits or are saved
+  std::optional<HeadLogits> chunk_;  // with head_rows
+  Activation chunk_targets_;         // i32 [1, rows]
   Activation d_x_norm_;
   Memory loss_;  // a double
 };

@@ -153,19 +153,22 @@ void WeightPasses::end(const ModelContext& c, MicrobatchState& m, size_t branch)
   free_of(c, branch).push_back(std::move(saved.weight_pass));
 }
 
+HeadLogits::HeadLogits(const ModelContext& c, int64_t rows)
+    : logits(c.make(c.logits_dtype(), rows, c.layout.vocab)),
+      maxima(c.make(DType::f32, 1, rows)),
+      sums(c.make(DType::f32, 2, rows)) {}
+
 HeadActivations::HeadActivations(const ModelContext& c)
-    : x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      inverse_rms(c.make(DType::f32, 1, c.local_rows.count)),
-      logits(c.make(c.logits_dtype(), c.tokens, c.layout.vocab)),
-      maxima(c.make(DType::f32, 1, c.tokens)),
-      sums(c.make(DType::f32, 2, c.tokens)) {
+    : HeadLogits(c, c.options.head_rows > 0 ? 0 : c.tokens),
+      x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      inverse_rms(c.make(DType::f32, 1, c.local_rows.count)) {
   if (c.layout.tied == TiedEmbedding::none || c.exec.on_gpu()) return;
   dlogits.emplace(c.make(c.options.dtype, c.tokens, c.layout.vocab));
 }
 
 size_t HeadActivations::bytes() const {
-  return x_norm->bytes() + inverse_rms->bytes() + logits->bytes() + maxima->bytes() +
-         sums->bytes() + (dlogits ? (*dlogits)->bytes() : 0);
+  return HeadLogits::bytes() + x_norm->bytes() + inverse_rms->bytes() +
+         (dlogits ? (*dlogits)->bytes() : 0);
 }
 
 MicrobatchState::MicrobatchState(const ModelContext& c, bool owns_input)

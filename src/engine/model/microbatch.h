@@ -73,12 +73,20 @@ struct RecomputedActivations {
   std::array<std::vector<Activation>, kBranchKinds> scratch;
 };
 
-struct HeadActivations {
+/// Logits of `rows` rows of all ranks.
+struct HeadLogits {
+  HeadLogits(const ModelContext& context, int64_t rows);
+  size_t bytes() const { return logits->bytes() + maxima->bytes() + sums->bytes(); }
+  Activation logits;
+  Activation maxima, sums;  ///< [1, rows], [2, rows]; row 0 of sums: sums of exponentials, row 1:
+                            ///< the targets' logits
+};
+
+/// The logits are those of the microbatch, or none with head_rows.
+struct HeadActivations : HeadLogits {
   explicit HeadActivations(const ModelContext& context);
   size_t bytes() const;
-  Activation x_norm, inverse_rms, logits;
-  Activation maxima, sums;  ///< [1, tokens], [2, tokens]; row 0 of sums: sums of exponentials, row
-                            ///< 1: the targets' logits
+  Activation x_norm, inverse_rms;
   std::optional<Activation> dlogits;  ///< if the head's weight gradient is left to a later pass
 };
 

@@ -51,6 +51,10 @@ struct TransformerOptions {
   /// Communicators along which expert counts are summed in turn: together all ranks of a step.
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
+  /// Rows of all ranks whose logits the head computes at once, with loss and gradients, in the
+  /// backward pass: a divisor of batch x seq and a multiple of the ranks; 0: all, in the forward
+  /// pass. Not where the embedding is tied to another stage's.
+  int64_t head_rows = 0;
   GradientWindow gradient_window = {};
   CodecPolicy codec = {};  ///< for the forward pass
   RecomputedLayers recompute = {};
@@ -183,7 +187,8 @@ class Stage {
     enqueue_forward(tokens, targets, microbatch);
     return take_loss();
   }
-  /// Forward pass without waiting for the loss: `take_loss` returns the sum since the last call.
+  /// Forward pass without waiting for the loss: `take_loss` returns the sum since the last call,
+  /// with head_rows that of backward passes.
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        Microbatch& microbatch);
   double take_loss();

@@ -56,6 +56,9 @@ constexpr Key<RunConfig> kRunKeys[] = {
     {"residual_gradient", &RunConfig::residual_gradient, one_of("f32", "bf16"),
      "dtype of the residual stream's gradient, with train.dtype bf16; bf16: less traffic, the sum "
      "is rounded after each attention and each MLP"},
+    {"head_rows", &RunConfig::head_rows, Range(0, kBig),
+     "rows of a microbatch, of all tensor-parallel ranks, whose logits the head computes at once, "
+     "with their loss and gradients; memory of logits is that of so many rows (0: all)"},
     {"deterministic", &RunConfig::deterministic, kAny,
      "on GPUs: equal bits in every run; false is faster, most for long sequences"},
     {"recompute", &RunConfig::recompute, one_of("none", "selective", "full"),

@@ -82,6 +82,7 @@ TransformerOptions make_transformer_options(
   options.dtype = parse_dtype(train.dtype);
   options.gradient_dtype = parse_dtype(train.gradient_dtype);
   options.residual_gradient = parse_dtype(train.residual_gradient);
+  options.head_rows = train.head_rows;
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
   options.documents = data.document_mask;
   options.deterministic = train.deterministic;

@@ -1,4 +1,4 @@
-// Keys of gradients in bf16, against the others.
+// Keys of gradients in bf16, and of the head's rows, against the others.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,6 +51,24 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
     EXPECT_EQ(check({key, "parallel.dp=4", "train.batch=16"}),
               fmt::format("train.gradient_dtype is bf16 with {}: expected f32", named));
   }
+}
+
+TEST(GradientKeys, HeadRowsDivideTheTokensOfAMicrobatch) {
+  const Overrides settings{"train.batch=8", "train.seq=128", "train.microbatch=2"};
+  const auto with = [&](std::initializer_list<const char*> more) {
+    Overrides all = settings;
+    all.insert(all.end(), more.begin(), more.end());
+    return check(all);
+  };
+  EXPECT_EQ(with({"train.head_rows=256"}), "accepted");
+  EXPECT_EQ(with({"train.head_rows=64", "parallel.tp=2"}), "accepted");
+  for (const char* rows : {"train.head_rows=512", "train.head_rows=24"}) {
+    EXPECT_THAT(with({rows}), HasSubstr("expected 0, or a divisor of the 256 tokens of a "
+                                        "microbatch that is a multiple of parallel.tp = 1"));
+  }
+  EXPECT_THAT(with({"train.head_rows=1", "parallel.tp=2"}), HasSubstr("multiple of parallel.tp"));
+  EXPECT_EQ(with({"train.head_rows=64", "parallel.pp=2", "model.tie_word_embeddings=true"}),
+            "train.head_rows is 64 with model.tie_word_embeddings and parallel.pp = 2: expected 0");
 }
 
 }  // namespace

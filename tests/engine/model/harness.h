@@ -121,6 +121,7 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
   model.backward(1.0f / float(batch.tokens.size()));
+  step.loss += model.take_loss();  // with head_rows
   collect(model.parameter_list(), read_f32(model.exec(), model.gradients()), step.gradients);
   return step;
 }

@@ -137,6 +137,31 @@ TEST(Activations, EstimateIsWithinATenthOfTheAllocation) {
   }
 }
 
+// Large vocabularies, so that an estimate with all logits would be far off.
+TEST(Activations, LogitsByRowsAreThoseOfTheRows) {
+  for (const int64_t tp : {1, 2}) {
+    TrainConfig config = make_config("dense");
+    config.model.vocab = 4096;
+    config.parallel.tp = tp;
+    config.train.batch = 2;
+    for (const char* dtype : {"f32", "bf16"}) {
+      config.train.dtype = dtype;
+      std::vector<double> bytes;
+      for (const int64_t rows : {0, 8}) {
+        config.train.head_rows = rows;
+        check_config(config);
+        for (const RankBytes& rank : run_step(config)) {
+          EXPECT_NEAR(rank.estimated / rank.allocated, 1, kBound) << dtype << " " << rows;
+          if (bytes.size() <= size_t(rows > 0)) bytes.push_back(rank.allocated);
+        }
+      }
+      // 8 of a microbatch's 32 rows; their gradient has memory of its own.
+      const double of_row = 4096.0 / double(tp) * (4 + (config.train.dtype == "f32" ? 4 : 2));
+      EXPECT_NEAR(bytes[0] - bytes[1], 24 * of_row, 0.01 * 24 * of_row);
+    }
+  }
+}
+
 /// Microbatches in flight add what they save, not what they recompute.
 TEST(Activations, RecomputedMemoryDoesNotGrowWithMicrobatchesInFlight) {
   for (const std::string& mode : kModes) {

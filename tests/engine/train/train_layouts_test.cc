@@ -90,6 +90,39 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
   }
 }
 
+// With as many steps as the comparison with a prediction takes, which measures layers first. The
+// bound is far above what another order of sums changes in so few steps, and below what a lost
+// gradient does.
+TEST(TrainLayouts, GradientsInBf16KeepTheLosses) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  const std::vector<std::string> bf16{"train.dtype=bf16", "train.steps=24"};
+  const std::vector<double> expected = [&] {
+    run_on_threads(request_for({1, 1}, dir / "f32", bf16));
+    return losses(dir / "f32");
+  }();
+  auto rounded = bf16;
+  rounded.insert(rounded.end(), {"train.gradient_dtype=bf16", "train.residual_gradient=bf16",
+                                 "train.head_rows=128"});
+  for (const Layout layout : {Layout{1, 1}, Layout{2, 1}, Layout{1, 2}, Layout{2, 2}}) {
+    SCOPED_TRACE(std::to_string(layout.tp) + " x " + std::to_string(layout.dp));
+    const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
+    std::vector<std::string> weights;
+    for (const char* again : {"a", "b"}) {
+      const std::string out = dir / (name + again);
+      run_on_threads(request_for(layout, out, rounded));
+      weights.push_back(read_file(out + "/final/model.safetensors"));
+      const std::vector<double> found = losses(out);
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_NEAR(found[i], expected[i], 0.002 * expected[i]) << "step " << i + 1;
+      }
+    }
+    EXPECT_EQ(weights[0], weights[1]);
+    EXPECT_NE(weights[0], read_file(dir / "f32/final/model.safetensors"));
+  }
+}
+
 TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;

@@ -20,22 +20,31 @@ struct RankSizes : program::Sizes {
               .ep = double(c.parallel.ep),
               .element = c.train.dtype == "f32" ? 4.0 : 2.0,
               .on_gpus = gpus},
+        head_rows(c.train.head_rows > 0 ? double(c.train.head_rows) : tokens),
+        shares_logits(c.train.head_rows > 0),
         recompute{parse_recompute(c.train.recompute), c.train.recompute_layers},
         has_document_mask(c.data.document_mask),
         residual(tokens / tp * 4 * double(model.hidden)) {}
 
+  double head_rows;    ///< whose logits are in memory at once
+  bool shares_logits;  ///< microbatches have none of their own
   RecomputedLayers recompute;
   bool has_document_mask;
   double residual;  ///< bytes of the residual stream
 };
 
-/// Logits and the final norm. `is_tied`: to the embedding of another stage.
+/// Logits, and what the loss is computed from.
+double logits_bytes(const RankSizes& s) {
+  return s.head_rows * (double(s.model.vocab) / s.tp * (s.on_gpus ? s.element : 4) + 3 * 4);
+}
+
+/// The final norm, and logits unless microbatches share them. `is_tied`: to the embedding of
+/// another stage.
 double head_bytes(const RankSizes& s, bool is_tied) {
-  const double logits = s.tokens * double(s.model.vocab) / s.tp;
   const bool has_gradient = is_tied && !s.on_gpus;
   return s.tokens / s.tp * (double(s.model.hidden) * s.element + 4) +
-         logits * (s.on_gpus ? s.element : 4) + s.tokens * 3 * 4 +
-         (has_gradient ? logits * s.element : 0);
+         (s.shares_logits ? 0 : logits_bytes(s)) +
+         (has_gradient ? s.tokens * double(s.model.vocab) / s.tp * s.element : 0);
 }
 
 /// Highest numbers of microbatches of a stage with saved activations, and of those with a pending
@@ -123,7 +132,8 @@ double stage_bytes(const RankSizes& s, const StageLayers& layers,
   if (layers.head) {
     microbatch += head_bytes(s, is_tied);
     const bool has_gradient = !s.on_gpus && !is_tied;
-    all += has_gradient ? s.tokens * double(s.model.vocab) / s.tp * s.element : 0;
+    all += has_gradient ? s.head_rows * double(s.model.vocab) / s.tp * s.element : 0;
+    if (s.shares_logits) all += logits_bytes(s) + 4 * s.head_rows;  // with their targets
   }
   return all + flight.saved * microbatch + flight.pending * pending;
 }
