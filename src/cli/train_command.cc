@@ -16,6 +16,7 @@
 #include "cli/devices.h"
 #include "cli/help.h"
 #include "comm/rendezvous/launch.h"
+#include "comm/world/gpus.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
 #include "core/system/files.h"
@@ -162,7 +163,13 @@ WorldOptions choose_world(const TrainRequest& request, bool is_member, DeviceOpt
   if (devices.on_gpus()) check_gpus();
   set_devices(devices, world,
               {is_member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
-  MemoryEstimate(request.config, devices.on_gpus()).check();
+  const MemoryEstimate estimate(request.config, devices.on_gpus());
+  estimate.check();
+  if (devices.on_gpus()) {
+    const Gpus gpus = this_machines_gpus();
+    constexpr double kGib = 1 << 30;
+    estimate.check_gpu(gpus.memory_gib * kGib / devices.ranks_per_gpu, gpus.name);
+  }
   return world;
 }
 

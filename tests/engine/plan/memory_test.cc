@@ -33,6 +33,46 @@ TEST(MemoryEstimate, ExpectedMemoryIsThatOfTheRankThatNeedsMost) {
   EXPECT_EQ(MemoryEstimate(config, true).largest_rank(true).packing, 0);
 }
 
+TEST(MemoryEstimate, ScratchIsThatOfOneLayersGradients) {
+  TrainConfig config;
+  const ModelConfig& model = config.model;
+  config.train.dtype = "bf16";
+  config.train.microbatch = 1;
+  const auto hidden = double(model.hidden), tokens = double(config.train.seq),
+             heads = double(model.heads * model.head_dim),
+             kv_heads = double(model.kv_heads * model.head_dim), ffn = double(model.ffn);
+  // In f32 and rounded; rows of the embedding, twice, and of the final norm; attention and MLP:
+  // input and output of their products.
+  const auto scratch = [&](bool on_gpus) {
+    return rank_scratch_bytes(model, config.parallel, config.train, 0, on_gpus);
+  };
+  const double residual = hidden * (4 + 2), ends = 3 * hidden * 2,
+               attention = (2 * hidden + 2 * heads + 2 * kv_heads) * 2,
+               mlp = (2 * hidden + 3 * ffn) * 2;
+  EXPECT_DOUBLE_EQ(scratch(false), tokens * (residual + ends + attention + mlp));
+  EXPECT_DOUBLE_EQ(scratch(true) - scratch(false), tokens * heads * 4);
+  const double in_f32 = scratch(false);
+  config.train.residual_gradient = "bf16";
+  EXPECT_DOUBLE_EQ(in_f32 - scratch(false), tokens * hidden * 4);
+}
+
+TEST(MemoryEstimate, GpusThatAreTooSmallAreRefusedWithTheNumbers) {
+  TrainConfig config;
+  config.train.dtype = "bf16";
+  const MemoryEstimate estimate(config, true);
+  const double needed = estimate.largest_rank(false).total();
+  EXPECT_NO_THROW(estimate.check_gpu(needed, "a GPU"));
+  EXPECT_NO_THROW(estimate.check_gpu(0, "a GPU of unknown memory"));
+  try {
+    estimate.check_gpu(needed * 0.999, "a GPU");
+    FAIL() << "expected an error";
+  } catch (const ConfigError& error) {
+    for (const char* named : {" of state", " of activations", " of scratch", " of a GPU"}) {
+      EXPECT_THAT(error.what(), HasSubstr(named));
+    }
+  }
+}
+
 TEST(MemoryEstimate, GradientsInBf16TakeHalf) {
   TrainConfig config;
   config.train.dtype = "bf16";

@@ -13,23 +13,22 @@ namespace {
 
 /// Sizes of a rank.
 struct RankSizes : program::Sizes {
-  RankSizes(const TrainConfig& c, bool gpus)
-      : Sizes{.model = c.model,
-              .tokens = double(microbatch_size(c.parallel, c.train)) * double(c.train.seq),
-              .tp = double(c.parallel.tp),
-              .ep = double(c.parallel.ep),
-              .element = c.train.dtype == "f32" ? 4.0 : 2.0,
+  RankSizes(const ModelConfig& m, const ParallelConfig& parallel, const RunConfig& train, bool gpus)
+      : Sizes{.model = m,
+              .tokens = double(microbatch_size(parallel, train)) * double(train.seq),
+              .tp = double(parallel.tp),
+              .ep = double(parallel.ep),
+              .element = train.dtype == "f32" ? 4.0 : 2.0,
               .on_gpus = gpus},
-        head_rows(c.train.head_rows > 0 ? double(c.train.head_rows) : tokens),
-        shares_logits(c.train.head_rows > 0),
-        recompute{parse_recompute(c.train.recompute), c.train.recompute_layers},
-        has_document_mask(c.data.document_mask),
+        head_rows(train.head_rows > 0 ? double(train.head_rows) : tokens),
+        shares_logits(train.head_rows > 0),
+        recompute{parse_recompute(train.recompute), train.recompute_layers},
         residual(tokens / tp * 4 * double(model.hidden)) {}
 
   double head_rows;    ///< whose logits are in memory at once
   bool shares_logits;  ///< microbatches have none of their own
   RecomputedLayers recompute;
-  bool has_document_mask;
+  bool has_document_mask = false;
   double residual;  ///< bytes of the residual stream
 };
 
@@ -138,6 +137,30 @@ double stage_bytes(const RankSizes& s, const StageLayers& layers,
   return all + flight.saved * microbatch + flight.pending * pending;
 }
 
+double stage_scratch_bytes(const RankSizes& s, const RunConfig& train, const StageLayers& layers) {
+  const auto hidden = double(s.model.hidden);
+  const double rows = s.tokens / s.tp * hidden * s.element,
+               all_rows = s.tokens * hidden * s.element;
+  // The residual stream's gradient, and its rounded copy.
+  const auto gradient = double(size_of(parse_dtype(train.residual_gradient)));
+  double bytes = s.tokens / s.tp * hidden * (gradient + (gradient > s.element ? s.element : 0));
+  if (layers.embedding) bytes += all_rows + rows;
+  if (layers.head) bytes += rows;
+  std::array<double, 3> branches{};  // with attention, an MLP, or experts
+  for (int64_t i = 0; i < layers.count; ++i) {
+    const bool is_moe = s.model.is_moe(layers.first + i);
+    const program::LayerProgram layer = program::make_layer(s.model, layers.first + i);
+    for (size_t j = 0; j < layer.branches.size(); ++j) {
+      const program::BranchBytes of_branch = branch_bytes(layer.branches[j], s);
+      double& of_kind = branches[is_moe ? 2 * j : j];
+      of_kind = std::max(of_kind, of_branch.operands + of_branch.gradients);
+    }
+  }
+  for (const double of_kind : branches) bytes += of_kind;
+  if (!s.on_gpus || layers.count == 0) return bytes;
+  return bytes + s.tokens * double(s.model.heads) / s.tp * double(s.model.head_dim) * 4;
+}
+
 }  // namespace
 
 int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_tied) {
@@ -148,11 +171,25 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus) {
   const schedule::PipelineShape shape = pipeline_shape(config.parallel, config.train);
   const std::vector<StageLayers> layers = pipeline_layers(config.parallel, config.model.layers);
-  const RankSizes sizes(config, on_gpus);
+  RankSizes sizes(config.model, config.parallel, config.train, on_gpus);
+  sizes.has_document_mask = config.data.document_mask;
   double bytes = 0;
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     const int stage = schedule::stage_of(shape, pp_rank, chunk);
     bytes += stage_bytes(sizes, layers[size_t(stage)], shape, stage);
+  }
+  return bytes;
+}
+
+double rank_scratch_bytes(const ModelConfig& model, const ParallelConfig& parallel,
+                          const RunConfig& train, int pp_rank, bool on_gpus) {
+  const schedule::PipelineShape shape = pipeline_shape(parallel, train);
+  const std::vector<StageLayers> layers = pipeline_layers(parallel, model.layers);
+  const RankSizes sizes(model, parallel, train, on_gpus);
+  double bytes = 0;
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    const int stage = schedule::stage_of(shape, pp_rank, chunk);
+    bytes += stage_scratch_bytes(sizes, train, layers[size_t(stage)]);
   }
   return bytes;
 }

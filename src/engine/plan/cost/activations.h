@@ -1,5 +1,5 @@
 // Memory of a training run's activations, computed before allocation: what microbatches in flight
-// save, and what they share (engine/model/recompute.h). Without the scratch memory of operators.
+// save, and what they share (engine/model/recompute.h); and the scratch memory of their operators.
 #pragma once
 
 #include "engine/config/config.h"
@@ -16,5 +16,11 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 /// for train.dtype "auto", and tokens spread evenly over the experts; `on_gpus`: as many as could
 /// arrive, for which GPUs have memory.
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus = false);
+
+/// Bytes that passes of a rank work in: gradients of the residual stream, of a branch's values and
+/// of rows of the embedding, on GPUs also that of q, which attention sums in f32. Without the
+/// buffers that overlap operators communicate through, and those of experts.
+double rank_scratch_bytes(const ModelConfig& model, const ParallelConfig& parallel,
+                          const RunConfig& train, int pp_rank, bool on_gpus = false);
 
 }  // namespace tandem

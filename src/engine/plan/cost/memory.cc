@@ -43,8 +43,10 @@ MemoryEstimate::MemoryEstimate(const TrainConfig& config, bool on_gpus)
       layers_(pipeline_layers(config.parallel, config.model.layers)),
       replicates_state_(config.parallel.replicates_state()),
       num_snapshots_(count_snapshots(config.checkpoint, CheckpointSchedule(config.checkpoint))) {
-  for (int rank = 0; rank < dims_.pp(); ++rank)
+  for (int rank = 0; rank < dims_.pp(); ++rank) {
     activations_.push_back(rank_activation_bytes(config, rank, on_gpus));
+    scratch_.push_back(rank_scratch_bytes(model_, parallel_, train_, rank, on_gpus));
+  }
 }
 
 /// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
@@ -185,7 +187,12 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
   memory.exchanges = exchange_bytes(pp_rank);
   memory.activations = activations_[size_t(pp_rank)];
+  memory.scratch = scratch_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
+  const bool has_f32 = train_.dtype != "bf16" || !codec_.weights.is_none();
+  const bool holds_new_weights =
+      !window_.dense && !window_.experts && train_.gradient_dtype == "f32";  // as gradients
+  memory.staging = has_f32 || holds_new_weights ? 0 : 4 * (dense + experts);
   return memory;
 }
 
@@ -231,6 +238,23 @@ std::string MemoryEstimate::describe_recompute() const {
                          : fmt::format(" in {} layers of a stage", train_.recompute_layers));
 }
 
+/// "12.0 GB, 9.1 GB of state, 0 bytes of messages, …"
+std::string MemoryEstimate::describe(const RankMemory& memory) const {
+  return fmt::format(
+             "{}, {} of state, {} of messages{}, {} of activations{}, {} of scratch{}",
+             format_bytes(memory.total()), format_bytes(memory.state),
+             format_bytes(memory.messages),
+             memory.exchanges > 0 ? fmt::format(", {} of exchanges", format_bytes(memory.exchanges))
+                                  : "",
+             format_bytes(memory.activations), describe_recompute(), format_bytes(memory.scratch),
+             memory.packing > 0
+                 ? fmt::format(", {} of packed operands", format_bytes(memory.packing))
+                 : "") +
+         (memory.staging > 0
+              ? fmt::format(", before them {} of new weights", format_bytes(memory.staging))
+              : "");
+}
+
 std::string MemoryEstimate::describe() const {
   const StateBytes bytes = state(dims_.dp());
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
@@ -238,28 +262,37 @@ std::string MemoryEstimate::describe() const {
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
   if (bytes.outer > 0) terms += fmt::format(" + {:.3g} exchanges of learners", bytes.outer);
   const double snapshots = snapshot_bytes() / dims_.ranks();
-  const RankMemory memory = largest_rank(uses_packing());
   return fmt::format(
-      "expected memory: {:.3g} bytes a parameter and rank ({}); {}: {} of state, {} of "
-      "messages{}, {} of activations{}{}{}",
-      bytes.total(), terms, dims_.pp() == 1 ? "a rank" : "the rank that needs most",
-      format_bytes(memory.state), format_bytes(memory.messages),
-      memory.exchanges > 0 ? fmt::format(", {} of exchanges", format_bytes(memory.exchanges)) : "",
-      format_bytes(memory.activations), describe_recompute(),
-      memory.packing > 0 ? fmt::format(", {} of packed operands", format_bytes(memory.packing))
-                         : "",
+      "expected memory: {:.3g} bytes a parameter and rank ({}); {}: {}{}", bytes.total(), terms,
+      dims_.pp() == 1 ? "a rank" : "the rank that needs most",
+      describe(largest_rank(uses_packing())),
       snapshots > 0 ? fmt::format(", {} of snapshots", format_bytes(snapshots)) : "");
+}
+
+void MemoryEstimate::check_gpu(double gpu_bytes, const std::string& gpu) const {
+  RankMemory memory = largest_rank(false);
+  if (model_.experts > 0) memory.activations = 0;
+  if (gpu_bytes == 0 || memory.total() <= gpu_bytes) return;
+  throw ConfigError(
+      fmt::format("a rank needs {}: expected at most {} of {} (less: train.recompute, a smaller "
+                  "train.microbatch, train.gradient_dtype, train.head_rows, more tp or pp)",
+                  describe(memory), format_bytes(gpu_bytes), gpu));
 }
 
 void MemoryEstimate::check() const {
   const int ranks = dims_.ranks();
   const double share = double(ranks_here(ranks)) / ranks;
   const double packing = largest_rank(uses_packing()).packing;
-  const double bytes = training_bytes() * share,
+  const double bytes = on_gpus_ ? 0 : training_bytes() * share,
                activations = on_gpus_ ? 0 : (activation_bytes() + packing * ranks) * share,
                snapshots = snapshot_bytes() * share;
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations + snapshots <= machine) return;
+  if (on_gpus_) {
+    throw ConfigError(fmt::format(
+        "checkpoint: snapshots need {:.3g} GB: expected at most this machine's {:.3g} GB",
+        snapshots / 1e9, machine / 1e9));
+  }
   throw ConfigError(fmt::format(
       "a model of {:.4g} M parameters on tp {} x dp {}{} ranks: its weights, gradients and moments "
       "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB{}: expected "

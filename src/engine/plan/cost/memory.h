@@ -1,6 +1,7 @@
 // Memory of a training run, computed before allocation.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,12 @@ struct RankMemory {
   double messages = 0;     ///< to and from its replicas
   double exchanges = 0;    ///< changes and messages of learners, without the moments
   double activations = 0;  ///< saved and shared (engine/plan/cost/activations.h)
+  double scratch = 0;      ///< of passes (engine/plan/cost/activations.h)
   double packing = 0;      ///< operands of products on CPUs with AMX
-  double total() const { return state + messages + exchanges + activations + packing; }
+  double staging = 0;      ///< new weights in f32, before the first step (Stage::end_staging)
+  double total() const {
+    return state + messages + exchanges + std::max(activations + scratch + packing, staging);
+  }
 };
 
 /// Memory of a job's ranks. Bytes are in floating point, which does not overflow.
@@ -56,9 +61,12 @@ class MemoryEstimate {
   double snapshot_bytes() const { return num_snapshots_ * checkpoint_bytes(); }
   /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
   std::string describe() const;
-  /// Throws ConfigError if the ranks on this machine need more than its memory. Activations on
-  /// GPUs are not counted.
+  /// Throws ConfigError if the ranks on this machine need more than its memory; on GPUs only
+  /// snapshots are there.
   void check() const;
+  /// Throws ConfigError with the numbers if the rank that needs most needs more than `gpu_bytes`.
+  /// A model with experts may have fewer rows than the estimate: its activations are not counted.
+  void check_gpu(double gpu_bytes, const std::string& gpu) const;
 
  private:
   double owned_share(int64_t ranks) const;
@@ -69,6 +77,7 @@ class MemoryEstimate {
   ModelLayout layout(int stage) const;
   RankMemory rank(int pp_rank, bool with_packing) const;
   std::string describe_recompute() const;
+  std::string describe(const RankMemory& memory) const;
 
   const ModelConfig& model_;
   const RunConfig& train_;
@@ -82,7 +91,7 @@ class MemoryEstimate {
   const std::vector<StageLayers> layers_;  ///< by stage
   const bool replicates_state_;
   const int num_snapshots_;
-  std::vector<double> activations_;  ///< bytes, by pipeline rank
+  std::vector<double> activations_, scratch_;  ///< bytes, by pipeline rank
 };
 
 /// Throws InvalidArgument if a model and its windows need more than this machine's memory.
