@@ -8,14 +8,14 @@ std::span<float> host_values(const Tensor& values) {
 
 HostCopy::HostCopy(const Exec& exec, const Tensor& values)
     : exec_(exec), device_values_(values), host_(host_tensor(host_values(values))) {
-  if (!exec.on_gpu()) return;
+  if (values.device() == Device()) return;
   copy_.resize(size_t(values.elements()));
   host_ = host_tensor(copy_);
   copy(exec, values, host_);
 }
 
 void HostCopy::store() const {
-  if (exec_.on_gpu()) copy(exec_, host_, device_values_);
+  if (!copy_.empty()) copy(exec_, host_, device_values_);
 }
 
 }  // namespace tandem

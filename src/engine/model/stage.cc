@@ -211,9 +211,10 @@ class Stage::Impl {
 
   void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
+  /// On the host: a GPU may have no room for all weights in f32.
   Tensor staging() {
     const int64_t elements = context_.layout.size;
-    if (!staging_) staging_.emplace(size_t(elements) * sizeof(float), context_.exec.device);
+    if (!staging_) staging_.emplace(size_t(elements) * sizeof(float));
     return staging_->view(DType::f32, {elements});
   }
   void end_staging() { staging_.reset(); }

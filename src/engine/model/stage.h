@@ -123,7 +123,7 @@ class Stage {
   /// Weights as kept on this rank.
   const WeightViews& weights() const;
   /// Memory to write new weights to, f32 [elements]: parameters(), or gradients() in f32 if that
-  /// has no data, or else memory of their own until end_staging().
+  /// has no data, or else memory of the host until end_staging().
   Tensor parameter_staging();
   void end_staging();
   /// Must be called after writing to parameter_staging(), or to a range of it, before the next

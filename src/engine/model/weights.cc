@@ -11,6 +11,21 @@
 namespace tandem {
 namespace {
 
+/// Casts f32 values, on the host or on exec's device, to a dtype on exec's device.
+void cast_from(const Exec& exec, const Tensor& from, const Tensor& to) {
+  if (from.device() == to.device()) return cast(exec, from, to);
+  constexpr int64_t kSlice = int64_t{1} << 26;
+  const int64_t elements = from.elements();
+  const Memory memory(size_t(std::min(kSlice, elements)) * sizeof(float), exec.device);
+  for (int64_t begin = 0; begin < elements; begin += kSlice) {
+    const int64_t count = std::min(kSlice, elements - begin);
+    const Tensor slice = memory.view(DType::f32, {count});
+    copy(exec, from.narrow(0, begin, count), slice);
+    cast(exec, slice, to.narrow(0, begin, count));
+  }
+  wait(exec);  // before the memory is freed
+}
+
 /// Parameters that are read in f32: vectors, and those replicated over the TP ranks. Adjacent ones
 /// are merged.
 std::vector<ExactRange> make_exact_ranges(const ModelLayout& layout) {
@@ -135,7 +150,7 @@ void Weights::set(FlatRange range, const Tensor& values) {
   if (range.count == 0) return;
   const WeightViews views = views_.narrow(range);
   if (views.f32.data() && views.f32.data() != values.data()) copy(exec_, values, views.f32);
-  if (views.working.data()) cast(exec_, values, views.working);
+  if (views.working.data()) cast_from(exec_, values, views.working);
   for (const ExactRange& slice : views.exact_ranges) {
     copy(exec_, values.narrow(0, slice.begin, slice.count),
          views.exact.narrow(0, slice.position, slice.count));

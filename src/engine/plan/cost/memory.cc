@@ -192,7 +192,7 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   const bool has_f32 = train_.dtype != "bf16" || !codec_.weights.is_none();
   const bool holds_new_weights =
       !window_.dense && !window_.experts && train_.gradient_dtype == "f32";  // as gradients
-  memory.staging = has_f32 || holds_new_weights ? 0 : 4 * (dense + experts);
+  memory.staging = on_gpus_ || has_f32 || holds_new_weights ? 0 : 4 * (dense + experts);
   return memory;
 }
 
