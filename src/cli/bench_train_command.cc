@@ -193,9 +193,11 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--ep", request.ep, "Expert-parallel ranks, each with its own tokens")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  command->add_option("--dtype", request.dtype, "Data type of GEMM operands and activations")
+  command
+      ->add_option("--dtype", request.dtype,
+                   "Data type of GEMM operands and activations (train.dtype)")
       ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "bf16"}));
+      ->check(CLI::IsMember({"f32", "bf16", "fp8"}));
   command
       ->add_option("--gradient-dtype", request.gradient_dtype,
                    "Data type of the weights' gradients (train.gradient_dtype)")

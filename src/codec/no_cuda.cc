@@ -19,6 +19,16 @@ void quantize_rows_on_gpu(Communicator&, const Tensor&, const Tensor&, const Ten
       "quantize_rows on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
 }
 
+void quantize_rows_on_gpu(const Exec&, const Tensor&, const Tensor&, const Tensor&) {
+  throw Unsupported(
+      "quantize_rows on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+void quantize_columns_on_gpu(const Exec&, const Tensor&, const Tensor&, const Tensor&) {
+  throw Unsupported(
+      "quantize_columns on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
 namespace codec {
 
 void encode_topk_on_gpu(const Exec&, const TopK&, float, const Tensor&, const Tensor&, std::byte*) {

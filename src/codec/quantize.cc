@@ -50,4 +50,15 @@ void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, con
   quantize_rows_on_cpu(x, codes, scales);
 }
 
+void quantize_rows(const Exec& exec, const Tensor& x, const Tensor& codes, const Tensor& scales) {
+  if (exec.on_gpu()) return quantize_rows_on_gpu(exec, x, codes, scales);
+  quantize_rows_on_cpu(x, codes, scales);
+}
+
+void quantize_columns(const Exec& exec, const Tensor& x, const Tensor& codes,
+                      const Tensor& scales) {
+  if (exec.on_gpu()) return quantize_columns_on_gpu(exec, x, codes, scales);
+  quantize_rows_on_cpu(x.transposed(), codes, scales);
+}
+
 }  // namespace tandem

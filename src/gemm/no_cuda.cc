@@ -8,6 +8,10 @@ void gemm(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const GemmO
   throw Unsupported("gemm on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
 }
 
+void gemm(CUstream_st*, const QuantizedRows&, const QuantizedRows&, const Tensor&, bool) {
+  throw Unsupported("gemm on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
 bool gemm_swiglu(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
   return false;
 }

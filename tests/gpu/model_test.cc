@@ -163,6 +163,31 @@ TEST_P(GpuTransformer, ErrorOfGradientsInBf16IsThatOfCpuRanks) {
   }
 }
 
+// CPU ranks multiply the values of the same codes: their errors are not independent of the GPUs'.
+TEST_P(GpuTransformer, ErrorInFp8IsThatOfCpuRanks) {
+  for (const Variant& variant : kVariants) {
+    if (variant.kv_heads % ranks() != 0) continue;
+    ModelConfig config = gpu_model(variant);
+    config.ffn = 128;  // a multiple of 16 on each rank
+    TransformerOptions options{.batch = 2, .seq = 72};
+    const Step exact = run_on_threads(1, config, options);
+    options.dtype = DType::bf16;
+    const Step in_bf16 = run_on_threads(1, config, options);
+    options.fp8 = true;
+    const Step on_cpus = run_on_threads(ranks(), config, options), found = on_gpus(config, options);
+    EXPECT_NEAR(found.loss, on_cpus.loss, 5e-3 * exact.loss) << variant.name;
+    for (const auto& [name, values] : exact.gradients) {
+      const Tensors whole{{name, values}}, of_cpus{{name, on_cpus.gradients.at(name)}},
+          of_gpus{{name, found.gradients.at(name)}};
+      const double error = difference(of_cpus, whole);
+      EXPECT_LE(difference(of_gpus, whole), 1.5 * error) << variant.name << " " << name;
+      EXPECT_LE(difference(of_gpus, of_cpus), error) << variant.name << " " << name;
+      EXPECT_GT(difference(of_gpus, whole), difference({{name, in_bf16.gradients.at(name)}}, whole))
+          << variant.name << " " << name;
+    }
+  }
+}
+
 TEST_P(GpuTransformer, ErrorOfExpertsInBf16IsThatOfCpuRanks) {
   for (const MoeVariant& variant : kMoeVariants) {
     SCOPED_TRACE(variant.name);
@@ -332,8 +357,8 @@ TEST_P(GpuTransformer, MicrobatchesOfExpertsAccumulate) {
   expect_sums(ranks(), gpu_moe_model(), {.batch = 1, .seq = 40, .dtype = DType::bf16});
 }
 
-void expect_same_bits(int ranks, const ModelConfig& config) {
-  const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16};
+void expect_same_bits(int ranks, const ModelConfig& config, bool fp8 = false) {
+  const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16, .fp8 = fp8};
   run_gpus({ranks, {}, 60, ranks_per_gpu(ranks)}, [&](Communicator& comm) {
     Transformer model(comm, config, options);
     model.initialize(5);
@@ -363,6 +388,9 @@ void expect_same_bits(int ranks, const ModelConfig& config) {
 
 TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
   expect_same_bits(ranks(), gpu_model(kVariants[0]));
+  ModelConfig config = gpu_model(kVariants[0]);
+  config.ffn = 128;
+  expect_same_bits(ranks(), config, true);
   for (const MoeVariant& variant : kMoeVariants) {
     SCOPED_TRACE(variant.name);
     expect_same_bits(ranks(), gpu_moe_model(variant));

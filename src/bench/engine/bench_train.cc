@@ -55,9 +55,11 @@ TransformerOptions make_options(const RunConfig& train, int64_t batch, const Par
   TransformerOptions options;
   options.batch = batch;
   options.seq = train.seq;
-  options.dtype = parse_dtype(train.dtype);
+  options.dtype = train.activation_dtype();
   options.gradient_dtype = parse_dtype(train.gradient_dtype);
   options.residual_gradient = parse_dtype(train.residual_gradient);
+  options.fp8 = train.is_fp8();
+  options.fp8_weight_gradients = train.fp8_weight_gradients;
   options.overlap.strategy = strategy;
   options.deterministic = train.deterministic;
   options.recompute = {parse_recompute(train.recompute)};
@@ -167,9 +169,8 @@ struct WholeGradients {
 };
 
 WholeGradients gradients_on_cpu(const ModelConfig& config, TransformerOptions options,
-                                int64_t documents, DType dtype) {
-  options.dtype = dtype;
-  if (dtype == DType::f32) options.gradient_dtype = options.residual_gradient = DType::f32;
+                                int64_t documents) {
+  if (options.dtype == DType::f32) options.gradient_dtype = options.residual_gradient = DType::f32;
   options.experts = nullptr;
   options.step = {};
   WholeGradients whole;
@@ -211,10 +212,12 @@ void check_gradients(const ParallelGroups& groups, ModelConfig model, RunConfig 
   documents = std::min(documents, train.seq / 4);
   TransformerOptions options = make_options(train, 1, &groups, Strategy::automatic);
   options.documents = documents > 0;
-  const WholeGradients exact = gradients_on_cpu(model, options, documents, DType::f32);
-  const WholeGradients rounded = options.dtype == DType::f32
-                                     ? exact
-                                     : gradients_on_cpu(model, options, documents, options.dtype);
+  TransformerOptions in_f32 = options;
+  in_f32.dtype = DType::f32;
+  in_f32.fp8 = false;
+  const WholeGradients exact = gradients_on_cpu(model, in_f32, documents);
+  const WholeGradients rounded =
+      options.dtype == DType::f32 ? exact : gradients_on_cpu(model, options, documents);
   LayerStep step(groups.tp(), model, options, 0, documents);
   step.run();
   const std::vector<float> found = read_f32(step.exec(), step.stage().gradients());

@@ -19,15 +19,19 @@ float value_of(Half x) {
 
 template <typename T>
 void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
-  const int64_t columns = x.dim(1);
+  const int64_t columns = x.dim(1), stride = x.stride(1);
   for (int64_t row = 0; row < x.dim(0); ++row) {
-    const T* in = x.as<T>() + row * columns;
+    const T* in = x.as<T>() + row * x.stride(0);
     auto* out = codes.as<Float8E4M3>() + row * columns;
     float maximum = 0;
-    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, std::fabs(value_of(in[i])));
+    for (int64_t i = 0; i < columns; ++i) {
+      maximum = std::fmax(maximum, std::fabs(value_of(in[i * stride])));
+    }
     const float scale = std::max(maximum / Float8E4M3::kMax, std::numeric_limits<float>::min());
     scales.as<float>()[row] = scale;
-    for (int64_t i = 0; i < columns; ++i) out[i] = Float8E4M3::from_float(value_of(in[i]) / scale);
+    for (int64_t i = 0; i < columns; ++i) {
+      out[i] = Float8E4M3::from_float(value_of(in[i * stride]) / scale);
+    }
   }
 }
 
@@ -46,6 +50,16 @@ void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& sc
     case DType::u8:
     case DType::e4m3:
       break;
+  }
+}
+
+void dequantize_rows(const Tensor& codes, const Tensor& scales, const Tensor& x) {
+  const int64_t columns = codes.dim(1);
+  for (int64_t row = 0; row < codes.dim(0); ++row) {
+    const float scale = scales.as<float>()[row];
+    const auto* in = codes.as<Float8E4M3>() + row * columns;
+    float* out = x.as<float>() + row * columns;
+    for (int64_t i = 0; i < columns; ++i) out[i] = in[i].to_float() * scale;
   }
 }
 

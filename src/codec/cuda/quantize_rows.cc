@@ -31,4 +31,18 @@ void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& code
   gpu::launch_quantize_rows(x, codes, scales, comm.stream());
 }
 
+void quantize_rows_on_gpu(const Exec& exec, const Tensor& x, const Tensor& codes,
+                          const Tensor& scales) {
+  gpu::launch_quantize_rows(x, codes, scales, exec.stream);
+}
+
+void quantize_columns_on_gpu(const Exec& exec, const Tensor& x, const Tensor& codes,
+                             const Tensor& scales) {
+  if (x.dtype() != DType::bf16 || x.dim(0) % 16 != 0 || x.dim(1) % 16 != 0) {
+    throw InvalidArgument(fmt::format(
+        "quantize_columns: x is {}: expected bf16, both extents multiples of 16", x.describe()));
+  }
+  gpu::launch_quantize_columns(x, codes, scales, exec.stream);
+}
+
 }  // namespace tandem

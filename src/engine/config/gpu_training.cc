@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/model/codec_policy.h"
+#include "engine/model/layout.h"
 #include "engine/model/program/cost.h"
 #include "tandem/error.h"
 
@@ -17,6 +18,30 @@ void check_gpu_learners(const SyncConfig& sync) {
   if (const Wire wire = Wire::parse(sync.codec); wire.is_exact() && !wire.is_none()) {
     throw ConfigError(fmt::format(
         "sync.codec = {}: expected a format of one size on GPUs, such as int8", wire.describe()));
+  }
+}
+
+/// e4m3 products read rows of multiples of 16 bytes, of a weight and of its transpose.
+void check_fp8(const ModelConfig& model, const RunConfig& train, const ParallelConfig& parallel) {
+  constexpr int64_t kUnit = 16;
+  const int64_t tp = parallel.tp, samples = train.microbatch > 0
+                                                ? train.microbatch
+                                                : train.batch / parallel.logical_replicas();
+  if (tp == 1 && train.fp8_weight_gradients &&
+      samples * train.seq % kUnit != 0) {  // as operands of weight gradients
+    throw ConfigError(
+        fmt::format("train.dtype = fp8: a microbatch has {} x train.seq = {} tokens: expected a "
+                    "multiple of {} on GPUs",
+                    samples, train.seq, kUnit));
+  }
+  for (const BranchLayout& branch : ModelLayout(model, int(tp), 0).branches) {
+    for (const WeightMatrix& m : {branch.in, branch.out}) {
+      if (m.rows % kUnit == 0 && m.columns % kUnit == 0) continue;
+      throw ConfigError(fmt::format(
+          "train.dtype = fp8: the model has a matrix {} x {} with parallel.tp = {}: expected "
+          "multiples of {} on GPUs",
+          m.rows, m.columns, tp, kUnit));
+    }
   }
 }
 
@@ -79,6 +104,7 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
         "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));
   }
   check_gpu_passes(model, parallel.tp);
+  if (config.train.is_fp8()) check_fp8(model, config.train, parallel);
 }
 
 }  // namespace tandem

@@ -37,8 +37,8 @@ MoeOptions training_moe_options(const ModelContext& c) {
 
 /// On a GPU rank, runs the branch's GEMMs that are in no operator once, on zeros. Their algorithms
 /// are then chosen before kernels wait for peers, and saved with those of the operators made next.
-Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
-  if (!c.exec.on_gpu()) return c.tp;
+ModelContext& with_gemms(ModelContext& c, const BranchLayout& l) {
+  if (!c.exec.on_gpu()) return c;
   const Activation hidden = c.make(c.options.dtype, c.tokens, c.config.hidden),
                    inner = c.make(c.options.dtype, c.tokens, l.out.columns),
                    dhidden = c.make(c.options.dtype, c.tokens, l.in.rows);
@@ -46,9 +46,12 @@ Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
     gemm(c.exec, hidden->transposed(), inner, c.gradient(l.out), {.accumulate = adds});
     if (c.tp.size() > 1) continue;
     gemm(c.exec, dhidden->transposed(), hidden, c.gradient(l.in), {.accumulate = adds});
+    if (!c.quantizes_weight_gradients()) continue;
+    c.quantized->write_weight_gradient(hidden, inner, c.gradient(l.out), adds);
+    c.quantized->write_weight_gradient(dhidden, hidden, c.gradient(l.in), adds);
   }
   wait(c.exec);
-  return c.tp;
+  return c;
 }
 
 std::vector<int64_t> attention_windows(const ModelLayout& layout) {
@@ -101,6 +104,10 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       gradients(exec, assign_gradients(layout, config, options.gradient_window),
                 options.gradient_dtype),
       tokens(options.batch * options.seq),
+      quantized(options.fp8
+                    ? std::make_unique<QuantizedOperands>(
+                          exec, layout, tokens, quantizes_weight_gradients(), options.quantize)
+                    : nullptr),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),
       norm_partial_sums(make(
@@ -167,11 +174,21 @@ void ModelContext::multiply_gradient(std::optional<AgWgrad>& wgrad, const Tensor
   gemm(exec, dy.transposed(), x, values, {.accumulate = adds});
 }
 
+bool ModelContext::write_quantized_gradient(const Tensor& x, const Tensor& dy,
+                                            const WeightMatrix& m) {
+  if (!quantizes_weight_gradients()) return false;
+  const ScopedLabel label("ag_wgrad", -1);
+  quantized->write_weight_gradient(dy, x, gradient(m), adds_gradient(m.offset));
+  return true;
+}
+
+GemmRs::Shape dgrad_shape(const ModelContext& c, const WeightMatrix& m, int64_t rows) {
+  return {
+      .m = rows, .n = c.config.hidden, .k = m.rows, .dtype = c.options.dtype, .weight_kn = true};
+}
+
 GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
-  return GemmRs(
-      c.tp,
-      {.m = rows, .n = c.config.hidden, .k = m.rows, .dtype = c.options.dtype, .weight_kn = true},
-      c.options.overlap);
+  return GemmRs(c.tp, dgrad_shape(c, m, rows), c.options.overlap);
 }
 
 std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
@@ -183,9 +200,9 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
     : attention(make_attention(c, l)),
       in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
          c.options.overlap),
-      out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
+      out(c, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
           with_wire(c.options.overlap, branch_wire(c.options.codec, l))),
-      out_dgrad(c.tp,
+      out_dgrad(c,
                 {.m = c.tokens,
                  .n = l.out.columns,
                  .k = c.config.hidden,
@@ -193,7 +210,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                  .keep_gathered = true,
                  .weight_kn = true},
                 c.options.overlap),
-      in_dgrad(make_dgrad(c, l.in, c.tokens)),
+      in_dgrad(c, dgrad_shape(c, l.in, c.tokens), c.options.overlap),
       in_wgrad(make_wgrad(c, l.in, c.tokens)),
       residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
@@ -269,12 +286,12 @@ struct Branch::Run final : program::Runner {
 
   void forward(const program::Op& op, const program::Frame& f) override {
     if (op.row == &program::kColumnGemm) {
-      products->in.run(f.at(program::kXNorm), f.view.weight(f.branch.in), f.at(program::kHidden));
+      products->in.run(f.at(program::kXNorm), f.branch.in, f.at(program::kHidden));
       context.run_between_operators();
     }
     if (op.row == &program::kAttention) attend(op, f);
     if (op.row == &program::kRowGemm && y.dims() > 0) {
-      products->out.run(f.at(program::kInner), f.view.weight(f.branch.out), products->residual);
+      products->out.run(f.at(program::kInner), f.branch.out, products->residual);
       moe ? add(context.exec, x, products->residual, y) : add_last(x, products->residual);
     }
     if (op.row == &program::kRouter) {
@@ -336,7 +353,7 @@ struct Branch::Run final : program::Runner {
     }
     if (op.row == &program::kRouter) router_backward(op, f);
     if (op.row == &program::kRowGemm) {
-      products->out_dgrad.run(dy(), weights().matrix(f.branch.out).transposed(), products->d_act);
+      products->out_dgrad.run(dy(), f.branch.out, products->d_act);
       context.run_between_operators();
       if (is_split) copy(context.exec, products->out_dgrad.gathered(), saved.weight_pass->dy);
     }
@@ -348,8 +365,7 @@ struct Branch::Run final : program::Runner {
     }
     if (op.row == &program::kColumnGemm) {
       context.run_between_operators();
-      products->in_dgrad.run(f.gradient(program::kHidden),
-                             weights().matrix(f.branch.in).transposed(), products->d_x_norm);
+      products->in_dgrad.run(f.gradient(program::kHidden), f.branch.in, products->d_x_norm);
       context.run_between_operators();
     }
     if (op.row != &program::kRmsNorm) return;
@@ -383,13 +399,17 @@ struct Branch::Run final : program::Runner {
   void backward_weight(const program::Op& op, const program::BackwardFrame& f) override {
     if (op.row == &program::kColumnGemm) return column_weight(f);
     const Tensor rows = is_split ? *saved.weight_pass->dy : products->out_dgrad.gathered();
-    gemm(context.exec, rows.transposed(), f.at(program::kInner), context.gradient(f.branch.out),
-         {.accumulate = context.adds_gradient(f.branch.out.offset)});
+    const Tensor& inner = f.at(program::kInner);
+    if (!context.write_quantized_gradient(inner, rows, f.branch.out)) {
+      gemm(context.exec, rows.transposed(), inner, context.gradient(f.branch.out),
+           {.accumulate = context.adds_gradient(f.branch.out.offset)});
+    }
     context.run_between_operators();
   }
   void column_weight(const program::BackwardFrame& f) {
     const WeightMatrix& in = f.branch.in;
     const Tensor &x_norm = f.at(program::kXNorm), &dhidden = f.gradient(program::kHidden);
+    if (context.write_quantized_gradient(x_norm, dhidden, in)) return;
     const Tensor& before = products->d_whole_before;
     if (before.elements() == 0) {
       return context.write_weight_gradient(products->in_wgrad, x_norm, dhidden, in);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "engine/model/branch_gemm.h"
 #include "engine/model/expert_load.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/model/microbatch.h"
@@ -30,8 +31,9 @@ struct ModelContext {
   ModelLayout layout;
   Weights weights;
   GradientMemory gradients;
-  int64_t tokens;    ///< batch * seq
-  Shard local_rows;  ///< this rank's rows of the residual stream
+  int64_t tokens;                                ///< batch * seq
+  std::unique_ptr<QuantizedOperands> quantized;  ///< with options.fp8, else nullptr
+  Shard local_rows;                              ///< this rank's rows of the residual stream
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
   /// Gradient of the residual stream rounded to the dtype of GEMMs, [local rows, hidden]; without
@@ -51,6 +53,14 @@ struct ModelContext {
   void run_between_operators() const {
     if (between_operators) between_operators();
   }
+  /// Quantized weights are of one step.
+  void begin_step() {
+    gradients.begin_step();
+    weights_changed();
+  }
+  void weights_changed() const {
+    if (quantized) quantized->weights_changed();
+  }
   /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
   /// Calls write(values, adds) with f32 memory to which a gradient is added, or which it replaces
@@ -64,6 +74,13 @@ struct ModelContext {
   /// multiply_gradient of gradient(m).
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
                              const WeightMatrix& m);
+  /// gradient(m) (+)= dy^T x of e4m3 columns; false, and nothing is done, unless they are
+  /// quantized.
+  bool write_quantized_gradient(const Tensor& x, const Tensor& dy, const WeightMatrix& m);
+  /// Whether branches' weight gradients are of e4m3. Several ranks gather rows as they multiply.
+  bool quantizes_weight_gradients() const {
+    return options.fp8 && options.fp8_weight_gradients && tp.size() == 1;
+  }
   /// gradient(m) for a caller that adds to it.
   Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;
@@ -85,8 +102,10 @@ struct ModelContext {
   }
 };
 
-/// GEMM from the gradient of a column-parallel matrix's output, `rows` over all ranks, to that of
-/// its input. Collective.
+/// Shape of the GEMM from the gradient of a column-parallel matrix's output, `rows` over all ranks,
+/// to that of its input.
+GemmRs::Shape dgrad_shape(const ModelContext& context, const WeightMatrix& m, int64_t rows);
+/// That GEMM. Collective.
 GemmRs make_dgrad(ModelContext& context, const WeightMatrix& m, int64_t rows);
 /// AgWgrad of a column-parallel matrix; none for one rank, which has the rows. Collective.
 std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m, int64_t rows);
@@ -98,10 +117,11 @@ struct BranchProducts {
   /// Nullptr if the branch has none. Made first: on a GPU it loads kernels, which must not wait for
   /// those of an operator that wait for peers.
   std::unique_ptr<Attention> attention;
-  AgGemm in;
-  GemmRs out;
-  AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
-  GemmRs in_dgrad;
+  BranchGemm<AgGemm> in;
+  BranchGemm<GemmRs> out;
+  /// dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
+  BranchGemm<AgGemm> out_dgrad;
+  BranchGemm<GemmRs> in_dgrad;
   std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
   Activation residual, d_act, dhidden, d_x_norm;
   /// Gradient of the rows of `in` that every rank has, before a pass, f32; none for one rank.

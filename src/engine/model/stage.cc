@@ -220,7 +220,7 @@ class Stage::Impl {
   void end_staging() { staging_.reset(); }
 
   void begin_step(int64_t aux_losses) {
-    context_.gradients.begin_step();
+    context_.begin_step();
     if (load_) load_->begin_step(aux_losses);
   }
   void share_load() {
@@ -423,8 +423,10 @@ void Stage::parameters_changed() {
 }
 void Stage::parameters_changed(FlatRange range) {
   impl_->context_.weights.set(range, parameter_staging().narrow(0, range.begin, range.count));
+  impl_->context_.weights_changed();
 }
 void Stage::await_parameters(FlatRangeCallback await) {
+  impl_->context_.weights_changed();
   impl_->await_parameters(std::move(await));
 }
 void Stage::run_between_operators(std::function<void()> progress) {

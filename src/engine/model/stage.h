@@ -40,6 +40,10 @@ struct TransformerOptions {
   /// Gradients of the weights, and of the residual stream: f32, or `dtype`. A step's gradients are
   /// rounded after each microbatch.
   DType gradient_dtype = DType::f32, residual_gradient = DType::f32;
+  /// Quantizes the operands of dense layers' GEMMs to e4m3 (quantized_operands.h). `dtype` is bf16
+  /// then: of activations and all other GEMMs. Weight gradients: on one tensor-parallel rank.
+  bool fp8 = false;
+  bool fp8_weight_gradients = true;
   /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
   /// the optimizer state hold them (engine/parallel/sharded/sharded_optimizer.h).
   bool f32_weights = true;
@@ -63,6 +67,8 @@ struct TransformerOptions {
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
+  /// Called on CPU ranks instead of quantize_rows, with rows of any strides. For comparing runs.
+  std::function<void(const Tensor& x, const Tensor& codes, const Tensor& scales)> quantize = {};
 };
 
 /// Callback with a range of the flat arrays.

@@ -47,9 +47,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
      "train.validate_bytes)"},
     {"aux_loss_scope", &RunConfig::aux_loss_scope, one_of("microbatch", "step"),
      "tokens of one load-balancing loss; step: a second forward pass if there are microbatches"},
-    {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16"),
+    {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16", "fp8"),
      "of matrix products and activations; owners of the optimizer state keep f32 weights (auto: "
-     "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it)"},
+     "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it; "
+     "fp8: bf16, but products of dense layers multiply e4m3 rows)"},
     {"gradient_dtype", &RunConfig::gradient_dtype, one_of("f32", "bf16"),
      "of the weights' gradients, with train.dtype bf16; bf16: half their memory and traffic, for "
      "one microbatch a step, as sums of several would be rounded each time"},
@@ -59,6 +60,9 @@ constexpr Key<RunConfig> kRunKeys[] = {
     {"head_rows", &RunConfig::head_rows, Range(0, kBig),
      "rows of a microbatch, of all tensor-parallel ranks, whose logits the head computes at once, "
      "with their loss and gradients; memory of logits is that of so many rows (0: all)"},
+    {"fp8_weight_gradients", &RunConfig::fp8_weight_gradients, kAny,
+     "where train.dtype is fp8 and parallel.tp 1: products of weight gradients are fp8, too; false "
+     "keeps them in bf16"},
     {"deterministic", &RunConfig::deterministic, kAny,
      "on GPUs: equal bits in every run; false is faster, most for long sequences"},
     {"recompute", &RunConfig::recompute, one_of("none", "selective", "full"),

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "tandem/dtype.h"
+
 namespace tandem {
 
 template <class S>
@@ -33,6 +35,7 @@ struct RunConfig {
   std::string gradient_dtype = "f32";
   std::string residual_gradient = "f32";  ///< dtype
   int64_t head_rows = 0;                  ///< 0: all
+  bool fp8_weight_gradients = true;
   std::string aux_loss_scope = "microbatch";
   int64_t seed = 1;
   std::string init;  ///< folder of the model that the weights are of at first; empty: random ones
@@ -44,6 +47,9 @@ struct RunConfig {
   /// increments from batch_start to batch over the first batch_rampup_samples samples, as with
   /// --rampup-batch-size of Megatron-LM: a function of the samples consumed, it resumes with them.
   int64_t batch_at(int64_t sample) const;
+  /// `dtype` of activations and of what is not quantized; "auto" as f32.
+  DType activation_dtype() const { return dtype == "bf16" || is_fp8() ? DType::bf16 : DType::f32; }
+  bool is_fp8() const { return dtype == "fp8"; }
   /// Whether `steps` is the run's length: neither seconds nor tokens is set.
   bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
 

@@ -79,10 +79,12 @@ TransformerOptions make_transformer_options(
   TransformerOptions options;
   options.batch = microbatch_size(parallel, train);
   options.seq = train.seq;
-  options.dtype = parse_dtype(train.dtype);
+  options.dtype = train.activation_dtype();
   options.gradient_dtype = parse_dtype(train.gradient_dtype);
   options.residual_gradient = parse_dtype(train.residual_gradient);
   options.head_rows = train.head_rows;
+  options.fp8 = train.is_fp8();
+  options.fp8_weight_gradients = train.fp8_weight_gradients;
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
   options.documents = data.document_mask;
   options.deterministic = train.deterministic;

@@ -8,6 +8,7 @@
 #include "core/cuda/stream_watch.h"
 #include "gemm/cuda/gemm_lt.h"
 #include "gemm/cuda/rows_gemm.h"
+#include "gemm/cuda/scaled_gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -17,6 +18,7 @@ namespace {
 struct Gemms {
   LtContext lt;
   std::map<GemmShape, LtGemm> by_shape;
+  std::map<GemmShape, ScaledGemm> scaled;
 };
 
 Gemms& gemms_here() {
@@ -80,6 +82,34 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
     at = gemms.by_shape.emplace(shape, std::move(created)).first;
   }
   at->second.run(a.data(), b.data(), out.data(), nullptr, stream);
+}
+
+void gemm(CUstream_st* stream, const QuantizedRows& a, const QuantizedRows& b, const Tensor& out,
+          bool accumulate) {
+  const GemmShape shape{.m = a.codes.dim(0),
+                        .n = b.codes.dim(0),
+                        .k = a.codes.dim(1),
+                        .in = DType::e4m3,
+                        .out = out.dtype(),
+                        .scaling = Scaling::row,
+                        .accumulate = accumulate};
+  for (const auto& [name, tensor] : {std::pair("a", &a.codes), {"b", &b.codes}, {"out", &out}}) {
+    if (!is_transposed(name, *tensor)) continue;
+    throw InvalidArgument(
+        fmt::format("gemm: {} {}: expected contiguous rows", name, tensor->describe()));
+  }
+  if (b.codes.dim(1) != shape.k || out.dim(0) != shape.m || out.dim(1) != shape.n) {
+    throw InvalidArgument(fmt::format("gemm: a {}, b {}, out {}: sizes do not match",
+                                      a.codes.describe(), b.codes.describe(), out.describe()));
+  }
+  Gemms& gemms = gemms_here();
+  auto at = gemms.scaled.find(shape);
+  if (at == gemms.scaled.end()) {
+    await_stream(stream, "gemm");  // as above
+    at = gemms.scaled.try_emplace(shape, gemms.lt, shape).first;
+  }
+  at->second.run(a.codes.data(), b.codes.data(), out.data(), nullptr, stream,
+                 {a.scales.as<const float>(), b.scales.as<const float>()});
 }
 
 bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out) {

@@ -37,6 +37,7 @@ void ScaledGemm::find_algorithm(const LtContext& context, std::optional<GemmAlgo
 }
 
 bool ScaledGemm::has(const LtContext& context, GemmAlgorithm algorithm) {
+  if (shape_.accumulate && algorithm != GemmAlgorithm::library) return false;
   GemmShape inner = shape_;
   if (algorithm != GemmAlgorithm::library) {
     inner.out = DType::f32;

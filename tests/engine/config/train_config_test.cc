@@ -141,7 +141,7 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
       {"[train]\nsteps = [1]\n", "train.steps is of type array: expected an integer"},
       {"[train.steps]\nx = 1\n", "train.steps is of type table: expected an integer"},
       {"[train]\ndtype = \"f64\"\n",
-       "train.dtype is \"f64\": expected one of \"auto\", \"f32\", \"bf16\""},
+       "train.dtype is \"f64\": expected one of \"auto\", \"f32\", \"bf16\", \"fp8\""},
       {"[optimizer]\nschedule = \"step\"\n",
        "dir/job.toml:2: optimizer.schedule is \"step\": expected one of \"constant\", \"linear\", "
        "\"cosine\", \"wsd\", \"inverse-sqrt\""},

@@ -8,6 +8,7 @@
 #include "engine/checkpoint/run/run_checkpoints.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/model/program/cost.h"
+#include "engine/model/quantized_operands.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded/weight_sync.h"
@@ -61,7 +62,7 @@ double MemoryEstimate::gradient_element() const {
 }
 
 StateBytes MemoryEstimate::state(int64_t replicas) const {
-  const bool is_bf16 = train_.dtype == "bf16";
+  const bool is_bf16 = train_.activation_dtype() == DType::bf16;
   const bool has_f32 = !is_bf16 || !codec_.weights.is_none();
   const bool has_masters = !has_f32 || WeightSync::sends_differences(int(replicas), codec_.weights);
   const bool has_residuals =
@@ -111,7 +112,8 @@ double MemoryEstimate::message_bytes(double parameters) const {
     const int window = MessageRing::max_window(buckets, bucket_, is_staged, on_gpus_);
     return element * std::min(double(bucket_) * window, parameters);
   };
-  const bool sends_bf16 = train_.dtype == "bf16" && codec_.weights.is_none() && !replicates_state_;
+  const bool sends_bf16 =
+      train_.activation_dtype() == DType::bf16 && codec_.weights.is_none() && !replicates_state_;
   // Gradients of a window are copied when they are sent.
   const double copies = window_.dense ? 1 : 0;
   const double gradients = ring(copies > 0 || !codec_.gradients.is_none(), gradient_element());
@@ -167,12 +169,15 @@ PackedBytes MemoryEstimate::packing(const ModelLayout& layout) const {
 }
 
 RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
-  double dense = 0, experts = 0;
+  double dense = 0, experts = 0, quantized = 0;
   PackedBytes packed;
   for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
     const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, chunk));
     experts += double(of_stage.experts().count);
     dense += double(of_stage.size - of_stage.experts().count);
+    if (train_.is_fp8())
+      quantized += quantized_bytes(of_stage, microbatch_ * train_.seq,
+                                   train_.fp8_weight_gradients && parallel_.tp == 1);
     if (!with_packing || on_gpus_ || train_.dtype == "f32") continue;
     const PackedBytes of_chunk = packing(of_stage);
     packed = {std::max(packed.columns, of_chunk.columns), std::max(packed.rows, of_chunk.rows)};
@@ -182,7 +187,7 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
                            all_experts / double(parallel_.tp * parallel_.ep);
   RankMemory memory;
   memory.state = dense * state(dims_.dp()).total() +
-                 experts * state(dims_.size(kExpertDp)).total() +
+                 experts * state(dims_.size(kExpertDp)).total() + quantized +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
   memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
   memory.exchanges = exchange_bytes(pp_rank);

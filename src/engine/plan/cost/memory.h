@@ -26,7 +26,7 @@ struct StateBytes {
 };
 /// Bytes of a rank's memory, by what it is for.
 struct RankMemory {
-  double state = 0;        ///< weights, gradients and optimizer
+  double state = 0;        ///< weights, their e4m3 copies, gradients and optimizer
   double messages = 0;     ///< to and from its replicas
   double exchanges = 0;    ///< changes and messages of learners, without the moments
   double activations = 0;  ///< saved and shared (engine/plan/cost/activations.h)

@@ -73,7 +73,7 @@ double rated_bf16_flops(std::string_view gpu) {
 
 Utilization measure_utilization(Communicator& world, const TrainConfig& config,
                                 std::atomic<double>* rank_flops) {
-  const DType dtype = parse_dtype(config.train.dtype);
+  const DType dtype = config.train.activation_dtype();
   const Exec exec = make_exec(world);
   const PeakProbe& probe = device_traits(exec).is_host ? kHostProbe : kGpuProbe;
   if (probe.is_rated && dtype == DType::bf16) {
@@ -150,10 +150,11 @@ std::vector<std::string> Utilization::describe(const TrainConfig& config) const 
                                 peak_flops / 1e12, gpus, gpu));
     return lines;
   }
-  lines.push_back(fmt::format(
-      "  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
-      "at once",
-      peak_flops / 1e9, config.train.dtype, side, side, side, ranks, ranks == 1 ? "" : "s"));
+  lines.push_back(
+      fmt::format("  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
+                  "at once",
+                  peak_flops / 1e9, name_of(config.train.activation_dtype()), side, side, side,
+                  ranks, ranks == 1 ? "" : "s"));
   if (external_share >= kBusyShare) {
     lines.push_back(
         fmt::format("warning: other programs kept {:.0f} % of the processors busy while "

@@ -1,0 +1,163 @@
+// Training with e4m3 operands (TransformerOptions::fp8) on CPU ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "codec/quantize.h"
+#include "engine/model/weights.h"
+#include "tests/engine/model/harness.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::test;
+
+TransformerOptions options_of(DType dtype, bool fp8) {
+  return {.batch = 2, .seq = 16, .dtype = dtype, .fp8 = fp8};
+}
+
+/// Codes without scales, as the control.
+void quantize_without_scales(const Tensor& x, const Tensor& codes, const Tensor& scales) {
+  for (int64_t row = 0; row < x.dim(0); ++row) {
+    scales.as<float>()[row] = 1;
+    for (int64_t i = 0; i < x.dim(1); ++i) {
+      const BFloat16 value = x.as<BFloat16>()[row * x.stride(0) + i * x.stride(1)];
+      codes.as<Float8E4M3>()[row * x.dim(1) + i] = Float8E4M3::from_float(value.to_float());
+    }
+  }
+}
+
+double error_of(const Step& found, const Step& exact, const std::string& name) {
+  return difference({{name, found.gradients.at(name)}}, {{name, exact.gradients.at(name)}});
+}
+
+/// A value's rounding error is uniform in half a step, 2^-4 of its binade's begin: relative to
+/// values spread over a binade .026, and .037 of a product of two. A gradient passes at most the
+/// GEMMs of all layers in both passes, two a branch, whose errors are independent; the inner factor
+/// is of softmax, SwiGLU and norms, which may amplify them.
+double bound_of(const ModelConfig& config) {
+  const double gemms = 2 * 2 * 2 * double(config.layers), amplified = 2;
+  return amplified * 0.037 * std::sqrt(gemms);
+}
+
+TEST(Fp8, GradientsAreWithinTheirRounding) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  for (const Variant& variant : kVariants) {
+    const ModelConfig config = small_model(variant);
+    const Step exact = run_on_threads(1, config, options_of(DType::f32, false)),
+               in_bf16 = run_on_threads(1, config, options_of(DType::bf16, false));
+    for (const int ranks : {1, 2}) {
+      const Step found = run_on_threads(ranks, config, options_of(DType::bf16, true));
+      EXPECT_NEAR(found.loss, exact.loss, 0.02 * exact.loss) << variant.name;
+      for (const auto& [name, values] : exact.gradients) {
+        const double error = error_of(found, exact, name);
+        EXPECT_LE(error, bound_of(config)) << variant.name << " " << name << " ranks " << ranks;
+        EXPECT_GT(error, error_of(in_bf16, exact, name)) << variant.name << " " << name;
+      }
+    }
+  }
+}
+
+/// Gradients of the layers' matrices, over `scale`, which is of the loss.
+Tensors gradients_of_matrices(const TransformerOptions& options, float scale) {
+  const ModelConfig config = small_model(kVariants[1]);
+  Tensors found;
+  run_threads({}, [&](Communicator& comm) {
+    Transformer model(comm, config, options);
+    model.initialize(17);
+    const Batch batch = make_batch(config, options.batch * options.seq);
+    model.forward(batch.tokens, batch.targets);
+    model.backward(scale);
+    const HostCopy gradients(model.exec(), model.gradients());
+    for (float& each : gradients.values()) each /= scale;
+    collect(model.parameter_list(), gradients.values(), found);
+  });
+  std::erase_if(found, [](const auto& each) { return !each.first.ends_with("_proj.weight"); });
+  return found;
+}
+
+// A loss is the mean of a step's tokens, and gradients are as small as these are many.
+TEST(Fp8, ScalesMakeGradientsIndependentOfTheLossScaleAndWithoutThemTheyAreLost) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  TransformerOptions options = options_of(DType::bf16, true);
+  const Tensors expected = gradients_of_matrices(options, 1);
+  EXPECT_EQ(gradients_of_matrices(options, 0x1p-14f), expected);
+  EXPECT_EQ(gradients_of_matrices(options, 0x1p-40f), expected);
+  options.quantize = quantize_without_scales;
+  EXPECT_GT(difference(gradients_of_matrices(options, 0x1p-14f), expected), 0.8);
+}
+
+TEST(Fp8, WeightsAreQuantizedOnceAStep) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model(kVariants[1]);
+  run_threads({}, [&](Communicator& comm) {
+    const WeightViews* weights = nullptr;
+    int64_t of_weights = 0, others = 0;
+    TransformerOptions options = options_of(DType::bf16, true);
+    options.quantize = [&](const Tensor& x, const Tensor& codes, const Tensor& scales) {
+      const Tensor& working = weights->working;
+      const auto* const begin = static_cast<const std::byte*>(working.data());
+      const auto* const at = static_cast<const std::byte*>(x.data());
+      ++(at >= begin && at < begin + working.bytes() ? of_weights : others);
+      quantize_rows_on_cpu(x, codes, scales);
+    };
+    Transformer model(comm, config, options);
+    weights = &model.weights();
+    model.initialize(17);
+    const Batch batch = make_batch(config, 32);
+    const auto pass = [&] {
+      of_weights = others = 0;
+      model.forward(batch.tokens, batch.targets);
+      model.backward(1);
+    };
+    const int64_t matrices = 4 * config.layers;  // `in` and `out` of both branches
+    for (int step = 0; step < 2; ++step) {
+      model.begin_step();
+      pass();
+      EXPECT_EQ(of_weights, 2 * matrices);  // by rows and by columns
+      EXPECT_EQ(others, 4 * matrices);      // of GEMMs of both passes, and of weight gradients
+      pass();
+      EXPECT_EQ(of_weights, 0);
+    }
+    model.parameters_changed();
+    pass();
+    EXPECT_EQ(of_weights, 2 * matrices);
+    model.await_parameters({});
+    pass();
+    EXPECT_EQ(of_weights, 2 * matrices);
+  });
+}
+
+TEST(Fp8, ColumnsAreQuantizedAsRowsOfTheTranspose) {
+  constexpr int64_t kRows = 11, kColumns = 7;
+  std::vector<BFloat16> x, transposed(kRows * kColumns);
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    x.push_back(BFloat16::from_float(std::ldexp(normal(3, 1, uint64_t(i)), int(i % kColumns) * 4)));
+    transposed[size_t(i % kColumns * kRows + i / kColumns)] = x.back();
+  }
+  std::vector<Float8E4M3> codes(x.size()), expected(x.size());
+  std::vector<float> scales(kColumns), expected_scales(kColumns);
+  const auto codes_of = [&](std::vector<Float8E4M3>& values) {
+    return Tensor(values.data(), DType::e4m3, {kColumns, kRows});
+  };
+  const auto scales_of = [](std::vector<float>& values) {
+    return Tensor(values.data(), DType::f32, {kColumns});
+  };
+  quantize_columns(Exec{}, Tensor(x.data(), DType::bf16, {kRows, kColumns}), codes_of(codes),
+                   scales_of(scales));
+  quantize_rows(Exec{}, Tensor(transposed.data(), DType::bf16, {kColumns, kRows}),
+                codes_of(expected), scales_of(expected_scales));
+  EXPECT_EQ(scales, expected_scales);
+  std::vector<float> values(x.size());
+  dequantize_rows(codes_of(codes), scales_of(scales),
+                  Tensor(values.data(), DType::f32, {kColumns, kRows}));
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_EQ(codes[i].bits, expected[i].bits) << i;
+    EXPECT_NEAR(
+        values[i], transposed[i].to_float(),
+        std::max(0x1.01p-4f * std::abs(transposed[i].to_float()), 0x1.01p-10f * scales[i / kRows]));
+  }
+}
+
+}  // namespace
+}  // namespace tandem
