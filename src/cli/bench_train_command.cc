@@ -193,9 +193,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--ep", request.ep, "Expert-parallel ranks, each with its own tokens")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--dtype", request.dtype,
-                   "Data type of GEMM operands and activations (train.dtype)")
+  command->add_option("--dtype", request.dtype, "Data type of GEMM operands and activations")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16", "fp8"}));
   command
