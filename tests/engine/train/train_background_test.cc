@@ -41,6 +41,7 @@ const std::vector<std::string> kSmall{"train.steps=6", "train.batch=8", "train.s
 std::vector<Case> cases() {
   return {{"f32_tp2_dp2", {2, 2}, {}},
           {"bf16_dp2", {1, 2}, {"train.dtype=bf16"}},
+          {"fp8_dp2", {1, 2}, {"train.dtype=fp8"}},
           {"pp2_dp2", {1, 2}, {"parallel.pp=2", "train.microbatch=2"}},
           {"residuals_and_masters", {1, 2}, {"parallel.codec=gradients=int4:g32,weights=int8"}},
           {"experts", {1, 4}, {"parallel.ep=2", "train.microbatch=1"}, "moe.toml"}};

@@ -83,6 +83,8 @@ TEST(TrainPipeline, StagesHaveTheBitsOfOne) {
       {"tiny.toml", 2, 1, 2, {"train.microbatch=2"}},
       {"tiny.toml", 1, 2, 2, {"parallel.dp_bucket_mib=0.05"}},
       {"tiny.toml", 2, 2, 2, {"train.dtype=bf16"}},
+      {"tiny.toml", 2, 1, 2, {"train.dtype=fp8"}},
+      {"tiny.toml", 1, 1, 2, {"train.dtype=fp8", "parallel.schedule=zb-h1"}},
       {"tiny.toml", 1, 2, 2, {"parallel.codec=gradients=int4:g32,weights=int8", kUntied}},
       {"tiny.toml", 1, 1, 2, {"train.microbatch=0"}},
       {"tiny.toml", 1, 2, 2, {"model.parallel_block=true", kUntied}},
