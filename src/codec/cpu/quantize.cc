@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/cpu/float_mode.h"
+#include "core/cpu/parallel.h"
 
 namespace tandem {
 namespace {
@@ -17,10 +18,12 @@ float value_of(Half x) {
   return x.to_float();
 }
 
+/// Rows [begin, end).
 template <typename T>
-void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
+void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales, int64_t begin,
+              int64_t end) {
   const int64_t columns = x.dim(1), stride = x.stride(1);
-  for (int64_t row = 0; row < x.dim(0); ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     const T* in = x.as<T>() + row * x.stride(0);
     auto* out = codes.as<Float8E4M3>() + row * columns;
     float maximum = 0;
@@ -39,28 +42,32 @@ void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
 
 void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales) {
   const cpu::FloatMode mode;
-  switch (x.dtype()) {
-    case DType::f32:
-      return quantize<float>(x, codes, scales);
-    case DType::bf16:
-      return quantize<BFloat16>(x, codes, scales);
-    case DType::f16:
-      return quantize<Float16>(x, codes, scales);
-    case DType::i32:
-    case DType::u8:
-    case DType::e4m3:
-      break;
-  }
+  cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    switch (x.dtype()) {
+      case DType::f32:
+        return quantize<float>(x, codes, scales, begin, end);
+      case DType::bf16:
+        return quantize<BFloat16>(x, codes, scales, begin, end);
+      case DType::f16:
+        return quantize<Float16>(x, codes, scales, begin, end);
+      case DType::i32:
+      case DType::u8:
+      case DType::e4m3:
+        break;
+    }
+  });
 }
 
 void dequantize_rows(const Tensor& codes, const Tensor& scales, const Tensor& x) {
   const int64_t columns = codes.dim(1);
-  for (int64_t row = 0; row < codes.dim(0); ++row) {
-    const float scale = scales.as<float>()[row];
-    const auto* in = codes.as<Float8E4M3>() + row * columns;
-    float* out = x.as<float>() + row * columns;
-    for (int64_t i = 0; i < columns; ++i) out[i] = in[i].to_float() * scale;
-  }
+  cpu::parallel_ranges(codes.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float scale = scales.as<float>()[row];
+      const auto* in = codes.as<Float8E4M3>() + row * columns;
+      float* out = x.as<float>() + row * columns;
+      for (int64_t i = 0; i < columns; ++i) out[i] = in[i].to_float() * scale;
+    }
+  });
 }
 
 }  // namespace tandem

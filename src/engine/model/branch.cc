@@ -43,12 +43,14 @@ ModelContext& with_gemms(ModelContext& c, const BranchLayout& l) {
                    inner = c.make(c.options.dtype, c.tokens, l.out.columns),
                    dhidden = c.make(c.options.dtype, c.tokens, l.in.rows);
   for (const bool adds : {false, true}) {
+    if (c.quantizes_weight_gradients()) {
+      c.quantized->write_weight_gradient(hidden, inner, c.gradient(l.out), adds);
+      c.quantized->write_weight_gradient(dhidden, hidden, c.gradient(l.in), adds);
+      continue;
+    }
     gemm(c.exec, hidden->transposed(), inner, c.gradient(l.out), {.accumulate = adds});
     if (c.tp.size() > 1) continue;
     gemm(c.exec, dhidden->transposed(), hidden, c.gradient(l.in), {.accumulate = adds});
-    if (!c.quantizes_weight_gradients()) continue;
-    c.quantized->write_weight_gradient(hidden, inner, c.gradient(l.out), adds);
-    c.quantized->write_weight_gradient(dhidden, hidden, c.gradient(l.in), adds);
   }
   wait(c.exec);
   return c;
