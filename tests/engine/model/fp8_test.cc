@@ -7,6 +7,7 @@
 #include "codec/quantize.h"
 #include "engine/model/weights.h"
 #include "tests/engine/model/harness.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -63,6 +64,7 @@ Tensors gradients_of_matrices(const TransformerOptions& options, float scale) {
   const ModelConfig config = small_model(kVariants[1]);
   Tensors found;
   run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
     Transformer model(comm, config, options);
     model.initialize(17);
     const Batch batch = make_batch(config, options.batch * options.seq);
@@ -87,10 +89,46 @@ TEST(Fp8, ScalesMakeGradientsIndependentOfTheLossScaleAndWithoutThemTheyAreLost)
   EXPECT_GT(difference(gradients_of_matrices(options, 0x1p-14f), expected), 0.8);
 }
 
+/// Mean loss of the last steps of gradient descent over a few batches, with a loss that is scaled
+/// as if a step had 2^14 times as many tokens.
+double loss_of_training(const TransformerOptions& options) {
+  constexpr float kScale = 0x1p-14f, kRate = 0.003f;
+  constexpr int kSteps = 80, kBatches = 4;
+  const ModelConfig config = small_model(kVariants[1]);
+  double loss = 0;
+  run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    Transformer model(comm, config, options);
+    model.initialize(17);
+    for (int step = 0; step < kSteps; ++step) {
+      const Batch batch =
+          make_batch(config, options.batch * options.seq, uint64_t(step % kBatches));
+      model.begin_step();
+      const double of_step = model.forward(batch.tokens, batch.targets);
+      if (step >= kSteps - kBatches) loss += of_step / kBatches;
+      model.backward(kScale);
+      const auto weights = floats(model.parameters()), gradients = floats(model.gradients());
+      for (size_t i = 0; i < weights.size(); ++i) weights[i] -= kRate / kScale * gradients[i];
+      model.parameters_changed();
+    }
+  });
+  return loss;
+}
+
+TEST(Fp8, TrainingReachesTheLossOfBf16AndWithoutScalesDoesNot) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const double expected = loss_of_training(options_of(DType::bf16, false));
+  TransformerOptions options = options_of(DType::bf16, true);
+  EXPECT_NEAR(loss_of_training(options), expected, 0.02 * expected);
+  options.quantize = quantize_without_scales;
+  EXPECT_GT(loss_of_training(options), 1.1 * expected);
+}
+
 TEST(Fp8, WeightsAreQuantizedOnceAStep) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = small_model(kVariants[1]);
   run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
     const WeightViews* weights = nullptr;
     int64_t of_weights = 0, others = 0;
     TransformerOptions options = options_of(DType::bf16, true);
@@ -125,6 +163,27 @@ TEST(Fp8, WeightsAreQuantizedOnceAStep) {
     model.await_parameters({});
     pass();
     EXPECT_EQ(of_weights, 2 * matrices);
+  });
+}
+
+TEST(Fp8, NonfiniteWeightMakesTheLossNonfinite) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const ModelConfig config = small_model(kVariants[1]);
+  run_threads({}, [&](Communicator& comm) {
+    set_kernel_threads(1);
+    Transformer model(comm, config, options_of(DType::bf16, true));
+    const Batch batch = make_batch(config, 32);
+    for (const float value : {INFINITY, NAN}) {
+      model.initialize(17);
+      EXPECT_TRUE(std::isfinite(model.forward(batch.tokens, batch.targets)));
+      const auto& list = model.parameter_list();
+      const auto gate = std::ranges::find_if(
+          list, [](const Parameter& p) { return p.name.ends_with("0.mlp.gate_proj.weight"); });
+      ASSERT_NE(gate, list.end());
+      floats(model.parameters())[size_t(gate->offset)] = value;
+      model.parameters_changed();
+      EXPECT_FALSE(std::isfinite(model.forward(batch.tokens, batch.targets))) << value;
+    }
   });
 }
 
