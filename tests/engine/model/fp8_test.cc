@@ -6,6 +6,7 @@
 
 #include "codec/quantize.h"
 #include "engine/model/weights.h"
+#include "gemm/quantized_gemm.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"
 
@@ -164,6 +165,37 @@ TEST(Fp8, WeightsAreQuantizedOnceAStep) {
     pass();
     EXPECT_EQ(of_weights, 2 * matrices);
   });
+}
+
+TEST(Fp8, GemmOfRowsIsRoundedAndAdded) {
+  constexpr int64_t kRows = 5, kColumns = 3, kDepth = 40;
+  std::vector<float> x, weight;
+  for (int64_t i = 0; i < kRows * kDepth; ++i) x.push_back(normal(5, 1, uint64_t(i)));
+  for (int64_t i = 0; i < kColumns * kDepth; ++i) weight.push_back(normal(5, 2, uint64_t(i)));
+  std::vector<Float8E4M3> codes(x.size()), weight_codes(weight.size());
+  std::vector<float> scales(kRows), weight_scales(kColumns);
+  const QuantizedRows a{Tensor(codes.data(), DType::e4m3, {kRows, kDepth}), flat(scales)},
+      b{Tensor(weight_codes.data(), DType::e4m3, {kColumns, kDepth}), flat(weight_scales)};
+  quantize_rows(Exec{}, Tensor::of(std::span(x), {kRows, kDepth}), a.codes, a.scales);
+  quantize_rows(Exec{}, Tensor::of(std::span(weight), {kColumns, kDepth}), b.codes, b.scales);
+  std::vector<float> out(kRows * kColumns);
+  std::vector<BFloat16> rounded(out.size());
+  for (const bool accumulate : {false, true}) {
+    gemm(Exec{}, a, b, Tensor::of(std::span(out), {kRows, kColumns}), accumulate);
+    gemm(Exec{}, a, b, Tensor(rounded.data(), DType::bf16, {kRows, kColumns}), accumulate);
+    for (int64_t i = 0; i < kRows * kColumns; ++i) {
+      const auto row = size_t(i / kColumns), column = size_t(i % kColumns);
+      double expected = 0;
+      for (size_t k = 0; k < kDepth; ++k) {
+        expected += double(codes[row * kDepth + k].to_float()) * double(scales[row]) *
+                    double(weight_codes[column * kDepth + k].to_float()) *
+                    double(weight_scales[column]);
+      }
+      expected *= accumulate ? 2 : 1;
+      EXPECT_NEAR(out[size_t(i)], expected, 1e-5 * (1 + std::abs(expected)));
+      EXPECT_NEAR(rounded[size_t(i)].to_float(), expected, 0x1p-7 * (1e-3 + std::abs(expected)));
+    }
+  }
 }
 
 TEST(Fp8, NonfiniteWeightMakesTheLossNonfinite) {
