@@ -90,6 +90,16 @@ TEST(Fp8, ScalesMakeGradientsIndependentOfTheLossScaleAndWithoutThemTheyAreLost)
   EXPECT_GT(difference(gradients_of_matrices(options, 0x1p-14f), expected), 0.8);
 }
 
+TEST(Fp8, RecomputedActivationsGiveTheSameBits) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  TransformerOptions options = options_of(DType::bf16, true);
+  const Tensors expected = gradients_of_matrices(options, 1);
+  for (const Recompute mode : {Recompute::selective, Recompute::full}) {
+    options.recompute = {mode};
+    EXPECT_EQ(gradients_of_matrices(options, 1), expected);
+  }
+}
+
 /// Mean loss of the last steps of gradient descent over a few batches, with a loss that is scaled
 /// as if a step had 2^14 times as many tokens.
 double loss_of_training(const TransformerOptions& options) {
