@@ -21,10 +21,15 @@ __device__ float block_max(float value) {
   return value;
 }
 
+// Blocks of an SM for which quantize_rows_kernel has registers: enough bytes are in flight then.
+constexpr int min_blocks(int cached) {
+  return cached == 1 ? 5 : cached == 2 ? 4 : 2;
+}
+
 // One thread block per row. The first kCached x kThreads groups stay in registers, the others are
 // read again, from the cache.
 template <typename T, int kCached>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, min_blocks(kCached))
     quantize_rows_kernel(const T* x, __nv_fp8_e4m3* codes, float* scales, int64_t columns) {
   const int64_t row = blockIdx.x;
   const auto* in = reinterpret_cast<const Sixteen<T>*>(x + row * columns);
@@ -67,6 +72,7 @@ void launch_rows(const Tensor& x, const Tensor& codes, const Tensor& scales, cud
 // the 64 columns of a tile.
 constexpr int kColumns = 8, kTileColumns = 64, kAcross = kTileColumns / kColumns;
 constexpr int kRowsAtOnce = kThreads / kAcross;
+constexpr int kLoads = 4;            // of a thread at once
 constexpr int kRowsOfMaximum = 512;  // of one thread block of column_maxima_kernel
 using Vector = Vec<__nv_bfloat16>;
 
@@ -82,11 +88,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t begin = int64_t(blockIdx.y) * kRowsOfMaximum + threadIdx.x / kAcross;
   const int64_t end = min((int64_t(blockIdx.y) + 1) * kRowsOfMaximum, rows);
   float maximum[kColumns] = {};
-  for (int64_t row = begin; row < end && column < columns; row += kRowsAtOnce) {
-    const Vector values = *reinterpret_cast<const Vector*>(x + row * columns + column);
+  for (int64_t row = begin; row < end && column < columns; row += kLoads * kRowsAtOnce) {
+    Vector values[kLoads];
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      maximum[i] = fmaxf(maximum[i], fabsf(to_float(values.at[i])));
+    for (int l = 0; l < kLoads; ++l) {  // the last row may be read again
+      const int64_t at = min(row + l * kRowsAtOnce, end - 1);
+      values[l] = *reinterpret_cast<const Vector*>(x + at * columns + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns * kLoads; ++i) {
+      const float value = to_float(values[i / kColumns].at[i % kColumns]);
+      maximum[i % kColumns] = fmaxf(maximum[i % kColumns], fabsf(value));
     }
   }
 #pragma unroll
