@@ -14,6 +14,7 @@
 
 #include "bench/gpu_attention.h"
 #include "bench/gpu_candidates.h"
+#include "codec/quantize.h"
 #include "core/exec.h"
 #include "core/random_buffer.h"
 #include "kernels/cross_entropy.h"
@@ -57,6 +58,7 @@ Tensor view(const Memory& memory, const Operand& operand) {
 
 Memory make_values(const Operand& operand, uint64_t seed) {
   const int64_t elements = Tensor(nullptr, operand.dtype, operand.shape).elements();
+  if (operand.dtype == DType::e4m3) return Memory(size_t(elements));
   if (operand.dtype != DType::i32) return random_buffer(operand.dtype, elements, seed);
   Memory memory(size_t(elements) * sizeof(int32_t));
   for (int64_t i = 0; i < elements; ++i) {  // tokens or targets
@@ -77,6 +79,7 @@ Tensor first_of(Tensor tensor, const Slice& slice) {
 
 double value_at(const Tensor& t, int64_t row, int64_t column) {
   const int64_t i = row * (t.dims() > 1 ? t.stride(0) : 0) + column;
+  if (t.dtype() == DType::e4m3) return double(t.as<Float8E4M3>()[i].to_float());
   return t.dtype() == DType::f32 ? double(t.as<float>()[i])
                                  : double(t.as<BFloat16>()[i].to_float());
 }
@@ -262,11 +265,33 @@ std::vector<Case> cross_entropy_cases() {
            kLogits * 6}};
 }
 
+/// Narrowest and widest activations of a layer.
+std::vector<Case> quantize_cases() {
+  std::vector<Case> cases;
+  for (const int64_t columns : {kHidden, 2 * kFfn}) {
+    const Operand x{DType::bf16, {kRows, columns}};
+    const double elements = double(kRows) * double(columns);
+    cases.push_back(
+        {fmt::format("quantize_rows of {}", columns),
+         {x, {DType::e4m3, {kRows, columns}}, {DType::f32, {kRows}}},
+         [](const Exec& exec, const Tensors& t) { quantize_rows(exec, t[0], t[1], t[2]); },
+         {{kRows, 4, {1, 2}}},
+         elements * 3});
+    cases.push_back(
+        {fmt::format("quantize_columns of {}", columns),
+         {x, {DType::e4m3, {columns, kRows}}, {DType::f32, {columns}}},
+         [](const Exec& exec, const Tensors& t) { quantize_columns(exec, t[0], t[1], t[2]); },
+         {{columns, 4, {1, 2}}},
+         elements * 3});
+  }
+  return cases;
+}
+
 void bench_all() {
   const gpu::Stream stream;
   const gpu::Flush flush(stream.get());
   const Exec exec{{DeviceKind::cuda, gpu::this_share()->device()}, stream.get()};
-  for (const auto& cases : {norm_cases(exec), swiglu_cases(), elementwise_cases(),
+  for (const auto& cases : {quantize_cases(), norm_cases(exec), swiglu_cases(), elementwise_cases(),
                             embedding_cases(), cross_entropy_cases()}) {
     for (const Case& each : cases) bench(each, exec, flush);
   }
