@@ -68,9 +68,11 @@ GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<WorldSta
       share_(this_share()),
       stream_(initial_stream_.get()) {
   watch_.emplace(stream_, static_cast<const StreamChecks&>(*this));
+  join(std::make_shared<Family>());
 }
 
 GpuCommunicator::~GpuCommunicator() {
+  leave_family();
   set_stream(initial_stream_.get());
 }
 
@@ -79,7 +81,25 @@ void GpuCommunicator::use(const OwnedLinkPacer& link_pacer) {
   paced_puts_.emplace(link_pacer.get());
 }
 
+void GpuCommunicator::join(std::shared_ptr<Family> family) {
+  leave_family();
+  family_ = std::move(family);
+  const std::lock_guard lock(family_->mutex);
+  family_->members.push_back(this);
+}
+
+void GpuCommunicator::leave_family() {
+  if (!family_) return;
+  const std::lock_guard lock(family_->mutex);
+  std::erase(family_->members, this);
+}
+
 void GpuCommunicator::end() {
+  end_with_ranks();
+  leave_family();  // the others would call the transport that has ended
+}
+
+void GpuCommunicator::end_with_ranks() {
   if (world_) return end_alone();
   // Freeing waits for the peers, which a rank that failed must not do.
   if (failed_ || std::uncaught_exceptions() > 0) give_up();
@@ -121,8 +141,12 @@ void GpuCommunicator::set_stream(cudaStream_t stream) {
 }
 
 void GpuCommunicator::give_up() const {
-  failed_ = true;
-  do_give_up();
+  const std::lock_guard lock(family_->mutex);
+  for (const GpuCommunicator* member : family_->members) {
+    end_waits(*member->record_.get());
+    member->failed_ = true;
+    member->do_give_up();
+  }
 }
 
 void GpuCommunicator::agree_on(std::string_view what, const std::function<void()>& step) {
@@ -221,6 +245,7 @@ void GpuCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t e
                            const WaitSite& site) {
   check_signal(buffer, signal, "wait");
   const auto begin = Clock::now();
+  const WaitActivity waits(site.op, site.peer);
   for (;;) {
     look_for_abort();
     const uint64_t seen = read_signal(buffer, signal);
@@ -252,6 +277,7 @@ std::unique_ptr<Communicator> GpuCommunicator::split(int color, int key) {
   auto rank_memory = do_split(*control);
   rank_memory->owned_control_ = std::move(control);
   rank_memory->parent_ = weak_from_this().lock();
+  rank_memory->join(family_);
   rank_memory->set_deadline(deadline_s_);
   return rank_memory;
 }
@@ -292,8 +318,19 @@ void GpuCommunicator::synchronize(cudaStream_t stream, const char* what) const {
   poll(
       what, [&] { return cudaStreamQuery(stream); },
       [&](double waited_s) { check_so_far(what, waited_s); });
+  note_wait_end();
   look_for_abort();
   check_device();
+}
+
+// A stream's work may wait for a peer, which is judged instead (comm/rendezvous/hang_watch.h).
+void GpuCommunicator::note_wait(const char* what) const {
+  if (!progress_words || waiting_ || current_activity() != RankActivity::work) return;
+  waiting_.emplace(what, -1);
+}
+
+void GpuCommunicator::note_wait_end() const {
+  if (progress_words) waiting_.reset();
 }
 
 // An error is reported once to those who wait without a call of this communicator.
@@ -302,6 +339,7 @@ void GpuCommunicator::check_wait(const char* what, double waited_s) const {
 }
 
 void GpuCommunicator::check_end() const {
+  note_wait_end();
   if (failed_) return;
   look_for_abort();
   check_device();
@@ -310,6 +348,7 @@ void GpuCommunicator::check_end() const {
 // NCCL's kernels have no deadline, so the host enforces one, long enough for every device-side wait
 // of the stream to report first. After such a report only NCCL's kernels hold the stream.
 void GpuCommunicator::check_so_far(const char* what, double waited_s) const {
+  note_wait(what);
   note_late(waited_s);
   const int state = state_of(*record_.get());
   const bool reported = state != ErrorRecord::kNone && state != ErrorRecord::kWriting;

@@ -16,6 +16,9 @@
 // is nullptr, `put` throws Unsupported if copies do not reach either, and operators let NCCL move
 // the data, or its substitute (overlap/gather/cuda/multi_node.h).
 //
+// The communicators of a rank, the world's and its splits, give up together: a kernel of one that
+// waits for a lost rank would keep the memory of all others from being freed.
+//
 // In run_gpus ranks end together: the last step of a communicator's end is collective. A rank of a
 // World ends independently (end_alone) and shares ownership of the world state; a split owns its
 // parent.
@@ -27,6 +30,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +44,7 @@
 #include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
 #include "core/cuda/stream_watch.h"
+#include "observe/progress_words.h"
 #include "tandem/communicator.h"
 
 namespace tandem::gpu {
@@ -97,6 +102,9 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void enqueue_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                     const WaitSite& site) final;
   void abort(const std::string& reason) final;
+  /// Ends what this rank's communicators wait for on the GPU, which then frees memory without the
+  /// other ranks. All later calls fail.
+  void give_up() const;
   std::unique_ptr<Communicator> split(int color, int key) final;
   /// CPU ranks of the same order (comm/world/host_ranks.h). Collective.
   std::unique_ptr<Communicator> split_on_host();
@@ -178,7 +186,6 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void end();
   /// World state; null in run_gpus.
   const std::shared_ptr<WorldState>& world_state() const { return world_; }
-  void give_up() const;
   /// Called when this rank has enqueued its part of a call whose kernels wait for other ranks.
   /// Ranks that share a GPU return from the call together (one_gpu_communicator.h); others return
   /// at once.
@@ -198,15 +205,25 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   bool one_node_ = true, peer_atomics_ = true;
 
  private:
+  /// Communicators of one rank: the world's and its splits.
+  struct Family {
+    std::mutex mutex;
+    std::vector<const GpuCommunicator*> members;
+  };
+  void join(std::shared_ptr<Family> family);
+  void leave_family();
   void synchronize(cudaStream_t stream, const char* what) const;
   void check_wait(const char* what, double waited_s) const override;
   void check_end() const override;
   void check_so_far(const char* what, double waited_s) const;
+  void note_wait(const char* what) const;
+  void note_wait_end() const;
   struct LateRank {
     int rank = -1;         ///< -1: `position` names it
     std::string position;  ///< the call that it is in instead
   };
   LateRank find_late_rank() const;
+  void end_with_ranks();
   void end_alone();
   void free_retired();
   void end_device_waits() const;
@@ -221,9 +238,11 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   std::shared_ptr<SymmetricBuffer>
       aborts_;  // buffer of `control_`; waiting for epoch 0 reports an abort
   std::shared_ptr<GpuShare> share_;
+  std::shared_ptr<Family> family_;
   mutable std::atomic<bool> failed_ = false;  // any thread may abort
   mutable double unreported_s_ = 0;  // of a host's wait until a device-side wait reported an error
-  mutable std::string where_;        // positions of the ranks' threads, recorded once one was late
+  mutable std::optional<WaitActivity> waiting_;  // of the host, for a stream
+  mutable std::string where_;  // positions of the ranks' threads, recorded once one was late
   Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;

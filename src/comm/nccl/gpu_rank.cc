@@ -42,4 +42,8 @@ std::unique_ptr<Communicator> split_on_host(Communicator& comm) {
   return comm.on_gpu() ? gpu::as_gpu(comm).split_on_host() : comm.split(0, comm.rank());
 }
 
+void abandon_gpu_work(Communicator& comm) {
+  if (comm.on_gpu()) gpu::as_gpu(comm).give_up();
+}
+
 }  // namespace tandem

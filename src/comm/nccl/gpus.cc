@@ -30,4 +30,10 @@ Gpus this_machines_gpus() {
   return gpus;
 }
 
+bool has_lost_gpu() {
+  const cudaError_t state = cudaStreamQuery(cudaStreamLegacy);
+  cudaGetLastError();
+  return state != cudaSuccess && state != cudaErrorNotReady;
+}
+
 }  // namespace tandem

@@ -26,6 +26,10 @@ Gpus this_machines_gpus() {
   return gpus;
 }
 
+bool has_lost_gpu() {
+  return false;
+}
+
 void run_gpus(const WorldOptions&, const std::function<void(Communicator&)>&) {
   throw Unsupported(std::string("nccl transport: ") + kMissing);
 }
@@ -65,5 +69,7 @@ void synchronize(Communicator& comm) {
 std::unique_ptr<Communicator> split_on_host(Communicator& comm) {
   return comm.split(0, comm.rank());
 }
+
+void abandon_gpu_work(Communicator&) {}
 
 }  // namespace tandem

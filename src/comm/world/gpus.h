@@ -22,4 +22,7 @@ struct Gpus {
 
 Gpus this_machines_gpus();
 
+/// Whether an error of this thread's GPU is final: all later calls of this process return it.
+bool has_lost_gpu();
+
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/world/host_ranks.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
 #include "engine/checkpoint/saving.h"
@@ -102,6 +103,8 @@ class Run {
   void begin(const ResumePoint& from);
   void make_checkpoints();
   TrainedRanks trained_ranks();
+
+  AbandonOnError abandon_{world};  // destroyed first: the others free memory
 };
 
 }  // namespace tandem
