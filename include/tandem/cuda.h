@@ -35,7 +35,8 @@ int gpu_count();
 /// own SMs (transport "one_gpu"): the same kernels, for tests and studies with fewer GPUs. NCCL is
 /// not used. Times of such a world are no benchmark results. With `options.link`, all sends of a
 /// rank are delayed as on a link of that rate and latency; candidates that cannot be delayed are
-/// not used. Throws Unsupported under a launcher, and if the driver cannot partition the GPU.
+/// not used. Under a launcher the ranks are processes (transport "nccl", link "same-gpu"), at most
+/// eight, whose work the GPU does in turns. Throws Unsupported if the driver cannot partition it.
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body);
 
 /// Makes the calling thread work for a rank of a World while the guard lives: the rank's GPU is

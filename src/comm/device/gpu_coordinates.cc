@@ -15,13 +15,16 @@ std::string node_identity(const char* host_id, std::string_view host_name,
   return fmt::format("{} {}", host_name, boot_id);
 }
 
-std::string this_node() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  std::string boot;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::getline(file, boot);
-  return node_identity(std::getenv("NCCL_HOSTID"), name, boot);
+const std::string& this_node() {
+  static const std::string node = [] {
+    char name[256] = {};
+    gethostname(name, sizeof name - 1);
+    std::string boot;
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::getline(file, boot);
+    return node_identity(std::getenv("NCCL_HOSTID"), name, boot);
+  }();
+  return node;
 }
 
 GpuPath path_to_all(std::span<const GpuCoordinates> ranks, int rank,

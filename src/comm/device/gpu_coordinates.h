@@ -15,8 +15,8 @@ namespace tandem {
 /// boot id of the running kernel, as two machines may have the same name.
 std::string node_identity(const char* host_id, std::string_view host_name,
                           std::string_view boot_id);
-/// Identity of the node of this process.
-std::string this_node();
+/// Identity of the node of this process, as its environment was at the first call.
+const std::string& this_node();
 
 struct GpuCoordinates {
   std::string node;

@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
+#include <future>
+#include <thread>
 #include <utility>
 
+#include "comm/nccl/ipc_memory.h"
 #include "comm/nccl/nccl_buffer.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/modules.h"
@@ -68,6 +72,15 @@ void check_distinct_gpus(const std::vector<GpuCoordinates>& of_ranks) {
                                     of_ranks[size_t(shared->first)].gpu));
 }
 
+void check_one_gpu(const std::vector<GpuCoordinates>& of_ranks) {
+  for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank].gpu == of_ranks[0].gpu) continue;
+    throw InvalidArgument(
+        fmt::format("nccl: ranks 0 and {} have the GPUs {} and {}: expected one GPU for all", rank,
+                    of_ranks[0].gpu, of_ranks[rank].gpu));
+  }
+}
+
 }  // namespace
 
 void check(ncclResult_t code, const char* what) {
@@ -81,8 +94,9 @@ ncclComm_t nccl_of(const GpuCommunicator& comm) {
   return nccl ? nccl->nccl() : nullptr;
 }
 
-NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world)
-    : GpuCommunicator(control, std::move(world)) {
+NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world,
+                                   bool shares_process_gpu)
+    : GpuCommunicator(control, std::move(world)), shares_process_gpu_(shares_process_gpu) {
   ncclUniqueId id{};
   if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   const auto ids =
@@ -90,9 +104,9 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
   const std::vector<GpuCoordinates> coordinates = coordinates_of_ranks(control_, device());
-  check_distinct_gpus(coordinates);
+  shares_process_gpu_ ? check_one_gpu(coordinates) : check_distinct_gpus(coordinates);
   load_modules();
-  check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
+  connect(id);
   try {
     agree_on_paths(coordinates);
   } catch (...) {
@@ -101,12 +115,49 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   }
 }
 
+// NCCL waits without a deadline for ranks that are missing: on a thread of its own, which is left
+// to it if one is lost.
+void NcclCommunicator::connect(const ncclUniqueId& id) {
+  struct Connection {
+    ncclComm_t comm = nullptr;
+    ncclResult_t result = ncclInternalError;
+    std::string error;
+  };
+  const auto made = std::make_shared<Connection>();
+  std::promise<void> promise;
+  const std::future<void> ended = promise.get_future();
+  std::thread([made, id, rank = rank_, size = size_, gpu = device(),
+               promise = std::move(promise)]() mutable {
+    cudaSetDevice(gpu);
+    made->result = ncclCommInitRank(&made->comm, size, id, rank);
+    if (made->result != ncclSuccess) made->error = ncclGetLastError(nullptr);
+    promise.set_value();
+  }).detach();
+  const auto begin = std::chrono::steady_clock::now();
+  const WaitActivity waits("ncclCommInitRank", -1);
+  while (ended.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    look_for_abort();
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (waited.count() > deadline_s_) {
+      throw Timeout({"ncclCommInitRank"}, rank_, 0, 0, deadline_s_);
+    }
+  }
+  if (made->result == ncclSuccess) {
+    nccl_ = made->comm;
+    return;
+  }
+  look_for_abort();  // which explains the error
+  throw DeviceError(
+      fmt::format("ncclCommInitRank: {} ({})", ncclGetErrorString(made->result), made->error));
+}
+
 // Collective.
 void NcclCommunicator::agree_on_paths(std::span<const GpuCoordinates> coordinates) {
   GpuPath path = path_to_all(coordinates, rank_, visible_gpus(),
                              [&](int other) { return path_between(device(), other); });
   // Pointers are read from NCCL's team of ranks that reach each other, which must equal this world.
-  path.reaches = path.reaches && size_ <= kMaxGpus && lsa_team_size(nccl_) == size_;
+  path.reaches =
+      path.reaches && size_ <= kMaxGpus && (shares_process_gpu_ || lsa_team_size(nccl_) == size_);
   for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
     GpuPath remote;
     std::memcpy(&remote, blob.data(), sizeof remote);
@@ -146,18 +197,11 @@ void NcclCommunicator::abandon(std::vector<OwnedSymmetric> left) {
 }
 
 std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signals) {
-  auto memory = std::make_unique<NcclMemory>(&nccl_);
   const size_t signals_at = (bytes + 127) / 128 * 128;
-  const size_t total = NcclMemory::pages(signals_at + size_t(signals) * sizeof(uint64_t));
-  agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
+  const size_t total = signals_at + size_t(signals) * sizeof(uint64_t);
   std::vector<RankMemory> memories{size_t(size_)};
-  // After this step no rank signals into memory that is still being cleared.
-  agree_on("allocate, peers", [&] {
-    if (size_ == 1 || !one_node_) return;
-    memory->map(total, *addresses_.get(), size_, registering_.get());
-    for (int r = 0; r < size_; ++r) memories[size_t(r)].memory = addresses_.get()->of[r];
-  });
-  memories[size_t(rank_)].memory = memory->local();
+  OwnedSymmetric memory =
+      shares_process_gpu_ ? obtain_shared(total, memories) : obtain_window(total, memories);
   for (RankMemory& rank_memory : memories) {
     if (rank_memory.memory)
       rank_memory.signals = reinterpret_cast<uint64_t*>(rank_memory.memory + signals_at);
@@ -165,12 +209,43 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
   return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), std::move(memories));
 }
 
+OwnedSymmetric NcclCommunicator::obtain_window(size_t bytes, std::vector<RankMemory>& memories) {
+  auto memory = std::make_unique<NcclMemory>(&nccl_);
+  const size_t total = NcclMemory::pages(bytes);
+  agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
+  // After this step no rank signals into memory that is still being cleared.
+  agree_on("allocate, peers", [&] {
+    if (size_ == 1 || !one_node_) return;
+    memory->map(total, *addresses_.get(), size_, registering_.get());
+    for (int r = 0; r < size_; ++r) memories[size_t(r)].memory = addresses_.get()->of[r];
+  });
+  memories[size_t(rank_)].memory = memory->local();
+  return memory;
+}
+
+OwnedSymmetric NcclCommunicator::obtain_shared(size_t bytes, std::vector<RankMemory>& memories) {
+  auto memory = std::make_unique<IpcMemory>();
+  cudaIpcMemHandle_t local{};
+  agree_on("allocate", [&] {
+    memory->obtain(bytes);
+    local = memory->handle();
+  });
+  std::vector<cudaIpcMemHandle_t> handles;
+  for (const auto& blob : exchange(std::as_bytes(std::span(&local, 1)), "memory handles")) {
+    std::memcpy(&handles.emplace_back(), blob.data(), sizeof local);
+  }
+  agree_on("allocate, peers", [&] { memory->map(handles, rank_); });
+  for (int rank = 0; rank < size_; ++rank) memories[size_t(rank)].memory = memory->of(rank);
+  return memory;
+}
+
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {
-  return std::make_unique<NcclCommunicator>(control, world_state());
+  return std::make_unique<NcclCommunicator>(control, world_state(), shares_process_gpu_);
 }
 
 std::string NcclCommunicator::link() const {
   if (size_ == 1) return "local";
+  if (shares_process_gpu_) return "same-gpu";
   if (!one_node_) return "network";
   return peer_atomics_ ? "nvlink" : "pcie";
 }

@@ -1,5 +1,9 @@
 // `nccl` transport: each rank owns one GPU. Device memory is symmetric NCCL windows that every GPU
 // of the node addresses directly.
+//
+// For tests, ranks that are processes may share one GPU. The GPU runs their contexts in turns, so a
+// kernel that waits for another rank delays it, but does not keep it from running. NCCL refuses two
+// ranks on a GPU of one node, so it takes each process for a node; symmetric memory is IpcMemory.
 #pragma once
 
 #include <nccl.h>
@@ -21,7 +25,10 @@ void check(ncclResult_t code, const char* what);
 class NcclCommunicator final : public GpuCommunicator {
  public:
   /// Collective. `control` and `world` as in GpuCommunicator. Uses this thread's share of a GPU.
-  explicit NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world = nullptr);
+  /// Throws InvalidArgument if ranks have the same GPU, with `shares_process_gpu` if they have not;
+  /// Timeout if a rank is missing.
+  explicit NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world = nullptr,
+                            bool shares_process_gpu = false);
   ~NcclCommunicator() override;
 
   std::string_view transport() const override { return "nccl"; }
@@ -34,7 +41,11 @@ class NcclCommunicator final : public GpuCommunicator {
   void do_give_up() const override;
   void abandon(std::vector<OwnedSymmetric> left) override;
   void agree_on_paths(std::span<const GpuCoordinates> coordinates);
+  void connect(const ncclUniqueId& id);
+  OwnedSymmetric obtain_window(size_t bytes, std::vector<RankMemory>& memories);
+  OwnedSymmetric obtain_shared(size_t bytes, std::vector<RankMemory>& memories);
 
+  const bool shares_process_gpu_;
   mutable ncclComm_t nccl_ = nullptr;  // null after a failure
   Mapped<LsaAddresses> addresses_;
   Stream registering_{Priority::high};

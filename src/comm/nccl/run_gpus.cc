@@ -31,17 +31,19 @@ void share_gpu(const WorldOptions& options, const std::function<void(Communicato
 
 void run_gpus(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   const int gpus = gpu::require_gpus(options);
+  const bool shares = options.ranks_per_gpu != 1;
   const auto on_device = [&](Communicator& control, int local_rank) {
-    gpu::use_gpu_of(control.rank(), local_rank, gpus);
-    gpu::NcclCommunicator comm(control);
+    shares ? gpu::share_with_processes(options, control.size())
+           : gpu::use_gpu_of(control.rank(), local_rank, gpus);
+    gpu::NcclCommunicator comm(control, nullptr, shares);
     body(comm);
     comm.synchronize();
   };
-  if (options.ranks_per_gpu != 1) return share_gpu(options, body);
   const auto on_launched = [&](Communicator& c) { on_device(c, local_rank(c.rank())); };
   if (launched_by_mpi()) return run_mpi(options, on_launched);
   require_mpi_under_mpirun();
   if (launched()) return run_processes(options, on_launched);
+  if (shares) return share_gpu(options, body);
   gpu::check_ranks(options, gpus);
   run_threads(options, [&](Communicator& c) { on_device(c, c.rank()); });
 }

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/device/gpu_coordinates.h"
 #include "comm/device/gpu_environment.h"
 #include "comm/device/link_pacer.h"
 #include "comm/one_gpu/pair_exchange.h"
@@ -110,6 +112,20 @@ void check_sharing(const WorldOptions& options) {
                                       options.ranks, options.ranks_per_gpu));
   }
   if (options.link) check_link_pacer(*options.link);
+}
+
+void share_with_processes(const WorldOptions& options, int ranks) {
+  if (ranks > options.ranks_per_gpu || ranks > kMaxGpus) {
+    throw InvalidArgument(
+        fmt::format("nccl: {} ranks, {} a GPU: expected all on one GPU, and at most {} processes",
+                    ranks, options.ranks_per_gpu, kMaxGpus));
+  }
+  static std::once_flag once;
+  std::call_once(once, [] {
+    setenv("NCCL_HOSTID", fmt::format("{} process {}", this_node(), getpid()).c_str(), 1);
+    setenv("NCCL_MNNVL_ENABLE", "0", 1);  // it would find out that nodes have the same GPU
+  });
+  check(cudaSetDevice(0), "cudaSetDevice");
 }
 
 void check_ranks(const WorldOptions& options, int gpus) {

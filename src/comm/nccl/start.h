@@ -13,6 +13,9 @@ int require_gpus(const WorldOptions& options);
 const char* users_nvls();
 /// Throws as run_gpus for ranks that cannot all share the first GPU.
 void check_sharing(const WorldOptions& options);
+/// Throws as run_gpus for `ranks` processes that cannot all share the first GPU. Makes NCCL take
+/// this process for a node, before NCCL's first call.
+void share_with_processes(const WorldOptions& options, int ranks);
 /// Throws as run_gpus for more ranks of this process than GPUs.
 void check_ranks(const WorldOptions& options, int gpus);
 /// Selects for this thread the GPU of rank `rank`, which is number `local_rank` on its host.
