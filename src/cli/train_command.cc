@@ -91,13 +91,13 @@ void print(const TrainEnd& end, const std::string& out, const std::string& next,
 }
 
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
-void set_dp(TrainConfig& config, int dp) {
+void set_dp(TrainConfig& config, int dp, bool on_gpus) {
   auto& parallel = config.parallel;
   if (dp == 0 || dp == parallel.dp) return;
   parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
   check_config(config);
-  MemoryEstimate(config).check();
+  MemoryEstimate(config, on_gpus).check();
 }
 
 /// Layout of the command line over the job's.
@@ -140,9 +140,6 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
         "check.action is replace: expected tandem launch --spares, --restarts or --min-dp, which "
         "replace a rank");
   }
-  if (is_member && arguments.devices.on_gpus()) {
-    throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
-  }
   if (request.resume) {
     const std::string note = keep_replicas(request.out, request.config);
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
@@ -151,18 +148,17 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
 }
 
 /// Ranks of the job, on devices that have the memory.
-WorldOptions choose_world(const TrainRequest& request, bool is_member, DeviceOptions& devices) {
+WorldOptions choose_world(const TrainRequest& request, DeviceOptions& devices) {
   WorldOptions world;
   world.ranks = ParallelDims(request.config.parallel).ranks();
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) world.link = EmulatedLink::parse(link);
   const auto check_gpus = [&] {
-    check_gpu_training(request.config, devices.ranks_per_gpu > 1);
+    check_gpu_training(request.config, devices.ranks_per_gpu > 1 && !launched());
     return MemoryEstimate(request.config, true).largest_rank(false).total();
   };
   if (devices.on_gpus()) check_gpus();
-  set_devices(devices, world,
-              {is_member ? "tandem launch --spares, --restarts or --min-dp" : "", check_gpus});
+  set_devices(devices, world, {.check_gpus = check_gpus});
   const MemoryEstimate estimate(request.config, devices.on_gpus());
   estimate.check();
   if (devices.on_gpus()) {
@@ -175,21 +171,23 @@ WorldOptions choose_world(const TrainRequest& request, bool is_member, DeviceOpt
 
 /// Calls `train_ranks` again, with the ranks that are left, each time one was lost. Returns false
 /// for a process that is to end without a rank.
-bool train_as_member(control::Member& member, TrainRequest& request, WorldOptions& world,
-                     const TrainEnd& end, const std::function<void()>& train_ranks) {
+bool train_as_member(control::Member& member, TrainRequest& request, bool on_gpus,
+                     WorldOptions& world, const TrainEnd& end,
+                     const std::function<void()>& train_ranks) {
   request.output_opened = [&member] { member.note_output(); };
   request.output_patience_s = kOutputPatienceS;
   request.rank_flops = &member.rank_flops();
   request.before_step = [&member](int64_t step) { member.note_step(step); };
-  request.leave_corrupt = [&member] { member.leave_corrupt(); };
+  request.leave_corrupt = [&member] { member.leave(control::ProcessFault::corrupt); };
   const ParallelConfig& parallel = request.config.parallel;
   if (parallel.sync.num_learners() == 1) {  // others cannot lose a replica: no --min-dp
     member.note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
   }
   return run_recovering(member, [&] {
     request.resume |= member.resumes();
-    set_dp(request.config, member.dp());
+    set_dp(request.config, member.dp(), on_gpus);
     world.ranks = ParallelDims(request.config.parallel).ranks();
+    if (world.ranks == 1) world.ranks_per_gpu = 1;  // without others it has all of the GPU
     train_ranks();
     member.note_step(end.step);  // also of a run in which no step was left
   });
@@ -207,7 +205,7 @@ void run(TrainArguments arguments) {
   }
   now_doing("training " + arguments.out);
   read_request(arguments, member, request);
-  WorldOptions world = choose_world(request, member, arguments.devices);
+  WorldOptions world = choose_world(request, arguments.devices);
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
@@ -243,7 +241,8 @@ void run(TrainArguments arguments) {
   };
   if (!member) {
     train_ranks();
-  } else if (!train_as_member(*member, request, world, end, train_ranks)) {
+  } else if (!train_as_member(*member, request, arguments.devices.on_gpus(), world, end,
+                              train_ranks)) {
     return;
   }
   if (end.stopped) throw Ended{kStopped};

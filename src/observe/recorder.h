@@ -187,7 +187,9 @@ class ScopedPass {
   ScopedPass(const char* name, int microbatch, int stage)
       : name_(name),
         begin_(std::chrono::steady_clock::now()),
-        outer_(recorder().set_pass({microbatch, stage})) {}
+        outer_(recorder().set_pass({microbatch, stage})) {
+    begin_activity(RankActivity::work, name, begin_);  // GPU kernels have no spans
+  }
   ~ScopedPass() {
     recorder().add({SpanKind::pass, name_, begin_, std::chrono::steady_clock::now()});
     recorder().set_pass(outer_);

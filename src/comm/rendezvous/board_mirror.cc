@@ -27,7 +27,8 @@ struct HeadProgress {
 
 struct SlotProgress {
   int32_t slot, peer;
-  uint32_t training, done, corrupt;
+  uint32_t training, done;
+  ProcessFault fault;
   int64_t step, first_step, first_step_age, since_age, longest_work_ns;
   RankActivity activity;
   uint64_t name[2];
@@ -115,7 +116,7 @@ std::vector<std::byte> read_progress(const Board& board, std::span<const int> sl
                                       slot.words.peer,
                                       training,
                                       slot.done,
-                                      slot.corrupt,
+                                      slot.fault,
                                       slot.step,
                                       slot.first_step,
                                       now - slot.first_step_ns,
@@ -145,7 +146,7 @@ void apply_progress(Board& board, std::span<const std::byte> bytes) {
     slot.words.name[0] = said.name[0];
     slot.words.name[1] = said.name[1];
     slot.done = said.done;
-    slot.corrupt = said.corrupt;
+    slot.fault = said.fault;
     slot.step = said.step;
     slot.first_step = said.first_step;
     slot.first_step_ns = now - said.first_step_age;

@@ -69,7 +69,8 @@ MemberSlot& Board::slot(int index) const {
 void Board::reset_slot(int index, int rank) {
   MemberSlot& member = slot(index);
   member.rank = rank;
-  member.training = member.done = member.corrupt = 0;
+  member.training = member.done = 0;
+  member.fault = ProcessFault::none;
   member.step = member.first_step = -1;
   member.words.longest_work_ns = 0;
   member.words.activity = RankActivity::work;
@@ -168,8 +169,8 @@ void Member::note_layout(int tp, int dp, int pp, int ep) const {
   head.tp = tp;
 }
 
-void Member::leave_corrupt() const {
-  board_.slot(slot_).corrupt = 1;
+void Member::leave(ProcessFault fault) const {
+  board_.slot(slot_).fault = fault;
   std::this_thread::sleep_for(std::chrono::seconds(10));
 }
 

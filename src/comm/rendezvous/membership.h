@@ -30,12 +30,19 @@ constexpr int kSpare = -1, kVacant = -2;
 /// was lost when the result was complete, so the others may end where they are.
 constexpr uint32_t kClosed = 1, kClosedByLoss = 2, kClosedComplete = 3;
 
+/// Reasons of a process to ask for its own replacement.
+enum class ProcessFault : uint32_t {
+  none,
+  corrupt,   ///< a check has found its data corrupt
+  lost_gpu,  ///< all calls to its GPU fail
+};
+
 struct MemberSlot {
   std::atomic<int32_t> rank;
   std::atomic<int32_t> host;           ///< index of its host: slots of one host have the same
   std::atomic<uint32_t> training;      ///< generation in which it trains; 0: none yet
   std::atomic<uint32_t> done;          ///< 1 once its rank's work has ended well
-  std::atomic<uint32_t> corrupt;       ///< 1 once a check has found its data corrupt
+  std::atomic<ProcessFault> fault;     ///< of its process, which asks to be replaced
   std::atomic<int64_t> step;           ///< finished steps when it began the last one; -1: none yet
   std::atomic<int64_t> first_step;     ///< `step` when it began to train in that generation,
   std::atomic<int64_t> first_step_ns;  ///< and the steady clock then
@@ -123,9 +130,9 @@ class Member {
   /// Before each step, and after the last one: `step` are finished.
   void note_step(int64_t step) const;
   void note_done() const { board_.slot(slot_).done = 1; }
-  /// Asks the launcher to end this process, whose data are corrupt, and to replace it. Returns only
-  /// if it does not within 10 s.
-  void leave_corrupt() const;
+  /// Asks the launcher to end this process and to replace it. Returns only if it does not within
+  /// 10 s.
+  void leave(ProcessFault fault) const;
 
  private:
   Member(int fd, int slot);

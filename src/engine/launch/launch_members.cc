@@ -151,9 +151,17 @@ std::string LaunchMembers::check_hang(int slot) {
     cause = fmt::format("began no step within {:.3g} s", start_timeout_s_);
   }
   const char* event = "hung";
-  if (member.corrupt) {
-    event = "corrupt";
-    cause = "was taken out for corrupt data";
+  switch (member.fault.load()) {
+    case control::ProcessFault::none:
+      break;
+    case control::ProcessFault::corrupt:
+      event = "corrupt";
+      cause = "was taken out for corrupt data";
+      break;
+    case control::ProcessFault::lost_gpu:
+      event = "lost";
+      cause = "was taken out, as all calls to its GPU fail";
+      break;
   }
   if (cause.empty()) return "";
   events_.add(describe(event, {slot, processes_.pid(slot), cause}));

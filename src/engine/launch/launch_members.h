@@ -63,8 +63,8 @@ class LaunchMembers {
   /// Rank of a slot's process for messages: "3", or "spare".
   std::string label(int slot) const;
 
-  /// Reason why the slot's process hangs, or has corrupt data, and must be killed, once; its loss
-  /// then has that cause. Empty: there is none.
+  /// Reason why the slot's process hangs, or asks to be replaced, and must be killed, once; its
+  /// loss then has that cause. Empty: there is none.
   std::string check_hang(int slot);
   /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
   /// which is the lost one's if a new process must be started there. Else begins one with fewer
@@ -89,7 +89,7 @@ class LaunchMembers {
  private:
   using Clock = std::chrono::steady_clock;
   struct Hang {
-    const char* event;  ///< "hung" or "corrupt"
+    const char* event;  ///< "hung", "corrupt" or "lost"
     std::string cause;
     Clock::time_point noticed;
   };

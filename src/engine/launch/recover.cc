@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 
+#include "comm/world/gpus.h"
 #include "comm/world/new_worlds.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
@@ -45,6 +46,9 @@ bool run_recovering(control::Member& member, const std::function<void()>& attemp
     } catch (const Aborted&) {
       error = std::current_exception();
       patience = kAbortPatience;
+    } catch (const DeviceError&) {
+      error = std::current_exception();
+      if (has_lost_gpu()) member.leave(control::ProcessFault::lost_gpu);
     } catch (const Error&) {
       error = std::current_exception();
     }
