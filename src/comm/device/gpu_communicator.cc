@@ -149,6 +149,13 @@ void GpuCommunicator::give_up() const {
   }
 }
 
+bool GpuCommunicator::has_given_up() const {
+  const std::lock_guard lock(family_->mutex);
+  return std::ranges::any_of(family_->members, [](const GpuCommunicator* member) {
+    return member->failed_ || state_of(*member->record_.get()) != ErrorRecord::kNone;
+  });
+}
+
 void GpuCommunicator::agree_on(std::string_view what, const std::function<void()>& step) {
   std::exception_ptr local;
   const std::string failure = failure_of([&] {

@@ -105,6 +105,8 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   /// Ends what this rank's communicators wait for on the GPU, which then frees memory without the
   /// other ranks. All later calls fail.
   void give_up() const;
+  /// Whether that was called for one of them, or a wait on the GPU has failed. Any thread.
+  bool has_given_up() const;
   std::unique_ptr<Communicator> split(int color, int key) final;
   /// CPU ranks of the same order (comm/world/host_ranks.h). Collective.
   std::unique_ptr<Communicator> split_on_host();

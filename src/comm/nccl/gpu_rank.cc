@@ -46,4 +46,8 @@ void abandon_gpu_work(Communicator& comm) {
   if (comm.on_gpu()) gpu::as_gpu(comm).give_up();
 }
 
+bool has_abandoned_gpu_work(Communicator& comm) {
+  return comm.on_gpu() && gpu::as_gpu(comm).has_given_up();
+}
+
 }  // namespace tandem

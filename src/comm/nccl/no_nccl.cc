@@ -72,4 +72,8 @@ std::unique_ptr<Communicator> split_on_host(Communicator& comm) {
 
 void abandon_gpu_work(Communicator&) {}
 
+bool has_abandoned_gpu_work(Communicator&) {
+  return false;
+}
+
 }  // namespace tandem

@@ -16,6 +16,10 @@ std::unique_ptr<Communicator> split_on_host(Communicator& comm);
 /// memory can then be freed though other ranks are lost. Nothing on CPU ranks.
 void abandon_gpu_work(Communicator& comm);
 
+/// Whether work of this rank on a GPU, of `comm` and its splits, has gone on without what it waited
+/// for: its results are not valid. False on CPU ranks, which throw instead. Any thread.
+bool has_abandoned_gpu_work(Communicator& comm);
+
 /// Calls abandon_gpu_work if an error ends its scope.
 class AbandonOnError {
  public:

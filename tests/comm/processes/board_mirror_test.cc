@@ -83,7 +83,7 @@ TEST(BoardMirror, ProgressReachesTheLauncherForTheNamedSlotsOnly) {
     MemberSlot& slot = executor.slot(i);
     slot.training = uint32_t(3 + i);
     slot.done = 1;
-    slot.corrupt = uint32_t(i % 2);
+    slot.fault = ProcessFault(i % 2);
     slot.step = 10 + i;
     slot.first_step = 5 + i;
     slot.words.peer = i;
@@ -105,7 +105,7 @@ TEST(BoardMirror, ProgressReachesTheLauncherForTheNamedSlotsOnly) {
     }
     EXPECT_EQ(to.training, from.training) << i;
     EXPECT_EQ(to.done, from.done) << i;
-    EXPECT_EQ(to.corrupt, from.corrupt) << i;
+    EXPECT_EQ(to.fault, from.fault) << i;
     EXPECT_EQ(to.step, from.step) << i;
     EXPECT_EQ(to.first_step, from.first_step) << i;
     EXPECT_EQ(to.words.peer, from.words.peer) << i;

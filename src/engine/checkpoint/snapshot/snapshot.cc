@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/world/host_ranks.h"
 #include "core/cpu/parallel.h"
 #include "core/system/files.h"
 #include "gemm/gemm.h"
@@ -142,10 +143,11 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
   }
   if (!download_.is_enqueued()) return complete(state.step, start, text, copy_and_hash(chunks));
   completed_ = std::async(std::launch::async | std::launch::deferred,
-                          [this, step = state.step, start, text, chunks = std::move(chunks),
-                           threads = kernel_threads()] {
+                          [this, &world = ranks.world, step = state.step, start, text,
+                           chunks = std::move(chunks), threads = kernel_threads()] {
                             const KernelThreads of_hashes(threads);
                             download_.wait();
+                            if (has_abandoned_gpu_work(world)) return;  // may be of no step
                             complete(step, start, text, copy_and_hash(chunks));
                           });
 }

@@ -49,9 +49,9 @@ class SnapshotGeneration : public OwnedState {
                      int index);
 
   /// Copies the state of `ranks`; invalid meanwhile. On a GPU of its own a rank only enqueues the
-  /// copies, on a stream of their own, and another thread completes the generation: call
-  /// `before_update` before the state changes. `start`: of the run. Throws InvalidArgument if the
-  /// state has other slices than the layout.
+  /// copies, on a stream of their own, and another thread completes the generation, unless the
+  /// rank has lost another one meanwhile: call `before_update` before the state changes. `start`:
+  /// of the run. Throws InvalidArgument if the state has other slices than the layout.
   void take(const TrainedRanks& ranks, const TrainState& state, uint64_t start = 0);
   /// Returns once the generation is complete. Any thread.
   void await_complete() const;
