@@ -61,12 +61,12 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
-  // Tensor-parallel groups wait for each other in kernels, and one GPU serializes the launches of
-  // groups that do not know each other's.
+  // Tensor-parallel groups wait for each other in kernels, and one context serializes the launches
+  // of groups that do not know each other's.
   if (ranks_share_gpu && parallel.tp > 1 && parallel.dp * parallel.pp > 1) {
     throw ConfigError(fmt::format(
         "parallel.tp = {} with parallel.dp = {} and parallel.pp = {}: expected tp, or both others, "
-        "to be 1 where ranks share a GPU",
+        "to be 1 where ranks share a GPU, or ranks that are processes (tandem launch)",
         parallel.tp, parallel.dp, parallel.pp));
   }
   check_gpu_learners(parallel.sync);
