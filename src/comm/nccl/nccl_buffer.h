@@ -3,6 +3,8 @@
 
 #include <nccl.h>
 
+#include <atomic>
+
 #include "comm/device/gpu_communicator.h"
 #include "comm/nccl/lsa_pointers.h"
 
@@ -11,7 +13,7 @@ namespace tandem::gpu {
 class NcclMemory final : public SymmetricMemory {
  public:
   /// `*comm`: null after a failure.
-  explicit NcclMemory(const ncclComm_t* comm) : comm_(comm) {}
+  explicit NcclMemory(const std::atomic<ncclComm_t>* comm) : comm_(comm) {}
   ~NcclMemory() override;
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
@@ -26,7 +28,7 @@ class NcclMemory final : public SymmetricMemory {
   std::byte* local() const { return local_; }
 
  private:
-  const ncclComm_t* comm_;
+  const std::atomic<ncclComm_t>* comm_;
   std::byte* local_ = nullptr;
   ncclWindow_t window_ = nullptr;
 };

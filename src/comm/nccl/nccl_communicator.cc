@@ -95,7 +95,7 @@ ncclComm_t nccl_of(const GpuCommunicator& comm) {
 }
 
 NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world,
-                                   bool shares_process_gpu)
+                                   bool shares_process_gpu, bool is_split)
     : GpuCommunicator(control, std::move(world)), shares_process_gpu_(shares_process_gpu) {
   ncclUniqueId id{};
   if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -109,6 +109,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   connect(id);
   try {
     agree_on_paths(coordinates);
+    if (!is_split && size_ > 1) watch_.emplace(control_, [this] { give_up(); });
   } catch (...) {
     give_up();
     throw;
@@ -169,13 +170,15 @@ void NcclCommunicator::agree_on_paths(std::span<const GpuCoordinates> coordinate
 NcclCommunicator::~NcclCommunicator() {
   const CurrentDevice here(device());
   end();
-  if (!nccl_) return;
+  watch_.reset();
+  const ncclComm_t nccl = nccl_;
+  if (!nccl) return;
   if (!world_state()) {
-    ncclCommDestroy(nccl_);
+    ncclCommDestroy(nccl);
     return;
   }
   // ncclCommDestroy waits for this node's peers in other processes and has no deadline.
-  world_state()->end_with_all([nccl = nccl_](bool together) {
+  world_state()->end_with_all([nccl](bool together) {
     const CurrentDevice unchanged;
     if (together) {
       ncclCommDestroy(nccl);
@@ -187,7 +190,7 @@ NcclCommunicator::~NcclCommunicator() {
 
 // NCCL's kernels have no deadline: the next call that frees device memory would wait for them.
 void NcclCommunicator::do_give_up() const {
-  if (nccl_) ncclCommAbort(std::exchange(nccl_, nullptr));
+  if (const ncclComm_t nccl = nccl_.exchange(nullptr)) ncclCommAbort(nccl);
 }
 
 // Peers that still write to it have their own mappings, which keep it alive.
@@ -240,7 +243,7 @@ OwnedSymmetric NcclCommunicator::obtain_shared(size_t bytes, std::vector<RankMem
 }
 
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {
-  return std::make_unique<NcclCommunicator>(control, world_state(), shares_process_gpu_);
+  return std::make_unique<NcclCommunicator>(control, world_state(), shares_process_gpu_, true);
 }
 
 std::string NcclCommunicator::link() const {

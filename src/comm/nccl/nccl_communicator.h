@@ -8,13 +8,16 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
 #include "comm/device/gpu_coordinates.h"
+#include "comm/nccl/abort_watch.h"
 #include "comm/nccl/lsa_pointers.h"
 
 namespace tandem::gpu {
@@ -25,10 +28,10 @@ void check(ncclResult_t code, const char* what);
 class NcclCommunicator final : public GpuCommunicator {
  public:
   /// Collective. `control` and `world` as in GpuCommunicator. Uses this thread's share of a GPU.
-  /// Throws InvalidArgument if ranks have the same GPU, with `shares_process_gpu` if they have not;
-  /// Timeout if a rank is missing.
+  /// `is_split`: of another one. Throws InvalidArgument if ranks have the same GPU, with
+  /// `shares_process_gpu` if they have not; Timeout if a rank is missing.
   explicit NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world = nullptr,
-                            bool shares_process_gpu = false);
+                            bool shares_process_gpu = false, bool is_split = false);
   ~NcclCommunicator() override;
 
   std::string_view transport() const override { return "nccl"; }
@@ -46,9 +49,10 @@ class NcclCommunicator final : public GpuCommunicator {
   OwnedSymmetric obtain_shared(size_t bytes, std::vector<RankMemory>& memories);
 
   const bool shares_process_gpu_;
-  mutable ncclComm_t nccl_ = nullptr;  // null after a failure
+  mutable std::atomic<ncclComm_t> nccl_ = nullptr;  // null after a failure
   Mapped<LsaAddresses> addresses_;
   Stream registering_{Priority::high};
+  std::optional<AbortWatch> watch_;  // of the world's communicator
 };
 
 /// NCCL communicator of these ranks; nullptr if there is none, as with several ranks on one GPU.
