@@ -45,6 +45,7 @@ DEADLINE = 20                                # seconds of a rank's wait
 SPACING = 6                                  # steps from a fault to the next
 HEAD_BYTES, SLOT_BYTES, TRAINING, STEP, ACTIVITY, NAME = 256, 128, 8, 24, 64, 72  # src/comm/rendezvous/membership.h
 folder = pathlib.Path(options.keep or tempfile.mkdtemp())
+folder.mkdir(parents=True, exist_ok=True)
 runs = []
 
 
