@@ -196,6 +196,8 @@ def replaced(axis):
     run = Run(f"{axis}2", axis, steps, ("--spares", "1", "--restarts", "1000"))
     times = [hurt(run, 1 - i % 2, phase, fault, SPACING * (i + 1)) for i, (phase, fault) in enumerate(faults)]
     compare(run.ends(), reference)
+    differ = len({loss for _, loss in run.losses()})  # else a step that was lost or made twice would not show
+    expect(differ > 0.9 * steps, f"{differ} different losses in {steps} steps")
     print(f"PASS {axis} 2: {len(faults)} faults, same bits; max {max(times):.2f} s until training continued, bar {BAR}", flush=True)
     expect(max(times) <= BAR, f"{max(times)} s: expected at most {BAR}")
 

@@ -252,7 +252,7 @@ void GpuCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t e
                            const WaitSite& site) {
   check_signal(buffer, signal, "wait");
   const auto begin = Clock::now();
-  const WaitActivity waits(site.op, site.peer);
+  const WaitActivity waits(site.op, -1);
   for (;;) {
     look_for_abort();
     const uint64_t seen = read_signal(buffer, signal);
