@@ -18,6 +18,9 @@
 namespace tandem::gpu {
 namespace {
 
+/// Limit for NCCL to connect the ranks, in deadlines and, as it takes a while, in seconds.
+constexpr double kConnectDeadlines = 3, kMinConnect_s = 30;
+
 std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& local_data,
                                         std::string_view what) {
   std::vector<std::string> texts;
@@ -116,8 +119,8 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   }
 }
 
-// NCCL waits without a deadline for ranks that are missing: on a thread of its own, which is left
-// to it if one is lost.
+// NCCL waits without a deadline for missing ranks, so it has a thread of its own, which is
+// abandoned if one is lost.
 void NcclCommunicator::connect(const ncclUniqueId& id) {
   struct Connection {
     ncclComm_t comm = nullptr;
@@ -135,13 +138,12 @@ void NcclCommunicator::connect(const ncclUniqueId& id) {
     promise.set_value();
   }).detach();
   const auto begin = std::chrono::steady_clock::now();
+  const double limit_s = std::max(kConnectDeadlines * deadline_s_, kMinConnect_s);
   const WaitActivity waits("ncclCommInitRank", -1);
   while (ended.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
     look_for_abort();
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    if (waited.count() > deadline_s_) {
-      throw Timeout({"ncclCommInitRank"}, rank_, 0, 0, deadline_s_);
-    }
+    if (waited.count() > limit_s) throw Timeout({"ncclCommInitRank"}, rank_, 0, 0, limit_s);
   }
   if (made->result == ncclSuccess) {
     nccl_ = made->comm;
