@@ -134,7 +134,7 @@ Json origin_json(const Communicator& comm) {
   std::string hardware;
   if (comm.on_gpu()) {
     const Gpus gpus = this_machines_gpus();
-    hardware = gpus.describe(comm.transport() == "one_gpu" ? 1 : comm.size());
+    hardware = gpus.describe(count_gpus(comm));
     for (const auto& [name, version] : gpus.versions) versions[name] = version;
   } else {
     const dnnl_version_t* dnnl = dnnl_version();

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tandem/communicator.h"
+
 namespace tandem {
 
 struct Gpus {
@@ -21,6 +23,11 @@ struct Gpus {
 };
 
 Gpus this_machines_gpus();
+
+/// GPUs of the ranks of `comm`, which have one each or share one.
+inline int count_gpus(const Communicator& comm) {
+  return comm.link().ends_with("same-gpu") ? 1 : comm.size();
+}
 
 /// Whether an error of this thread's GPU is final: all later calls of this process return it.
 bool has_lost_gpu();

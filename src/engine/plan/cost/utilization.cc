@@ -78,7 +78,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
   const PeakProbe& probe = device_traits(exec).is_host ? kHostProbe : kGpuProbe;
   if (probe.is_rated && dtype == DType::bf16) {
     const std::string gpu = this_machines_gpus().name;
-    const int gpus = world.transport() == "one_gpu" ? 1 : world.size();
+    const int gpus = count_gpus(world);
     if (const double rated = rated_bf16_flops(gpu); rated > 0) {
       return {.flops_per_token = config.model.flops_per_token(config.train.seq),
               .peak_flops = gpus * rated,
