@@ -17,6 +17,7 @@
 #include "tandem/cuda.h"
 #include "tandem/overlap.h"
 #include "tests/comm/cuda/digests.h"
+#include "tests/gpu/gpu_count.h"
 #include "tests/overlap/cuda/strategy_roundings.h"
 
 namespace tandem::test {
@@ -216,7 +217,7 @@ int run_as_rank(const std::string& scenario) {
   const int last = size ? std::atoi(size) - 1 : 0;
   try {
     const bool fails = scenario != "work" && scenario != "backward";
-    run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
+    run_gpus({1, {}, fails ? 4.0 : 60.0, ranks_per_gpu(last + 1)}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);
       if (scenario == "die") work_until_death(comm);
       if (scenario == "die_fused") scatter_until_death(comm, "fused");
