@@ -236,10 +236,9 @@ def main():
     return 0
 
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the runs, too
 try:
     sys.exit(main())
-except FileNotFoundError as error:
-    sys.exit(f"{error}")
 finally:
     for each in runs:
         if each.process.poll() is None:
