@@ -25,6 +25,8 @@ constexpr double kPatience = 3;
 constexpr double kReported_s = 1;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};
+/// For transports to abort, which takes as long as CUDA graphs of their calls exist.
+constexpr std::chrono::seconds kAbort{1};
 
 }  // namespace
 
@@ -147,6 +149,8 @@ void GpuCommunicator::give_up() const {
     member->failed_ = true;
     member->do_give_up();
   }
+  const auto until = Clock::now() + kAbort;
+  for (const GpuCommunicator* member : family_->members) member->await_give_up(until);
 }
 
 bool GpuCommunicator::has_given_up() const {

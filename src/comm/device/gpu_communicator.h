@@ -27,6 +27,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -178,6 +179,10 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   virtual std::unique_ptr<GpuCommunicator> do_split(Communicator& control) = 0;
   /// Aborts the transport's pending work, which has no deadline. Called after a failure.
   virtual void do_give_up() const {}
+  /// Returns when the work aborted by the last do_give_up has ended, or at `until`.
+  virtual void await_give_up(std::chrono::steady_clock::time_point until) const {
+    static_cast<void>(until);
+  }
   /// Takes symmetric memory that ranks could not agree to free, as one of them failed.
   virtual void abandon(std::vector<OwnedSymmetric> left) = 0;
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
-#include <future>
 #include <thread>
 #include <utility>
 
@@ -192,7 +191,21 @@ NcclCommunicator::~NcclCommunicator() {
 
 // NCCL's kernels have no deadline: the next call that frees device memory would wait for them.
 void NcclCommunicator::do_give_up() const {
-  if (const ncclComm_t nccl = nccl_.exchange(nullptr)) ncclCommAbort(nccl);
+  const ncclComm_t nccl = nccl_.exchange(nullptr);
+  if (!nccl) return;
+  // NCCL first ends its kernels; then it waits until no CUDA graph has a call of the communicator,
+  // and the caller may have to destroy some.
+  std::promise<void> promise;
+  aborted_ = promise.get_future();
+  std::thread([nccl, gpu = device(), promise = std::move(promise)]() mutable {
+    cudaSetDevice(gpu);
+    ncclCommAbort(nccl);
+    promise.set_value();
+  }).detach();
+}
+
+void NcclCommunicator::await_give_up(std::chrono::steady_clock::time_point until) const {
+  if (aborted_.valid()) std::exchange(aborted_, {}).wait_until(until);
 }
 
 // Peers that still write to it have their own mappings, which keep it alive.

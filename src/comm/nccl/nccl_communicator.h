@@ -9,6 +9,8 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +44,7 @@ class NcclCommunicator final : public GpuCommunicator {
   std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) override;
   std::unique_ptr<GpuCommunicator> do_split(Communicator& control) override;
   void do_give_up() const override;
+  void await_give_up(std::chrono::steady_clock::time_point until) const override;
   void abandon(std::vector<OwnedSymmetric> left) override;
   void agree_on_paths(std::span<const GpuCoordinates> coordinates);
   void connect(const ncclUniqueId& id);
@@ -50,6 +53,7 @@ class NcclCommunicator final : public GpuCommunicator {
 
   const bool shares_process_gpu_;
   mutable std::atomic<ncclComm_t> nccl_ = nullptr;  // null after a failure
+  mutable std::future<void> aborted_;
   Mapped<LsaAddresses> addresses_;
   Stream registering_{Priority::high};
   std::optional<AbortWatch> watch_;  // of the world's communicator
