@@ -10,6 +10,8 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/gpu_communicator.h"
+#include "comm/device/signal_kernels.h"
+#include "comm/world/gpus.h"
 #include "core/cuda/driver.h"
 #include "core/cuda/modules.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -200,6 +202,15 @@ bool loaded() {
   return kernels > 20 && unloaded == 0;
 }
 
+// An access to memory that is not there, after which all calls fail.
+bool loses_gpu(GpuCommunicator& comm) {
+  const bool before = has_lost_gpu();
+  launch_wait(reinterpret_cast<const uint64_t*>(256), 1, {OpId::wait, 0, 0}, comm.device_deadline(),
+              comm.stream());
+  const bool failed = cudaStreamSynchronize(comm.stream()) != cudaSuccess;
+  return !before && failed && has_lost_gpu();
+}
+
 // Runs a GEMM that no other test runs; true if this process timed its algorithm.
 bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
@@ -222,11 +233,12 @@ int run_as_rank(const std::string& scenario) {
       if (scenario == "die") work_until_death(comm);
       if (scenario == "die_fused") scatter_until_death(comm, "fused");
       if (scenario == "die_in_nccl") scatter_until_death(comm, kNccl);
-      const bool ok = scenario == "backward" ? backward(comm)
-                      : scenario == "loaded" ? loaded()
-                      : scenario == "timed"  ? times_a_product(comm)
-                      : scenario == "kept"   ? !times_a_product(comm)
-                                             : work(comm);
+      const bool ok = scenario == "backward"   ? backward(comm)
+                      : scenario == "loaded"   ? loaded()
+                      : scenario == "lost_gpu" ? loses_gpu(comm)
+                      : scenario == "timed"    ? times_a_product(comm)
+                      : scenario == "kept"     ? !times_a_product(comm)
+                                               : work(comm);
       status = ok ? kRight : kWrong;
     });
   } catch (const Timeout& error) {

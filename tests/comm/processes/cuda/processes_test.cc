@@ -108,6 +108,10 @@ TEST_P(Processes, RankThatDiesDuringNcclKernelsEndsTheOthers) {
   EXPECT_EQ(start("die_in_nccl", GetParam(), 1, 60), died_last());
 }
 
+TEST_P(Processes, IllegalAccessIsFinal) {
+  EXPECT_EQ(start("lost_gpu", GetParam(), 1, 60), std::vector<int>(size_t(GetParam()), kRight));
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, Processes, testing::Values(2, 4), gpus_name);
 
 }  // namespace
