@@ -179,7 +179,7 @@ class Run:
 
 def compare(run, name, axis, job=()):
     """Compares the losses of a run that goes on with those of an undisturbed one."""
-    run.stop(run.losses()[-1][0] + SPACING)
+    run.stop(run.events("recovered")[-1]["step"] + SPACING)
     losses = run.losses()
     expected = Run(name, axis, (), job).stop(len(losses)).losses()[:len(losses)]
     expect(losses == expected, f"{run.name}: other losses than without faults: " + str(
