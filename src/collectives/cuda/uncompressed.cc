@@ -164,8 +164,9 @@ void all_to_all(Communicator& any, const Tensor& send, std::span<const int64_t> 
   enter_nccl(comm, OpId::all_to_all);
   grouped(comm, [&] {
     const auto exchange = [&](int r, const Tensor& to, const Tensor& from) {
-      check(ncclSend(to.data(), to.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()), "ncclSend");
-      check(ncclRecv(from.data(), from.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()),
+      check(comm, ncclSend(to.data(), to.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()),
+            "ncclSend");
+      check(comm, ncclRecv(from.data(), from.bytes(), ncclInt8, r, nccl_of(comm), comm.stream()),
             "ncclRecv");
     };
     collectives::for_each_pair(send, send_counts, recv, recv_counts, exchange);
@@ -179,7 +180,8 @@ void broadcast(Communicator& any, const Tensor& data, int root) {
   comm.check_device();
   if (auto* one_gpu = as_one_gpu(comm)) return pairs_broadcast(*one_gpu, data, root);
   enter_nccl(comm, OpId::broadcast);
-  check(ncclBroadcast(data.data(), data.data(), data.bytes(), ncclInt8, root, nccl_of(comm),
+  check(comm,
+        ncclBroadcast(data.data(), data.data(), data.bytes(), ncclInt8, root, nccl_of(comm),
                       comm.stream()),
         "ncclBroadcast");
 }
@@ -190,7 +192,7 @@ void send(Communicator& any, const Tensor& data, int peer) {
   check_peer(comm, "send", peer);
   comm.check_device();
   if (auto* one_gpu = as_one_gpu(comm)) return pairs_send(*one_gpu, data, peer);
-  check(ncclSend(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
+  check(comm, ncclSend(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
         "ncclSend");
 }
 
@@ -200,7 +202,7 @@ void recv(Communicator& any, const Tensor& data, int peer) {
   check_peer(comm, "recv", peer);
   comm.check_device();
   if (auto* one_gpu = as_one_gpu(comm)) return pairs_recv(*one_gpu, data, peer);
-  check(ncclRecv(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
+  check(comm, ncclRecv(data.data(), data.bytes(), ncclInt8, peer, nccl_of(comm), comm.stream()),
         "ncclRecv");
 }
 

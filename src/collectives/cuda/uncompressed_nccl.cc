@@ -69,6 +69,7 @@ void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out,
     return pairs_all_reduce(*one_gpu, in, out, op);
   }
   check(
+      comm,
       ncclAllReduce(in.data(), out.data(), size_t(in.elements()),
                     nccl_type("all_reduce", in.dtype()), nccl_op(op), nccl_of(comm), comm.stream()),
       "ncclAllReduce");
@@ -80,7 +81,8 @@ void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
     return shard_exchange(comm).all_gather(shard, out, ShardAlgorithm::pipelined);
   }
   if (out.dim(0) % comm.size() == 0) {
-    return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),
+    return check(comm,
+                 ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),
                                comm.stream()),
                  "ncclAllGather");
   }
@@ -95,7 +97,8 @@ void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
   grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor rows = shard_in(comm, out, r);
-      check(ncclBroadcast(rows.data(), rows.data(), rows.bytes(), ncclInt8, r, nccl_of(comm),
+      check(comm,
+            ncclBroadcast(rows.data(), rows.data(), rows.bytes(), ncclInt8, r, nccl_of(comm),
                           comm.stream()),
             "ncclBroadcast");
     }
@@ -107,14 +110,16 @@ void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor
   if (auto* one_gpu = as_one_gpu(comm)) return pairs_reduce_scatter(*one_gpu, data, shard, op);
   const ncclDataType_t type = nccl_type("reduce_scatter", data.dtype());
   if (data.dim(0) % comm.size() == 0) {
-    return check(ncclReduceScatter(data.data(), shard.data(), size_t(shard.elements()), type,
+    return check(comm,
+                 ncclReduceScatter(data.data(), shard.data(), size_t(shard.elements()), type,
                                    nccl_op(op), nccl_of(comm), comm.stream()),
                  "ncclReduceScatter");
   }
   grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
       const Tensor rows = shard_in(comm, data, r);
-      check(ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
+      check(comm,
+            ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
                        size_t(rows.elements()), type, nccl_op(op), r, nccl_of(comm), comm.stream()),
             "ncclReduce");
     }
@@ -127,8 +132,9 @@ void nccl_exchange(GpuCommunicator& comm, const Tensor& sent, int to, const Tens
     return pairs_exchange(*one_gpu, sent, to, received, from, stream);
   }
   grouped(comm, [&] {
-    check(ncclSend(sent.data(), sent.bytes(), ncclInt8, to, nccl_of(comm), stream), "ncclSend");
-    check(ncclRecv(received.data(), received.bytes(), ncclInt8, from, nccl_of(comm), stream),
+    check(comm, ncclSend(sent.data(), sent.bytes(), ncclInt8, to, nccl_of(comm), stream),
+          "ncclSend");
+    check(comm, ncclRecv(received.data(), received.bytes(), ncclInt8, from, nccl_of(comm), stream),
           "ncclRecv");
   });
 }

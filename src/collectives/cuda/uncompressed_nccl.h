@@ -28,7 +28,7 @@ void grouped(const GpuCommunicator& comm, Body body) {
   Open group;
   body();
   group.ended = true;
-  check(ncclGroupEnd(), "ncclGroupEnd");
+  check(comm, ncclGroupEnd(), "ncclGroupEnd");
 }
 
 /// Collective: creates the replacement for NCCL if ranks share a GPU. It allocates, which is not

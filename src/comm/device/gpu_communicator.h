@@ -136,6 +136,9 @@ class GpuCommunicator : public Communicator, private StreamChecks {
 
   /// Throws Timeout, Mismatch or Aborted if a device-side wait of this rank failed.
   void check_device() const;
+  /// Throws Aborted, or the Timeout of this rank's device, if a rank has called `abort` or was
+  /// lost.
+  void look_for_abort() const;
   /// Blocks until `stream()` is empty, then as `check_device`. Throws Timeout if it does not become
   /// empty.
   void synchronize() const;
@@ -205,9 +208,6 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void note_late(double waited_s) const;
 
   bool failed() const { return failed_; }
-  /// Throws Aborted, or the Timeout of this rank's device, if a rank has called `abort`.
-  void look_for_abort() const;
-
   Communicator& control_;
   bool one_node_ = true, peer_atomics_ = true;
 

@@ -19,6 +19,8 @@ namespace {
 
 /// Limit for NCCL to connect the ranks, in deadlines and, as it takes a while, in seconds.
 constexpr double kConnectDeadlines = 3, kMinConnect_s = 30;
+/// For a rank's loss to become known after NCCL has noticed that a connection is closed.
+constexpr std::chrono::milliseconds kNotice{500};
 
 std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& local_data,
                                         std::string_view what) {
@@ -91,6 +93,17 @@ void check(ncclResult_t code, const char* what) {
       fmt::format("{}: {} ({})", what, ncclGetErrorString(code), ncclGetLastError(nullptr)));
 }
 
+void check(const GpuCommunicator& comm, ncclResult_t code, const char* what) {
+  if (code == ncclSuccess) return;
+  const std::string error = ncclGetLastError(nullptr);
+  const auto until = std::chrono::steady_clock::now() + kNotice;
+  while (std::chrono::steady_clock::now() < until) {
+    comm.look_for_abort();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw DeviceError(fmt::format("{}: {} ({})", what, ncclGetErrorString(code), error));
+}
+
 ncclComm_t nccl_of(const GpuCommunicator& comm) {
   const auto* nccl = dynamic_cast<const NcclCommunicator*>(&comm);
   return nccl ? nccl->nccl() : nullptr;
@@ -124,7 +137,6 @@ void NcclCommunicator::connect(const ncclUniqueId& id) {
   struct Connection {
     ncclComm_t comm = nullptr;
     ncclResult_t result = ncclInternalError;
-    std::string error;
   };
   const auto made = std::make_shared<Connection>();
   std::promise<void> promise;
@@ -133,7 +145,6 @@ void NcclCommunicator::connect(const ncclUniqueId& id) {
                promise = std::move(promise)]() mutable {
     cudaSetDevice(gpu);
     made->result = ncclCommInitRank(&made->comm, size, id, rank);
-    if (made->result != ncclSuccess) made->error = ncclGetLastError(nullptr);
     promise.set_value();
   }).detach();
   const auto begin = std::chrono::steady_clock::now();
@@ -144,13 +155,8 @@ void NcclCommunicator::connect(const ncclUniqueId& id) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     if (waited.count() > limit_s) throw Timeout({"ncclCommInitRank"}, rank_, 0, 0, limit_s);
   }
-  if (made->result == ncclSuccess) {
-    nccl_ = made->comm;
-    return;
-  }
-  look_for_abort();  // which explains the error
-  throw DeviceError(
-      fmt::format("ncclCommInitRank: {} ({})", ncclGetErrorString(made->result), made->error));
+  check(*this, made->result, "ncclCommInitRank");
+  nccl_ = made->comm;
 }
 
 // Collective.

@@ -27,6 +27,9 @@ namespace tandem::gpu {
 /// Throws DeviceError unless `code` is success.
 void check(ncclResult_t code, const char* what);
 
+/// Checks a call of `comm`: throws Aborted instead if a rank was lost, which NCCL may notice first.
+void check(const GpuCommunicator& comm, ncclResult_t code, const char* what);
+
 class NcclCommunicator final : public GpuCommunicator {
  public:
   /// Collective. `control` and `world` as in GpuCommunicator. Uses this thread's share of a GPU.
