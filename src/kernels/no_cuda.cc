@@ -150,11 +150,24 @@ void add_bias(CUstream_st*, const Tensor&, const Tensor&) {
   refuse();
 }
 
+void column_sums(CUstream_st*, const Tensor&, const Tensor&, bool) {
+  refuse();
+}
+
 void gate_rows(CUstream_st*, const Tensor&, const Tensor&) {
   refuse();
 }
 
-void rms_norm_heads(CUstream_st*, const Tensor&, double, const Tensor&) {
+void gate_rows_backward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void rms_norm_heads(CUstream_st*, const Tensor&, double, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void rms_norm_heads_backward(CUstream_st*, const Tensor&, const Tensor&, double, const Tensor&,
+                             const Tensor&, const Tensor&) {
   refuse();
 }
 

@@ -2,7 +2,6 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
-#include "tandem/error.h"
 
 namespace tandem {
 
@@ -12,23 +11,22 @@ void add_bias(const Exec& exec, const Tensor& bias, const Tensor& rows) {
 }
 
 void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool accumulate) {
-  if (exec.on_gpu()) throw Unsupported("column_sums: on a GPU: expected a CPU rank");
+  if (exec.on_gpu()) return gpu::column_sums(exec.stream, rows, sums, accumulate);
   cpu::column_sums(rows, sums, accumulate);
 }
 
 void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized) {
-  if (!exec.on_gpu()) return cpu::rms_norm_heads(weight, eps, rows, unnormalized);
-  if (unnormalized.dims() > 0) {
-    throw Unsupported("rms_norm_heads: unnormalized rows on a GPU: expected a CPU rank");
-  }
-  gpu::rms_norm_heads(exec.stream, weight, eps, rows);
+  if (exec.on_gpu()) return gpu::rms_norm_heads(exec.stream, weight, eps, rows, unnormalized);
+  cpu::rms_norm_heads(weight, eps, rows, unnormalized);
 }
 
 void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const Tensor& weight,
-                             double eps, const Tensor& drows, const Tensor& dweight) {
+                             double eps, const Tensor& drows, const Tensor& dweight,
+                             const Tensor& partial_sums) {
   if (exec.on_gpu()) {
-    throw Unsupported("rms_norm_heads_backward: on a GPU: expected a CPU rank");
+    return gpu::rms_norm_heads_backward(exec.stream, unnormalized, weight, eps, drows, dweight,
+                                        partial_sums);
   }
   cpu::rms_norm_heads_backward(unnormalized, weight, eps, drows, dweight);
 }
@@ -40,7 +38,7 @@ void gate_rows(const Exec& exec, const Tensor& gate, const Tensor& rows) {
 
 void gate_rows_backward(const Exec& exec, const Tensor& gate, const Tensor& gated,
                         const Tensor& drows, const Tensor& dgate) {
-  if (exec.on_gpu()) throw Unsupported("gate_rows_backward: on a GPU: expected a CPU rank");
+  if (exec.on_gpu()) return gpu::gate_rows_backward(exec.stream, gate, gated, drows, dgate);
   cpu::gate_rows_backward(gate, gated, drows, dgate);
 }
 

@@ -7,7 +7,6 @@
 
 #include "gemm/cuda/rows_gemm.h"
 #include "gemm/gemm.h"
-#include "kernels/row_ops.h"
 #include "kernels/sample.h"
 #include "kernels/swiglu.h"
 #include "tandem/random.h"
@@ -66,33 +65,6 @@ TEST_P(Inference, SamplingChoosesTheCpusTokens) {
         EXPECT_NEAR(result.log_prob, expected.log_prob, 1e-3) << "trial " << trial;
       }
     }
-  });
-}
-
-TEST_P(Inference, RowOperationsMatchTheCpu) {
-  run([](Communicator& comm) {
-    for_each_size([&](int64_t rows, int64_t columns) {
-      if (columns == 0) return;
-      for (const DType dtype : kDTypes) {
-        for (const Alignment alignment : kAlignments) {
-          expect_equal(comm, "add_bias",
-                       {vector("bias", DType::f32, columns),
-                        close(matrix("rows", dtype, rows, columns, alignment))},
-                       [](const Exec& exec, const TensorList& t) { add_bias(exec, t[0], t[1]); });
-          expect_equal(comm, "gate_rows",
-                       {matrix("gate", dtype, rows, 1, alignment),
-                        close(matrix("rows", dtype, rows, columns, alignment))},
-                       [](const Exec& exec, const TensorList& t) { gate_rows(exec, t[0], t[1]); });
-          if (columns > 512) continue;
-          expect_equal(comm, "rms_norm_heads",
-                       {vector("weight", DType::f32, columns),
-                        close(matrix("rows", dtype, rows, 3 * columns, alignment), 4)},
-                       [](const Exec& exec, const TensorList& t) {
-                         rms_norm_heads(exec, t[0], 1e-6, t[1]);
-                       });
-        }
-      }
-    });
   });
 }
 

@@ -75,8 +75,15 @@ void paged_attention(CUstream_st* stream, const PagedShape& shape, const RopeTab
                      int64_t window, const PagedRows& rows, const PagedTensors& tensors);
 
 void add_bias(CUstream_st* stream, const Tensor& bias, const Tensor& rows);
+void column_sums(CUstream_st* stream, const Tensor& rows, const Tensor& sums, bool accumulate);
 void gate_rows(CUstream_st* stream, const Tensor& gate, const Tensor& rows);
-void rms_norm_heads(CUstream_st* stream, const Tensor& weight, double eps, const Tensor& rows);
+void gate_rows_backward(CUstream_st* stream, const Tensor& gate, const Tensor& gated,
+                        const Tensor& drows, const Tensor& dgate);
+void rms_norm_heads(CUstream_st* stream, const Tensor& weight, double eps, const Tensor& rows,
+                    const Tensor& unnormalized);
+void rms_norm_heads_backward(CUstream_st* stream, const Tensor& unnormalized, const Tensor& weight,
+                             double eps, const Tensor& drows, const Tensor& dweight,
+                             const Tensor& partial_sums);
 
 int64_t sample_scratch(int64_t vocab);
 void sample_rows(CUstream_st* stream, const Tensor& logits, const Tensor& options,

@@ -1,5 +1,6 @@
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
 
@@ -192,40 +193,6 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
   for (int i = thread; i < vectors; i += kThreads) partial_sums.store(blockIdx.x, i, sums[i]);
 }
 
-constexpr int kWeightThreads = 512;
-
-// Each block adds a column range, blockDim.x vectors wide, of all partial sums: each thread every
-// blockDim.y-th row, then the threads of a column as a tree. blockDim.y is a power of two.
-template <int kWidth>
-__global__ void __launch_bounds__(kWeightThreads)
-    rms_norm_dweight_kernel(Rows<float, kWidth> partial_sums, int64_t rows,
-                            Rows<float, kWidth> dweight, int64_t vectors) {
-  __shared__ Vector<float, kWidth> sums[kWeightThreads];
-  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  Vector<float, kWidth> sum{};
-  if (i < vectors) {
-#pragma unroll 4
-    for (int64_t row = threadIdx.y; row < rows; row += blockDim.y) {
-      const Vector<float, kWidth> values = partial_sums.load(row, i);
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum.at[e] += values.at[e];
-    }
-  }
-  const unsigned slot = threadIdx.y * blockDim.x + threadIdx.x;
-  sums[slot] = sum;
-  for (unsigned half = blockDim.y / 2; half; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y >= half) continue;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums[slot].at[e] += sums[slot + half * blockDim.x].at[e];
-  }
-  if (threadIdx.y != 0 || i >= vectors) return;
-  Vector<float, kWidth> result = dweight.load(0, i);
-#pragma unroll
-  for (int e = 0; e < kWidth; ++e) result.at[e] += sums[slot].at[e];
-  dweight.store(0, i, result);
-}
-
 // Calls body(std::integral_constant<int, threads>) with the threads of a block whose registers hold
 // the row, at most 512.
 template <typename Body>
@@ -252,14 +219,6 @@ void allow_row_in_shared_memory(const char* name, Kernel* kernel, int64_t column
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              int(columns) * int(sizeof(float))),
         name);
-}
-
-// Vectors across a block: 128 bytes of a row, less if that gives too few blocks.
-unsigned dweight_lanes(int64_t vectors, int width) {
-  constexpr int64_t kMinBlocks = 128;
-  unsigned lanes = 32u / unsigned(width);
-  while (lanes * unsigned(width) > 8 && (vectors - 1) / lanes + 1 < kMinBlocks) lanes /= 2;
-  return lanes;
 }
 
 }  // namespace
@@ -346,11 +305,7 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
             int(vectors));
         check_launch("rms_norm_backward_kernel");
       });
-      const unsigned lanes = dweight_lanes(vectors, kWidth);
-      rms_norm_dweight_kernel<<<unsigned((vectors - 1) / lanes + 1),
-                                dim3(lanes, kWeightThreads / lanes), 0, stream>>>(
-          sums, blocks, Floats(dweight), vectors);
-      check_launch("rms_norm_dweight_kernel");
+      launch_column_sums(sums, blocks, Floats(dweight), vectors, true, stream);
     });
   };
   with_element("rms_norm_backward: dout", dout, [&]<typename T>(T t) {
