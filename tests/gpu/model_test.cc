@@ -36,6 +36,20 @@ ModelConfig gpu_model(const Variant& variant) {
   return c;
 }
 
+/// Models whose heads `ranks` tensor-parallel ranks can divide, by name.
+std::vector<std::pair<std::string, ModelConfig>> gpu_models(int ranks) {
+  std::vector<std::pair<std::string, ModelConfig>> models;
+  for (const Variant& variant : kVariants) {
+    if (variant.kv_heads % ranks == 0) models.emplace_back(variant.name, gpu_model(variant));
+  }
+  const ModelConfig tied = models.front().second;
+  models.emplace_back("biases", tied).second.qkv_bias = true;
+  models.emplace_back("head_norms", tied).second.qk_norm = true;
+  ModelConfig& both = models.emplace_back("biases_and_head_norms_next_to_mlp", tied).second;
+  both.qkv_bias = both.qk_norm = both.parallel_block = true;
+  return models;
+}
+
 struct MoeVariant {
   const char* name;
   void (*change)(ModelConfig&);
@@ -53,9 +67,14 @@ const MoeVariant kMoeVariants[] = {{"all_chosen",
                                       c.moe_layer_freq = 2;
                                     }},
                                    {"two", [](ModelConfig&) {}},
-                                   {"sigmoid_bias", [](ModelConfig& c) {
+                                   {"sigmoid_bias",
+                                    [](ModelConfig& c) {
                                       c.router = "sigmoid";
                                       c.router_bias_update_rate = 0.01;
+                                    }},
+                                   {"gated_shared", [](ModelConfig& c) {
+                                      c.shared_ffn = 64;
+                                      c.shared_expert_gate = c.qkv_bias = true;
                                     }}};
 
 ModelConfig gpu_moe_model(const MoeVariant& variant = kMoeVariants[2]) {
@@ -81,15 +100,13 @@ class GpuTransformer : public OnGpus {
 };
 
 TEST_P(GpuTransformer, GradientsMatchCpuRanksInF32) {
-  for (const Variant& variant : kVariants) {
-    if (variant.kv_heads % ranks() != 0) continue;
-    const ModelConfig config = gpu_model(variant);
+  for (const auto& [model, config] : gpu_models(ranks())) {
     const TransformerOptions options{.batch = 2, .seq = 72};
     const Step expected = run_on_threads(1, config, options), found = on_gpus(config, options);
-    EXPECT_NEAR(found.loss, expected.loss, 2e-6 * expected.loss) << variant.name;
+    EXPECT_NEAR(found.loss, expected.loss, 2e-6 * expected.loss) << model;
     for (const auto& [name, values] : expected.gradients) {
       EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 2e-5)
-          << variant.name << " " << name;
+          << model << " " << name;
     }
   }
 }
@@ -116,20 +133,19 @@ TEST_P(GpuTransformer, DocumentsMatchCpuRanksInF32) {
 // Bound of gradients: the error of bf16 on CPU ranks. They round at the same places, but for the
 // logits: each target's loss may be off by half a unit more, and these errors add up randomly.
 TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
-  for (const Variant& variant : kVariants) {
-    if (variant.kv_heads % ranks() != 0) continue;
-    const ModelConfig config = gpu_model(variant);
+  for (const auto& [model, config] : gpu_models(ranks())) {
     TransformerOptions options{.batch = 2, .seq = 72};
     const Step exact = run_on_threads(1, config, options);
     options.dtype = DType::bf16;
     const Step on_cpus = run_on_threads(ranks(), config, options), found = on_gpus(config, options);
     const double error = std::abs(on_cpus.loss - exact.loss);
     const double rounded = 3 * 0x1p-9 / std::sqrt(double(options.batch * options.seq)) * exact.loss;
-    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * error + rounded) << variant.name;
+    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * error + rounded) << model;
     for (const auto& [name, values] : exact.gradients) {
       const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
-      EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 1.5 * of_cpus)
-          << variant.name << " " << name;
+      const double factor = values.size() < 64 ? 2.5 : 1.5;  // the error of few elements varies
+      EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), factor * of_cpus)
+          << model << " " << name;
     }
   }
 }
@@ -387,7 +403,10 @@ void expect_same_bits(int ranks, const ModelConfig& config, bool fp8 = false) {
 }
 
 TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
-  expect_same_bits(ranks(), gpu_model(kVariants[0]));
+  for (const auto& [model, config] : gpu_models(ranks())) {
+    SCOPED_TRACE(model);
+    expect_same_bits(ranks(), config);
+  }
   ModelConfig config = gpu_model(kVariants[0]);
   config.ffn = 128;
   expect_same_bits(ranks(), config, true);

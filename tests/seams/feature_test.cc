@@ -23,8 +23,6 @@ namespace {
 
 /// Results: the scaled columns, and those before for the factors' gradient.
 struct HeadScale {
-  static constexpr bool cpu_only = true;
-
   static void forward(const Op& op, Frame& f) {
     const Tensor &rows = f.at(op.out[0]), &before = f.at(op.out[1]);
     copy(f.exec(), rows, before);
@@ -38,6 +36,10 @@ struct HeadScale {
 
   static void declare_backward(const Op& op, Declaration& d) {
     d.add_between(d.gradients_of(op, placement::column_sums(d.gradients[kInner], "")));
+  }
+
+  static std::string refusal(const BranchProgram&, const Op&, const ModelConfig&, int64_t) {
+    return "model.head_scale = true: expected false on GPUs";
   }
 };
 const OpRow kHeadScale = make_row<HeadScale>("head_scale");

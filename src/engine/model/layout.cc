@@ -126,6 +126,8 @@ void ModelLayout::add_branch(program::BranchProgram program, const std::string& 
     if (value.range_of >= 0) {
       columns.begin = b.columns[size_t(value.range_of)].count;
       b.columns[size_t(value.range_of)].count += columns.count;
+      const bool is_whole = value.columns.division == program::Division::whole;
+      if (is_whole && value.range_of == program::kHidden) b.whole_rows += columns.count;
     }
     b.columns.push_back(columns);
   }
@@ -170,7 +172,6 @@ void ModelLayout::assign_offsets(BranchLayout& b, int tp, int rank) {
     for (size_t i = 0; i < program.weights.size(); ++i) {
       if (!program.weights[i].in_projection) continue;
       b.offsets[i] = b.in.offset + row++ * hidden;
-      ++b.whole_rows;
     }
     for (const size_t i : program.find(program::kRowGemm)->weights) {
       b.offsets[i] = b.out.offset + column;

@@ -38,7 +38,6 @@ BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
     const program::Value& value = l.program.values[i];
     if (value.range_of >= 0 || value.life == program::Life::scratch || !is_here(value.life))
       continue;
-    if (!value.on_gpus && c.exec.on_gpu()) continue;
     made.values[i] = *made.memory.emplace_back(make_value(c, l, i));
   }
   program::set_ranges(l, made.values);

@@ -82,9 +82,7 @@ BranchBytes branch_bytes(const BranchProgram& program, const Sizes& s) {
   BranchBytes bytes;
   for (size_t i = 0; i < program.values.size(); ++i) {
     const Value& value = program.values[i];
-    if (value.range_of >= 0 || value.life == Life::scratch || (s.on_gpus && !value.on_gpus)) {
-      continue;
-    }
+    if (value.range_of >= 0 || value.life == Life::scratch) continue;
     (value.life == Life::saved ? bytes.saved : bytes.recomputed) +=
         value_bytes(program, ValueId(i), s);
   }
@@ -134,9 +132,6 @@ double layer_products(const ModelConfig& c, int64_t seq) {
 
 std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int64_t tp) {
   for (const Op& op : program.ops) {
-    if (op.row->cpu_only) {
-      return fmt::format("model.{} = true: expected false on GPUs", op.row->name);
-    }
     const std::string refusal = op.row->refusal ? op.row->refusal(program, op, c, tp) : "";
     if (!refusal.empty()) return refusal;
   }

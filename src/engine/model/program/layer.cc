@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "engine/model/program/program.h"
+#include "kernels/row_ops.h"
 
 namespace tandem::program {
 namespace {
@@ -27,12 +28,12 @@ struct Builder {
   /// Columns of the column-parallel GEMM's output, by their weight.
   ValueId project(const char* name, const Features& columns, const std::string& matrix) {
     in.weights.push_back(weight({matrix, columns, hidden}));
-    return branch.add({name, Rows::all, columns, saved, {}, true, kHidden});
+    return branch.add({name, Rows::all, columns, saved, {}, kHidden});
   }
   /// Columns of the row-parallel GEMM's input, by theirs.
   ValueId consume(const char* name, const Features& columns, const std::string& matrix) {
     out.weights.push_back(weight({matrix, hidden, columns}));
-    return branch.add({name, Rows::all, columns, recomputed, {}, true, kInner});
+    return branch.add({name, Rows::all, columns, recomputed, {}, kInner});
   }
   void add(Op op, const std::vector<Weight>& weights = {}) {
     for (const Weight& each : weights) op.weights.push_back(weight(each));
@@ -69,12 +70,16 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                                               {"self_attn.v_proj.bias", kv_heads, {}, 0}});
   }
   if (c.qk_norm) {
-    const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved, {}, false}),
-                  k_before =
-                      b.branch.add({"unnormalized k", Rows::all, kv_heads, saved, {}, false}),
+    const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved}),
+                  k_before = b.branch.add({"unnormalized k", Rows::all, kv_heads, saved}),
+                  partial_sums = b.branch.add({"partial sums of d_qk_norm",
+                                               Rows::one,
+                                               {kHeadPartialSums, c.head_dim},
+                                               scratch,
+                                               DType::f32}),
                   sums =
                       b.branch.add({"d_qk_norm", Rows::one, {2, c.head_dim}, scratch, DType::f32});
-    b.add({&kQkNorm, {q, k}, {q_before, k_before, sums}},
+    b.add({&kQkNorm, {q, k}, {q_before, k_before, partial_sums, sums}},
           {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
   }
   const ValueId log_sums = b.branch.add({.name = "log_sums",
@@ -95,6 +100,9 @@ ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b) {
   return out;
 }
 
+/// Columns of a shared expert's gate: one, and zeros so that rows are multiples of 16 bytes.
+constexpr int64_t kGateColumns = 8;
+
 /// Names are Mixtral's, or Qwen's for a model with biases or norms of q and k.
 BranchProgram make_moe(const ModelConfig& c) {
   const bool is_qwen = c.qkv_bias || c.qk_norm;
@@ -104,7 +112,8 @@ BranchProgram make_moe(const ModelConfig& c) {
   if (c.shared_ffn > 0) {
     const ValueId mlp = add_mlp(c.shared_ffn, prefix + "shared_expert.", b);
     if (c.shared_expert_gate) {
-      const ValueId gate = b.branch.add({"shared_gate", Rows::all, {1}, saved, {}, true, kHidden});
+      const ValueId gate =
+          b.branch.add({"shared_gate", Rows::all, {kGateColumns}, saved, {}, kHidden});
       b.add({&kGateRows, {gate}, {mlp}},
             {{prefix + "shared_expert_gate.weight", {1}, hidden, 1, true}});
     }

@@ -15,7 +15,6 @@ constexpr OpRow make_row(const char* name) {
   if constexpr (requires { T::forward; }) row.forward = T::forward;
   if constexpr (requires { T::backward; }) row.backward = T::backward;
   if constexpr (requires { T::is_gemm; }) row.is_gemm = T::is_gemm;
-  if constexpr (requires { T::cpu_only; }) row.cpu_only = T::cpu_only;
   if constexpr (requires { T::declare; }) row.declare = T::declare;
   if constexpr (requires { T::declare_backward; }) row.declare_backward = T::declare_backward;
   if constexpr (requires { T::keys; }) row.keys = T::keys;

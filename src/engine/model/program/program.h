@@ -53,7 +53,6 @@ struct Value {
   Features columns;  ///< none: memory of the operation that writes it
   Life life;
   std::optional<DType> dtype = {};  ///< none: that of GEMMs
-  bool on_gpus = true;              ///< false: only backward passes read it, which GPUs lack
   /// Value whose columns these are, after those of its earlier ranges; -1: none, it has memory.
   ValueId range_of = -1;
   bool by_columns = false;  ///< in memory as [columns, rows]
@@ -68,7 +67,7 @@ struct Weight {
   std::string name;  ///< after "model.layers.N."; "*" is the number of an expert
   Features rows, columns = {};
   float initial = 1;           ///< of a vector; matrices are random
-  bool in_projection = false;  ///< last row of the column-parallel GEMM's matrix, on every rank
+  bool in_projection = false;  ///< row of the column-parallel GEMM's matrix, on every rank
 
   bool is_vector() const { return columns.units == 0; }
   int64_t elements() const { return rows.count() * (is_vector() ? 1 : columns.count()); }
@@ -118,8 +117,7 @@ struct OpRow {
   /// Passes; without one, the frame's Runner has it.
   void (*forward)(const Op&, Frame&) = nullptr;
   void (*backward)(const Op&, BackwardFrame&) = nullptr;
-  bool is_gemm = false;   ///< a later pass may compute the gradients of its weights
-  bool cpu_only = false;  ///< GPUs refuse the key of this name: they have no backward pass
+  bool is_gemm = false;  ///< a later pass may compute the gradients of its weights
   /// Declares its results, and the gradients of its operands and weights.
   void (*declare)(const Op&, Declaration&) = nullptr;
   void (*declare_backward)(const Op&, Declaration&) = nullptr;
@@ -127,8 +125,8 @@ struct OpRow {
   double (*keys)(const BranchProgram&, const Op&, int64_t seq) = nullptr;
   /// Bytes of the values that are in its memory.
   double (*bytes)(const Sizes&) = nullptr;
-  /// Why GPUs cannot run it on `tp` ranks, as "model.qk_norm = true: expected false on GPUs"; empty
-  /// if they can.
+  /// Why GPUs cannot run it on `tp` ranks, as "model.ffn = 100: expected a multiple of 8 on GPUs";
+  /// empty if they can.
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
 };
 

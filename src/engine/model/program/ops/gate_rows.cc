@@ -1,5 +1,6 @@
 // Gate of the shared expert (Qwen2-MoE): its rows times the sigmoid of a column, which is a row of
-// the column-parallel GEMM's matrix on every rank.
+// the column-parallel GEMM's matrix on every rank. The operand's other columns are 0, and so are
+// their gradients: no pass writes them.
 #include "engine/model/program/op_row.h"
 #include "kernels/row_ops.h"
 
@@ -7,14 +8,12 @@ namespace tandem::program {
 namespace {
 
 struct GateRows {
-  static constexpr bool cpu_only = true;
-
   static void forward(const Op& op, Frame& f) {
-    gate_rows(f.exec(), f.at(op.in[0]), f.at(op.out[0]));
+    gate_rows(f.exec(), columns(f.at(op.in[0]), 0, 1), f.at(op.out[0]));
   }
   static void backward(const Op& op, BackwardFrame& f) {
-    gate_rows_backward(f.exec(), f.at(op.in[0]), f.at(op.out[0]), f.gradient(op.out[0]),
-                       f.gradient(op.in[0]));
+    gate_rows_backward(f.exec(), columns(f.at(op.in[0]), 0, 1), f.at(op.out[0]),
+                       f.gradient(op.out[0]), columns(f.gradient(op.in[0]), 0, 1));
   }
 
   /// Every rank sees only its columns of the shared expert.

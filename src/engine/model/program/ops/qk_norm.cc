@@ -1,5 +1,5 @@
 // Norms of the heads of q and k, before their rotation (Qwen3). Results: q and k as they were, for
-// the backward pass, and its sums.
+// the backward pass, and its partial sums and sums.
 #include "engine/model/program/op_row.h"
 #include "kernels/elementwise.h"
 #include "kernels/row_ops.h"
@@ -8,8 +8,6 @@ namespace tandem::program {
 namespace {
 
 struct QkNorm {
-  static constexpr bool cpu_only = true;
-
   static void forward(const Op& op, Frame& f) {
     const int64_t head_dim = f.view.config.head_dim;
     for (size_t i = 0; i < op.in.size(); ++i) {
@@ -20,13 +18,15 @@ struct QkNorm {
   /// Each rank has its heads.
   static void backward(const Op& op, BackwardFrame& f) {
     const int64_t head_dim = f.view.config.head_dim;
-    const Tensor& sums = f.at(op.out.back());
+    const Tensor &scratch = f.at(op.out[2]), &sums = f.at(op.out[3]);
+    const Tensor partial_sums(scratch.data(), DType::f32, {kHeadPartialSums, head_dim},
+                              scratch.device());
     clear(f.exec(), sums);
     for (size_t i = 0; i < op.in.size(); ++i) {
       const int64_t begin = int64_t(i) * head_dim;
+      const Tensor dweight(sums.as<float>() + begin, DType::f32, {head_dim}, sums.device());
       rms_norm_heads_backward(f.exec(), f.at(op.out[i]), f.vector(op, head_dim, begin),
-                              f.view.config.norm_eps, f.gradient(op.in[i]),
-                              columns(sums, begin, head_dim));
+                              f.view.config.norm_eps, f.gradient(op.in[i]), dweight, partial_sums);
     }
     f.run.sum_gradient(sums, f.branch.offset(op));
   }

@@ -12,8 +12,6 @@ Tensor qkv_columns(const Op& op, const BranchLayout& branch, const Tensor& hidde
 }
 
 struct QkvBias {
-  static constexpr bool cpu_only = true;
-
   static void forward(const Op& op, Frame& f) {
     const Tensor qkv = qkv_columns(op, f.branch, f.at(kHidden));
     add_bias(f.exec(), f.vector(op, qkv.dim(1)), qkv);
