@@ -189,7 +189,7 @@ void check_world(DoctorRequest request) {
   }
 }
 
-int count_ranks(const DoctorRequest& request) {
+int count_doctor_ranks(const DoctorRequest& request) {
   if (request.ranks > 0) return request.ranks;
   if (request.hosts.empty()) {
     return request.devices.on_gpus() ? std::max(1, gpu_count()) : kDefaultRanks;
@@ -218,7 +218,7 @@ void start_world(DoctorRequest request) {
   set_doctor_devices(request);
   print_choice(request.devices.note);
   LaunchRequest launch;
-  launch.ranks = count_ranks(request);
+  launch.ranks = count_doctor_ranks(request);
   launch.hosts = request.hosts;
   launch.remote_shell = request.remote_shell;
   launch.start_timeout_s = request.start_timeout_s;
