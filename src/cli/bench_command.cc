@@ -153,6 +153,7 @@ void add_bench(CLI::App& app) {
   add_bench_train(*command);
   add_bench_generate(*command);
   add_bench_pipeline(*command);
+  add_bench_checkpoint(*command);
   command->callback([options, command] {
     if (!command->get_subcommands().empty()) return;
     if (options->request.op.empty()) {

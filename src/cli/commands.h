@@ -24,6 +24,8 @@ void add_bench(CLI::App& app);
 void add_bench_train(CLI::App& bench);
 /// `tandem bench generate`
 void add_bench_generate(CLI::App& bench);
+/// `tandem bench checkpoint`
+void add_bench_checkpoint(CLI::App& bench);
 /// `tandem check-layout`
 void add_check_layout(CLI::App& app);
 /// `tandem bench pipeline`
