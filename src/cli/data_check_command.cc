@@ -95,12 +95,12 @@ void rehash(const std::string& out, int64_t steps, LedgerCheck& check) {
   }
 }
 
-struct CheckArguments {
+struct DataCheckArguments {
   std::string out;
   std::optional<int64_t> rehash;
 };
 
-void check_data(const CheckArguments& arguments) {
+void check_data(const DataCheckArguments& arguments) {
   const std::string& out = arguments.out;
   now_doing("checking the ledger of " + out);
   const std::string path = out + "/ledger.jsonl";
@@ -127,7 +127,7 @@ void check_data(const CheckArguments& arguments) {
 void add_data_check(CLI::App& data) {
   auto* check_command =
       data.add_subcommand("check", "Prove that each sample was consumed exactly once");
-  auto arguments = std::make_shared<CheckArguments>();
+  auto arguments = std::make_shared<DataCheckArguments>();
   check_command->add_option("out", arguments->out, "Folder of the run (--out of tandem train)")
       ->required();
   check_command
