@@ -164,8 +164,9 @@ void StepExecutor::run_passes(float scale) {
       for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.skip_pass();
       continue;
     }
+    take_loss();
     pipeline_->run(batch_of(run), scale, report);
-    losses_[size_t(run.round)] += pipeline_->take_loss();
+    untaken_round_ = run.round;
     const Pipeline::Times& times = pipeline_->times();
     times_.passes_s += times.passes_s;
     times_.waited_s += times.waited_s;
@@ -173,9 +174,17 @@ void StepExecutor::run_passes(float scale) {
   }
 }
 
+/// Adds the loss of the last pass, for which the host waits: of the step's last one once the
+/// reduction of gradients is enqueued, or a GPU would be idle from its end on.
+void StepExecutor::take_loss() {
+  if (untaken_round_ < 0) return;
+  losses_[size_t(std::exchange(untaken_round_, -1))] += pipeline_->take_loss();
+}
+
 /// Losses of this rank's replicas; on the first rank of several rounds, those of all ranks, in the
 /// order of the replicas.
 double StepExecutor::sum_losses() {
+  take_loss();
   if (groups_.tp().rank() > 0) losses_.assign(losses_.size(), 0.0);
   if (losses_.size() == 1) return losses_[0];
   const auto all = groups_.dp().exchange(std::as_bytes(std::span(losses_)), "losses");

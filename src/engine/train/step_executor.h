@@ -104,6 +104,7 @@ class StepExecutor {
   bool has_replica(int round) const;
   void begin_step();
   void run_passes(float scale);
+  void take_loss();
   double sum_losses();
   double sum_squares();
   std::vector<SquareTerm> square_terms();
@@ -123,6 +124,7 @@ class StepExecutor {
   int pipeline_microbatches_ = 0;
   Pipeline::Times times_;       // of a step's passes
   std::vector<double> losses_;  // by round
+  int untaken_round_ = -1;      // of passes whose loss was not taken yet
   int64_t verified_ = -1;       // sample of the last call of verify_text
   std::shared_ptr<Loader> loader_;
   int64_t loading_ = -1;  // first sample of the step that is read in advance
