@@ -111,7 +111,7 @@ void add_bench_checkpoint(CLI::App& bench) {
       "\nExample:\n"
       "  tandem bench checkpoint out/rates --size 0.05 --ranks 2 --device cpu\n"
       "\nA model of that size, its moments and a run's own code: a snapshot, for which training\n"
-      "waits, then files that are written, synced, renamed and verified in the background. Each "
+      "waits, then files that are written, verified, synced and renamed in the background. Each "
       "is\n"
       "loaded over another state and compared bit for bit. The ranks also write and sync, and "
       "read\n"

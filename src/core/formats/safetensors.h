@@ -74,7 +74,7 @@ class SafetensorsFile {
   /// Hash of the tensor's bytes, read again from the file.
   std::string hash(const SafetensorsEntry& entry) const;
   /// Throws IoError with the first tensor of `share` whose bytes do not match the hash in the
-  /// metadata. With `require_hashes`, also if a tensor has none.
+  /// metadata. With `require_hashes`, also if a tensor has none. On this thread's kernel threads.
   void verify(bool require_hashes = false, const Share& share = {}) const;
   /// Hash of the header, which covers names, shapes and every tensor's hash.
   const std::string& header_hash() const { return header_hash_; }
@@ -84,6 +84,7 @@ class SafetensorsFile {
 
  private:
   void read_tensor(const SafetensorsEntry& entry, uint64_t offset, std::span<std::byte> out) const;
+  void verify(const SafetensorsEntry& entry, bool require_hashes) const;
 
   std::string path_;
   FileDescriptor file_;
@@ -115,16 +116,16 @@ class SafetensorsWriter {
   /// Writes the next tensor's bytes, in the order of the specs. Throws InvalidArgument if the size
   /// is not the tensor's.
   void write(std::span<const std::byte> bytes);
-  /// Writes bytes [begin, begin + bytes.size()) of a tensor; the caller passes its hash to
-  /// `set_hash`.
+  /// Writes bytes [begin, begin + bytes.size()) of a tensor, which the system begins to write to
+  /// disk; the caller passes its hash to `set_hash`.
   void write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes);
   void set_hash(size_t tensor, const std::string& hash);
   /// Hash of the tensor's bytes in the file, read again.
   std::string tensor_hash(size_t tensor) const;
   void sync();
-  /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument if tensors
-  /// are missing.
-  std::string finish();
+  /// Completes the header and, unless the caller is to call `sync`, fsyncs. Returns the header's
+  /// hash. Throws InvalidArgument if tensors are missing.
+  std::string finish(bool syncs = true);
 
   /// Writes 32 characters at the position of the header, by which a joining writer recognizes the
   /// file.

@@ -2,14 +2,24 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
+#include "core/cpu/tasks.h"
 #include "core/formats/safetensors.h"
 #include "core/system/printable.h"
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+/// Bytes of a file from which its tensors are hashed by several threads, and of a part of a tensor
+/// that one thread reads.
+constexpr uint64_t kParallelBytes = uint64_t{64} << 20;
+constexpr size_t kReadPart = size_t{4} << 20;
+
+}  // namespace
 
 int64_t SafetensorsEntry::elements() const {
   return int64_t((end - begin) / size_of(dtype));
@@ -54,9 +64,14 @@ std::vector<std::byte> SafetensorsFile::data(const SafetensorsEntry& entry) cons
 
 void SafetensorsFile::read_tensor(const SafetensorsEntry& entry, uint64_t offset,
                                   std::span<std::byte> out) const {
-  const uint64_t begin = header_.data_begin + entry.begin + offset;
-  const size_t got = read_at(file_.get(), path_, out.data(), out.size(), begin);
-  if (got < out.size()) reject_tensor(path_, entry.name, "the file was cut while it was read");
+  const uint64_t first = header_.data_begin + entry.begin + offset;
+  std::atomic<bool> is_cut = false;
+  cpu::parallel_tasks(int64_t(out.size() / kReadPart) + 1, [&](int64_t part) {
+    const size_t begin = size_t(part) * kReadPart, count = std::min(kReadPart, out.size() - begin);
+    const size_t got = read_at(file_.get(), path_, out.data() + begin, count, first + begin);
+    if (got < count) is_cut = true;
+  });
+  if (is_cut) reject_tensor(path_, entry.name, "the file was cut while it was read");
 }
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
@@ -97,20 +112,27 @@ std::string SafetensorsFile::hash(const SafetensorsEntry& entry) const {
 
 void SafetensorsFile::verify(bool require_hashes, const Share& share) const {
   const uint64_t bytes = header_.entries.empty() ? 0 : header_.entries.back().end;
+  std::vector<const SafetensorsEntry*> checked;
   for (const auto& entry : header_.entries) {
-    if (!share.has(entry.begin, bytes)) continue;
-    const auto expected = header_.metadata.find("xxh3:" + entry.name);
-    if (expected == header_.metadata.end()) {
-      if (require_hashes) reject_tensor(path_, entry.name, "has no content hash");
-      continue;
-    }
-    const std::string found = hash(entry);
-    if (found != expected->second) {
-      reject_tensor(path_, entry.name,
-                    fmt::format("content hash {}: expected {} (the file is damaged)", found,
-                                printable(expected->second)));
-    }
+    if (share.has(entry.begin, bytes)) checked.push_back(&entry);
   }
+  const auto verify_one = [&](int64_t i) { verify(*checked[size_t(i)], require_hashes); };
+  const auto count = int64_t(checked.size());
+  if (bytes >= kParallelBytes) return cpu::parallel_tasks(count, verify_one);
+  for (int64_t i = 0; i < count; ++i) verify_one(i);
+}
+
+void SafetensorsFile::verify(const SafetensorsEntry& entry, bool require_hashes) const {
+  const auto expected = header_.metadata.find("xxh3:" + entry.name);
+  if (expected == header_.metadata.end()) {
+    if (require_hashes) reject_tensor(path_, entry.name, "has no content hash");
+    return;
+  }
+  const std::string found = hash(entry);
+  if (found == expected->second) return;
+  reject_tensor(path_, entry.name,
+                fmt::format("content hash {}: expected {} (the file is damaged)", found,
+                            printable(expected->second)));
 }
 
 std::string SafetensorsFile::identity() const {

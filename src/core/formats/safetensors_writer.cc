@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHashWidth = 32;
+constexpr size_t kWriteback = size_t{8} << 20;
 
 std::string_view code_of(DType type) {
   switch (type) {
@@ -75,7 +76,12 @@ class SafetensorsWriter::Impl {
       throw InvalidArgument(fmt::format("{}: tensor {}: bytes [{}, {}) of {}", path_, tensor, begin,
                                         begin + bytes.size(), whole));
     }
-    write_at(file_.get(), path_, bytes.data(), bytes.size(), offsets_[tensor] + begin);
+    for (size_t done = 0; done < bytes.size();) {
+      const size_t count = std::min(kWriteback, bytes.size() - done);
+      write_at(file_.get(), path_, bytes.data() + done, count, offsets_[tensor] + begin + done);
+      begin_writeback(offsets_[tensor] + begin + done, count);
+      done += count;
+    }
   }
 
   void set_hash(size_t tensor, const std::string& hash) {
@@ -90,7 +96,7 @@ class SafetensorsWriter::Impl {
 
   void sync() { sync_file(file_.get(), path_); }
 
-  std::string finish() {
+  std::string finish(bool syncs) {
     const auto hashed = size_t(std::count(is_hashed_.begin(), is_hashed_.end(), true));
     if (hashed != specs_.size()) {
       throw InvalidArgument(
@@ -98,7 +104,7 @@ class SafetensorsWriter::Impl {
     }
     const std::string text = header();
     write_at(file_.get(), path_, text.data(), text.size(), 0);
-    sync();
+    if (syncs) sync();
     return content_hash(text);
   }
 
@@ -111,6 +117,16 @@ class SafetensorsWriter::Impl {
   uint64_t tensor_offset(size_t tensor) const { return offsets_.at(tensor); }
 
  private:
+  /// Lets the disk write adjacent bytes while others are still written and hashed: fsync would
+  /// begin with all of them. Only a hint, whose errors fsync reports.
+  void begin_writeback(uint64_t begin, size_t count) {
+    if (begin != dirty_end_) dirty_begin_ = begin;
+    dirty_end_ = begin + count;
+    if (dirty_end_ - dirty_begin_ < kWriteback) return;
+    ::sync_file_range(file_.get(), off_t(dirty_begin_), off_t(dirty_end_ - dirty_begin_),
+                      SYNC_FILE_RANGE_WRITE);
+    dirty_begin_ = dirty_end_;
+  }
   std::string header() const {
     nlohmann::json root;
     root["__metadata__"] = metadata_;
@@ -135,6 +151,7 @@ class SafetensorsWriter::Impl {
   FileDescriptor file_;
   std::vector<uint64_t> offsets_;
   size_t next_ = 0;
+  uint64_t dirty_begin_ = 0, dirty_end_ = 0;  // adjacent bytes not passed to begin_writeback's call
 };
 
 SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<Spec> specs,
@@ -159,8 +176,8 @@ std::string SafetensorsWriter::tensor_hash(size_t tensor) const {
 void SafetensorsWriter::sync() {
   impl_->sync();
 }
-std::string SafetensorsWriter::finish() {
-  return impl_->finish();
+std::string SafetensorsWriter::finish(bool syncs) {
+  return impl_->finish(syncs);
 }
 void SafetensorsWriter::mark(const std::string& text) {
   impl_->mark(text);

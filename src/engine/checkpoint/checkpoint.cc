@@ -226,9 +226,12 @@ CheckpointWriter::~CheckpointWriter() {
   fs::remove_all(temporary_, ignored);
 }
 
-void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
-                              const std::map<std::string, std::string>& header_hashes) {
+void CheckpointWriter::complete(const TrainState& state, const ModelConfig& model,
+                                const std::map<std::string, std::string>& header_hashes) {
   write_state(temporary_, state, model, header_hashes);
+}
+
+void CheckpointWriter::commit() {
   sync_directory(temporary_);
   // The name is taken if resume skipped a damaged checkpoint.
   if (name_taken(final_) && !written_by_run(final_)) keep_replaced(final_);

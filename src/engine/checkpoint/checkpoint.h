@@ -73,10 +73,11 @@ class CheckpointWriter {
   /// Temporary directory in which to write the safetensors files.
   static std::string temporary_folder(const std::string& out, int64_t step);
   std::string path(const std::string& name) const { return temporary_ + "/" + name; }
-  /// Completes the checkpoint and renames it to its final name. `header_hashes`: results of
-  /// SafetensorsWriter::finish, by file name.
-  void commit(const TrainState& state, const ModelConfig& model,
-              const std::map<std::string, std::string>& header_hashes);
+  /// Writes the other files. `header_hashes`: results of SafetensorsWriter::finish, by file name.
+  void complete(const TrainState& state, const ModelConfig& model,
+                const std::map<std::string, std::string>& header_hashes);
+  /// Renames the folder, whose files are synced, to its final name.
+  void commit();
 
  private:
   std::string temporary_, final_;

@@ -81,13 +81,14 @@ std::optional<size_t> first_overflow(const Tensor& tensor) {
   return size_t(found - values.begin());
 }
 
-/// File written by all ranks.
+/// File written by all ranks, not synced.
 struct Written {
-  std::string hash;            ///< hash of its header
-  std::optional<Share> share;  ///< this rank's share, if it sees the file
+  std::string name, hash;  ///< hash of its header
+  std::unique_ptr<SharedTensors> file;
 };
 
-Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const std::string& path,
+Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned,
+                      const std::string& directory, const char* name,
                       const std::vector<Section>& sections, DType dtype = DType::f32,
                       const std::map<std::string, std::string>& metadata = {}) {
   const auto& list = ranks.parameter_list();
@@ -95,13 +96,15 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const 
   for (const Section& section : sections) {
     for (const Parameter& p : list) specs.push_back({section.prefix + p.name, dtype, p.shape});
   }
-  SharedTensors file(ranks.world, path, specs, metadata);
+  const std::string path = directory + "/" + name;
+  auto file = std::make_unique<SharedTensors>(ranks.world, path, specs, metadata);
   // Logged once per save.
-  if (path.ends_with(kModelFile) && ranks.world.rank() == 0 && !file.ranks_without_path().empty()) {
+  if (path.ends_with(kModelFile) && ranks.world.rank() == 0 &&
+      !file->ranks_without_path().empty()) {
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
-                                            path, fmt::join(file.ranks_without_path(), ", ")));
+                                            path, fmt::join(file->ranks_without_path(), ", ")));
   }
-  std::string hash = file.fill([&](const SharedTensors::Write& write) {
+  std::string hash = file->fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
       if (sections[s].learner != ranks.learner) continue;
       for_each_slice(ranks, owned, sections[s].moment,
@@ -112,12 +115,12 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned, const 
                      });
     }
   });
-  return {std::move(hash), file.share()};
+  return {name, std::move(hash), std::move(file)};
 }
 
 Written write_model(const TrainedRanks& ranks, const OwnedState& owned,
                     const std::string& directory, DType dtype = DType::f32) {
-  return write_tensors(ranks, owned, directory + "/" + kModelFile,
+  return write_tensors(ranks, owned, directory, kModelFile,
                        {ranks.learners > 1 ? kAnchor : kWeights}, dtype, {{"format", "pt"}});
 }
 
@@ -137,10 +140,9 @@ std::vector<Section> optimizer_sections(const TrainedRanks& ranks) {
   return sections;
 }
 
-/// Writes one array per rank of the world. Returns the header's hash; empty if there are no
-/// residuals.
-std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
-                            const std::string& path) {
+/// Writes one array per rank of the world, if there are residuals.
+std::optional<Written> write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
+                                       const std::string& directory) {
   int64_t count = 0, total = 0;
   const auto residuals = owned.residuals();
   for (const Tensor& residual : residuals) count += residual.elements();
@@ -151,15 +153,35 @@ std::string write_residuals(const TrainedRanks& ranks, const OwnedState& owned,
     specs.push_back({rank_name(int(specs.size())), DType::f32, {remote}});
     total += remote;
   }
-  if (total == 0) return "";
-  SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
-  return file.fill([&](const SharedTensors::Write& write) {
+  if (total == 0) return std::nullopt;
+  auto file =
+      std::make_unique<SharedTensors>(ranks.world, directory + "/" + kResidualsFile, specs,
+                                      std::map<std::string, std::string>{{kLayout, ranks.layout}});
+  std::string hash = file->fill([&](const SharedTensors::Write& write) {
     int64_t at = 0;
     for (const Tensor& residual : residuals) {
       write(size_t(ranks.world.rank()), at, residual);
       at += residual.elements();
     }
   });
+  return Written{kResidualsFile, std::move(hash), std::move(file)};
+}
+
+/// Problem that a rank finds in its share of the files, or empty. From the page cache, while the
+/// disk still writes them. Collective.
+std::string verify_share(const TrainedRanks& ranks, const std::string& folder,
+                         const std::optional<Share>& share) {
+  const auto problems = on_every_rank(ranks.world, "reading a checkpoint back", ranks.bytes(), [&] {
+    try {
+      if (share) verify_checkpoint(folder, *share);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  });
+  const auto found =
+      std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
+  return found == problems.end() ? "" : *found;
 }
 
 /// Tokens of the tokenizer in `out` by their keys in config.json, and those that its side files end
@@ -202,33 +224,27 @@ std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
     return std::string();
   });
   const std::string folder = CheckpointWriter::temporary_folder(out, state.step);
-  std::map<std::string, std::string> hashes;
-  const std::string residuals_hash = write_residuals(ranks, owned, folder + "/" + kResidualsFile);
-  if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
-  const Written model_file = write_model(ranks, owned, folder);
-  hashes[kModelFile] = model_file.hash;
-  hashes[kOptimizerFile] =
-      write_tensors(ranks, owned, folder + "/" + kOptimizerFile, optimizer_sections(ranks)).hash;
+  std::vector<Written> files;
+  if (auto residuals = write_residuals(ranks, owned, folder)) {
+    files.push_back(std::move(*residuals));
+  }
+  files.push_back(write_model(ranks, owned, folder));
+  files.push_back(write_tensors(ranks, owned, folder, kOptimizerFile, optimizer_sections(ranks)));
   on_rank_zero(ranks.world, "completing a checkpoint", [&] {
-    checkpoint->commit(state, model, hashes);
+    std::map<std::string, std::string> hashes;
+    for (const Written& each : files) hashes[each.name] = each.hash;
+    checkpoint->complete(state, model, hashes);
     return std::string();
   });
-  const std::string path = checkpoint_path(out, state.step);
-  const auto problems = on_every_rank(ranks.world, "reading a checkpoint back", ranks.bytes(), [&] {
-    try {
-      if (model_file.share) verify_checkpoint(path, *model_file.share);
-      return std::string();
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-  });
-  const auto found =
-      std::ranges::find_if(problems, [](const std::string& text) { return !text.empty(); });
-  std::string problem = found == problems.end() ? "" : *found;
+  std::string problem = verify_share(ranks, folder, files.back().file->share());
+  if (problem.empty()) {
+    for (const Written& each : files) each.file->sync();
+  }
   on_rank_zero(
       ranks.world, "removing old checkpoints",
       [&] {
-        keeper->saved(path, problem);
+        if (problem.empty()) checkpoint->commit();
+        keeper->saved(checkpoint_path(out, state.step), problem);
         return std::string();
       },
       ranks.bytes());
@@ -244,9 +260,10 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
     return std::string();
   });
   const std::string folder = DirectoryWriter::temporary_folder(out, "final");
-  const std::string hash = write_model(ranks, owned, folder, dtype).hash;
+  const Written weights = write_model(ranks, owned, folder, dtype);
+  weights.file->sync();
   on_rank_zero(ranks.world, "completing the final model", [&] {
-    write_state(folder, state, model, {{kModelFile, hash}}, dtype, special_tokens(out));
+    write_state(folder, state, model, {{kModelFile, weights.hash}}, dtype, special_tokens(out));
     if (!find_tokenizer(out).empty()) copy_tokenizer(out, folder);
     directory->commit();
     return std::string();

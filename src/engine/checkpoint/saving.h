@@ -11,10 +11,10 @@
 
 namespace tandem {
 
-/// Saves a checkpoint; returns once rank 0 has committed and pruned and all ranks have verified it.
-/// Returns, on every rank, what the verification found; empty if the checkpoint is valid. An error
-/// on any rank is thrown on all, including a non-finite weight: no file is written then. `out` is
-/// the run's folder as this rank sees it; `keeper` is used only on rank 0.
+/// Saves a checkpoint; returns once all ranks have verified it and rank 0 has committed and pruned.
+/// Returns, on every rank, what the verification found, without a checkpoint; empty if it is valid.
+/// An error on any rank is thrown on all, including a non-finite weight: no file is written then.
+/// `out` is the run's folder as this rank sees it; `keeper` is used only on rank 0.
 std::string save_checkpoint(const TrainedRanks& ranks, const OwnedState& owned,
                             const std::string& out, const TrainState& state,
                             const ModelConfig& model, CheckpointKeeper* keeper);

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <random>
 
+#include "core/cpu/tasks.h"
 #include "core/host_copy.h"
 #include "engine/parallel/collective_check.h"
 #include "tandem/collectives.h"
@@ -54,10 +56,16 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
     } catch (const IoError&) {  // different folder: rank 0 writes for this rank
     }
   }
-  const char sees = file_.has_value();
-  const auto all = ranks.exchange(std::as_bytes(std::span(&sees, 1)), "who sees a file");
+  std::string host;  // empty: it does not see the file
+  if (file_) std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
+  if (file_) host += '.';
+  const auto all = ranks.exchange(std::as_bytes(std::span(host)), "who sees a file");
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank][0] == std::byte{0}) ranks_without_path_.push_back(int(rank));
+    if (all[rank].empty()) {
+      ranks_without_path_.push_back(int(rank));
+    } else if (all[rank] != all[0]) {
+      has_several_hosts_ = true;
+    }
   }
 }
 
@@ -118,13 +126,18 @@ void SharedTensors::forward_slices(const std::function<void(const Write&)>& for_
 /// Each rank that sees the file hashes an equal part of it, in whole tensors.
 void SharedTensors::share_hashes() {
   const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
-    std::string hashes;
+    std::vector<size_t> hashed;
     for (size_t i = 0; file_ && i < tensors_; ++i) {
       const uint64_t begin = file_->tensor_offset(0);
       if (share()->has(file_->tensor_offset(i) - begin, file_->tensor_offset(tensors_) - begin)) {
-        hashes += file_->tensor_hash(i);
+        hashed.push_back(i);
       }
     }
+    std::string hashes(hashed.size() * kHashWidth, '0');
+    cpu::parallel_tasks(int64_t(hashed.size()), [&](int64_t i) {
+      file_->tensor_hash(hashed[size_t(i)])
+          .copy(hashes.data() + size_t(i) * kHashWidth, kHashWidth);
+    });
     return hashes;
   });
   size_t next = 0;
@@ -148,11 +161,19 @@ std::string SharedTensors::fill(const std::function<void(const Write&)>& for_eac
   forward_slices(for_each_slice);
   on_every_rank(ranks_, "writing a file", bytes_, [&] {
     if (!error_.empty()) throw IoError(error_);
-    if (file_) file_->sync();
+    if (file_ && has_several_hosts_) file_->sync();  // others would read older bytes
     return std::string();
   });
   share_hashes();
-  return on_rank_zero(ranks_, "completing a file", [&] { return file_->finish(); });
+  return on_rank_zero(ranks_, "completing a file",
+                      [&] { return file_->finish(has_several_hosts_); });
+}
+
+void SharedTensors::sync() {
+  on_every_rank(ranks_, "syncing a file", bytes_, [&] {
+    if (file_ && (has_several_hosts_ || ranks_.rank() == 0)) file_->sync();
+    return std::string();
+  });
 }
 
 }  // namespace tandem

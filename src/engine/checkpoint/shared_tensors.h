@@ -2,7 +2,8 @@
 // ever holds another rank's full tensor.
 //
 // Rank 0 creates the file and completes its header; all ranks that see the file compute the
-// tensors' hashes from it once everything is written. A rank that does not find rank 0's file at
+// tensors' hashes from it once everything is written: on one host from memory, while the disk still
+// writes it. A rank that does not find rank 0's file at
 // the path, as on a host with its own disk, sends its parts to rank 0, which writes them
 // sequentially. Ranks wait for one another as long as the disk makes progress.
 #pragma once
@@ -28,10 +29,12 @@ class SharedTensors {
                 const std::map<std::string, std::string>& metadata = {});
   /// Writes elements of a tensor from `begin` on, rounded to its dtype. `values`: f32 on the host.
   using Write = std::function<void(size_t tensor, int64_t begin, const Tensor& values)>;
-  /// Writes the file and syncs it to disk. `parts` calls its argument for all parts of this rank;
-  /// all ranks together write each element once. Returns the header's hash, on every rank. Throws
-  /// IoError on every rank for an error on any. Collective.
+  /// Writes the file, which need not be on disk before `sync`. `for_each_slice` calls its argument
+  /// for all parts of this rank; all ranks together write each element once. Returns the header's
+  /// hash, on every rank. Throws IoError on every rank for an error on any. Collective.
   std::string fill(const std::function<void(const Write&)>& for_each_slice);
+  /// Waits until the file is on disk. Throws IoError on every rank. Collective.
+  void sync();
   /// Ranks that write through rank 0.
   const std::vector<int>& ranks_without_path() const { return ranks_without_path_; }
   /// This rank's share of the reading work among the ranks that see the file; nullopt for the
@@ -55,7 +58,8 @@ class SharedTensors {
   uint64_t bytes_ = 0;                     ///< total of all tensors
   std::optional<SafetensorsWriter> file_;  ///< nullopt if this rank does not see the file
   std::vector<int> ranks_without_path_;
-  std::string error_;  ///< on rank 0, for a part sent to it
+  bool has_several_hosts_ = false;  ///< of the ranks that see the file
+  std::string error_;               ///< on rank 0, for a part sent to it
 };
 
 }  // namespace tandem

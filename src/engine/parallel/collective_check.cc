@@ -10,6 +10,7 @@
 #include <new>
 
 #include "core/system/files.h"
+#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -65,7 +66,10 @@ std::vector<std::string> outcomes(Communicator& world, std::string_view what, ui
   std::future<std::string> future;
   std::string local;
   if (world.size() > 1 && work && bytes > kLongWorkBytes) {
-    future = std::async(std::launch::async, [&work] { return run_to_outcome(work); });
+    future = std::async(std::launch::async, [&work, threads = kernel_threads()] {
+      const KernelThreads of_work(threads);  // as this thread has
+      return run_to_outcome(work);
+    });
   } else {
     local = work ? run_to_outcome(work) : "+";
   }

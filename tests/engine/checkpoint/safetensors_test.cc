@@ -1,5 +1,6 @@
 #include "core/formats/safetensors.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -7,6 +8,9 @@
 #include <array>
 #include <cstring>
 
+#include "core/system/file_descriptor.h"
+#include "core/system/files.h"
+#include "gemm/gemm.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/engine/train/temp_dir.h"
@@ -179,6 +183,38 @@ TEST(Safetensors, RandomBytesNeverCrash) {
     try {
       parse_safetensors_header(bytes_of(text), text.size(), "f");
     } catch (const IoError&) {
+    }
+  }
+}
+
+TEST(Safetensors, SeveralThreadsNameTheFirstDamagedTensor) {
+  constexpr int kTensors = 18;
+  constexpr int64_t kElements = int64_t{1} << 20;  // together more than one thread verifies
+  const TempDir dir;
+  std::vector<SafetensorsWriter::Spec> specs;
+  for (int i = 0; i < kTensors; ++i) specs.push_back({std::to_string(i), DType::f32, {kElements}});
+  SafetensorsWriter writer(dir / "x", specs);
+  std::vector<float> values(kElements);
+  for (int i = 0; i < kTensors; ++i) {
+    for (size_t j = 0; j < values.size(); j += 512) values[j] = float(i) + float(j);
+    const size_t half = values.size() / 2 * sizeof(float);
+    const auto bytes = bytes_of(values);
+    writer.write(size_t(i), half, bytes.subspan(half));
+    writer.write(size_t(i), 0, bytes.first(half));
+    writer.set_hash(size_t(i), content_hash(bytes));
+  }
+  writer.finish();
+  const KernelThreads threads(4);
+  EXPECT_NO_THROW(SafetensorsFile(dir / "x").verify(true));
+  const FileDescriptor file(dir / "x", O_RDWR);
+  for (const size_t damaged : {size_t{13}, size_t{5}}) {
+    write_at(file.get(), "x", "damage", 6, writer.tensor_offset(damaged) + 4096);
+    try {
+      SafetensorsFile(dir / "x").verify(true);
+      ADD_FAILURE() << "tensor " << damaged << " passes";
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("tensor '" + std::to_string(damaged) + "': content hash"));
     }
   }
 }

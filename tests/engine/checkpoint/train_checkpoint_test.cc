@@ -62,7 +62,8 @@ std::string write_checkpoint(const std::string& out, int64_t step) {
   const std::map<std::string, std::string> hashes{
       {"model.safetensors", write_tensors(writer.path("model.safetensors"), step, 0)},
       {"optimizer.safetensors", write_tensors(writer.path("optimizer.safetensors"), step, 9)}};
-  writer.commit(state_at(step), ModelConfig{}, hashes);
+  writer.complete(state_at(step), ModelConfig{}, hashes);
+  writer.commit();
   return list_checkpoints(out).at(0);
 }
 
@@ -383,7 +384,8 @@ TEST(Checkpoint, RecordsTheBuildThatComputedIt) {
   EXPECT_TRUE(read_train_state(checkpoint_path(dir.path(), 7)).made_by.empty());
   {
     CheckpointWriter writer(dir.path(), 8);
-    writer.commit(state, ModelConfig{}, {});
+    writer.complete(state, ModelConfig{}, {});
+    writer.commit();
   }
   EXPECT_EQ(read_train_state(checkpoint_path(dir.path(), 8)).made_by, state.made_by);
   EXPECT_EQ(describe_change(state.made_by, state.made_by), "");

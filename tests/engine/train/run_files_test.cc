@@ -199,7 +199,8 @@ void make_checkpoint(const std::string& out, int64_t step, size_t bytes) {
     file.write(std::vector<std::byte>(bytes / 2));
     hashes[name] = file.finish();
   }
-  checkpoint.commit(state, model, hashes);
+  checkpoint.complete(state, model, hashes);
+  checkpoint.commit();
 }
 
 std::vector<std::string> names_of_checkpoints(const std::string& out) {

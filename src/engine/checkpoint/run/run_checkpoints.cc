@@ -130,6 +130,13 @@ void RunCheckpoints::before_update() const {
   }
 }
 
+/// Threads that hash what is written: on GPUs training leaves processors idle.
+int RunCheckpoints::num_threads() const {
+  constexpr int kMaxThreads = 4;
+  const bool on_gpu = ranks_.stages.front().model.exec().on_gpu();
+  return on_gpu ? std::min(kMaxThreads, kernel_threads()) : 1;
+}
+
 size_t RunCheckpoints::memory_bytes() const {
   return options_.memory->local().bytes() + options_.memory->peer().bytes();
 }
@@ -160,11 +167,11 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, Running
   write_ = std::async(
       std::launch::async | std::launch::deferred,
       [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_),
-       step = newest_step_, next_sample = newest_sample_] {
+       step = newest_step_, next_sample = newest_sample_, count = num_threads()] {
         std::optional<KernelThreads> threads;
         if (std::this_thread::get_id() != training) {
           ::setpriority(PRIO_PROCESS, 0, 10);  // training has the processors first
-          threads.emplace(1);
+          threads.emplace(count);
         }
         return write(from, step, next_sample);
       });

@@ -117,6 +117,7 @@ class RunCheckpoints {
   int free_generation() const;
   bool take_snapshot(const TrainState& state);
   void copy_to_peer();
+  int num_threads() const;
   size_t memory_bytes() const;
   Outcome save_live(const TrainState& state);
 
