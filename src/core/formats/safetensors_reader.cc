@@ -14,10 +14,10 @@
 namespace tandem {
 namespace {
 
-/// Bytes of a file from which its tensors are hashed by several threads, and of a part of a tensor
+/// Bytes of a file from which its tensors are hashed by several threads, and of a slice of a tensor
 /// that one thread reads.
 constexpr uint64_t kParallelBytes = uint64_t{64} << 20;
-constexpr size_t kReadPart = size_t{4} << 20;
+constexpr size_t kReadSlice = size_t{4} << 20;
 
 }  // namespace
 
@@ -66,8 +66,9 @@ void SafetensorsFile::read_tensor(const SafetensorsEntry& entry, uint64_t offset
                                   std::span<std::byte> out) const {
   const uint64_t first = header_.data_begin + entry.begin + offset;
   std::atomic<bool> is_cut = false;
-  cpu::parallel_tasks(int64_t(out.size() / kReadPart) + 1, [&](int64_t part) {
-    const size_t begin = size_t(part) * kReadPart, count = std::min(kReadPart, out.size() - begin);
+  cpu::parallel_tasks(int64_t(out.size() / kReadSlice) + 1, [&](int64_t slice) {
+    const size_t begin = size_t(slice) * kReadSlice,
+                 count = std::min(kReadSlice, out.size() - begin);
     const size_t got = read_at(file_.get(), path_, out.data() + begin, count, first + begin);
     if (got < count) is_cut = true;
   });

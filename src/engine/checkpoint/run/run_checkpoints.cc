@@ -12,6 +12,7 @@
 #include "comm/world/host_ranks.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/saving.h"
+#include "engine/config/device_traits.h"
 #include "engine/parallel/collective_check.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
@@ -133,8 +134,8 @@ void RunCheckpoints::before_update() const {
 /// Threads that hash what is written: on GPUs training leaves processors idle.
 int RunCheckpoints::num_threads() const {
   constexpr int kMaxThreads = 4;
-  const bool on_gpu = ranks_.stages.front().model.exec().on_gpu();
-  return on_gpu ? std::min(kMaxThreads, kernel_threads()) : 1;
+  const bool is_host = device_traits(ranks_.stages.front().model.exec()).is_host;
+  return is_host ? 1 : std::min(kMaxThreads, kernel_threads());
 }
 
 size_t RunCheckpoints::memory_bytes() const {
