@@ -6,11 +6,13 @@
 #include <span>
 #include <vector>
 
+#include "core/cpu/tasks.h"
 #include "core/formats/safetensors.h"
 #include "core/host_copy.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/sections.h"
+#include "engine/config/device_traits.h"
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/sharded/parameter_slices.h"
@@ -21,21 +23,28 @@ namespace {
 /// Elements of a GPU's memory that are in host memory at a time.
 constexpr int64_t kReadChunk = 1 << 22;
 
-/// Calls `read(slice, values)` to fill all slices of tensors whose state this rank holds.
+/// Calls `read(slice, values)` to fill all slices of tensors whose state this rank holds: on a CPU
+/// on several threads.
 template <typename Read>
-void for_each_slice_here(const TrainedStage& stage, Moment moment, Read&& read) {
+void for_each_slice_here(const TrainedStage& stage, Moment moment, const Read& read) {
+  const Exec& exec = stage.model.exec();
   const ParameterSlices slices(stage.model.parameter_list());
-  for (const StateSlice& state : stage.optimizer.slices(moment, true)) {
+  const std::vector<StateSlice> states = stage.optimizer.slices(moment, true);
+  const auto read_state = [&](int64_t i) {
+    const StateSlice& state = states[size_t(i)];
     for (int64_t at = 0; at < state.values.elements(); at += kReadChunk) {
       const int64_t count = std::min(kReadChunk, state.values.elements() - at);
       const int64_t begin = state.begin + at;
-      const HostCopy chunk(stage.model.exec(), state.values.narrow(0, at, count));
+      const HostCopy chunk(exec, state.values.narrow(0, at, count));
       slices.for_each({begin, count}, [&](const ParameterSlice& slice) {
         read(slice, chunk.tensor().narrow(0, slice.flat - begin, slice.count));
       });
       chunk.store();
     }
-  }
+  };
+  const auto count = int64_t(states.size());
+  if (device_traits(exec).is_host) return cpu::parallel_tasks(count, read_state);
+  for (int64_t i = 0; i < count; ++i) read_state(i);  // one buffer on the host at a time
 }
 
 void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
