@@ -6,6 +6,7 @@ is broken."""
 import re
 import sys
 
+import checkpoint_table
 import codec_runs
 import codec_tables
 import cpu_table
@@ -42,7 +43,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "attention": model_kernels_table.attention,
          "gpu_training": gpu_training_table.table, "gpu_step": gpu_training_table.step,
          "gpu_two": gpu_training_table.two_gpus, "gpu_pipelines": gpu_training_table.pipelines, "gpu_windows": gpu_training_table.windows, "gpu_documents": gpu_training_table.documents, "gpu_snapshots": gpu_training_table.snapshots, "gpu_recompute": gpu_training_table.recompute, "gpu_layers": gpu_training_table.layers, "gpu_layers_tp": gpu_training_table.layers_tp,
-         "pipelines": pipelines_table.table,
+         "pipelines": pipelines_table.table, "checkpoints": checkpoint_table.table,
          "planner": planner_table.table, "planner_memory": planner_table.memory,
          "own_runs": planner_table.own_runs,
          "varco": skip_table.varco, "learners": skip_table.training, "slow_link": skip_table.slow_link,
