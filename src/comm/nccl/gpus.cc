@@ -4,11 +4,13 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "core/cuda/architecture.h"
+#include "core/system/blocked_signals.h"
 #include "tandem/cuda.h"
 
 namespace tandem {
 
 Gpus this_machines_gpus() {
+  const BlockedSignals blocked;  // CUDA starts threads
   Gpus gpus;
   gpus.count = gpu_count();
   if (gpus.count == 0) {

@@ -16,6 +16,7 @@
 #include "comm/one_gpu/pair_exchange.h"
 #include "comm/rendezvous/launch.h"
 #include "core/cuda/driver.h"
+#include "core/system/blocked_signals.h"
 #include "core/system/env.h"
 #include "core/system/log.h"
 #include "tandem/cuda.h"
@@ -72,6 +73,7 @@ bool gpu::replays_graphs() {
 
 int gpu_count() {
   configure();
+  const BlockedSignals blocked;  // CUDA, which begins here, starts threads
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
