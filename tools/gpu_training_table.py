@@ -42,8 +42,9 @@ def layers(file):
         return [f'{r["time_us"][kind] / 1e3:.1f} ms, {100 * mfu:.1f} %' for kind, mfu in (("step", r["mfu"]), ("sustained", r["mfu_sustained"]))]
     rows = []
     for r in json.loads((ROOT / file).read_text())["results"]:
-        name = "deterministic" if r["deterministic"] else "not deterministic"
-        rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], f"tandem, {name}", *times(r)])
+        name = ["tandem", "deterministic" if r["deterministic"] else "not deterministic"]
+        name += ["gradients in bf16"] * (r.get("gradient_dtype") == "bf16") + [r["dtype"]] * (r["dtype"] != "bf16")
+        rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], ", ".join(name), *times(r)])
         if "baseline" in r:
             rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], r["baseline"]["name"].replace("torch", "PyTorch").split("+")[0], *times(r["baseline"])])
     rows.sort(key=lambda row: int(row[0].split("×")[1].replace(",", "")))
@@ -61,7 +62,7 @@ def windows(file):
 def documents(file):
     run = json.loads((ROOT / file).read_text())
     r = run["results"][0]
-    name = lambda r: "whole, cuDNN" if r["documents"] == 0 else "whole, own kernels" if r["documents"] > 10 * r["seq"] else f'documents, mean {r["documents"]:,}, own kernels'
+    name = lambda r: f'documents, mean {r["documents"]:,}' if r["documents"] else "whole sequences"
     return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU", "GB in use"],
                     [[name(r), f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %', f'{r["memory_bytes"] / 1e9:.1f}']
                      for r in run["results"]])

@@ -29,11 +29,11 @@ def steps():
 
 
 def layers():
-    for run in load("h100x1/train_layers.json")["results"]:
+    for run in load("h200x1/train_layers.json")["results"]:
         if "baseline" in run:
             peer = run["baseline"]
             yield row(f'{run["layers"]} layers of {run["model"]}, {run["batch"]} × {run["seq"]:,} tokens',
-                      "1 H100", run["time_us"]["sustained"] / 1e3, peer["time_us"]["sustained"] / 1e3,
+                      "1 H200", run["time_us"]["sustained"] / 1e3, peer["time_us"]["sustained"] / 1e3,
                       run["mfu_sustained"], peer["mfu_sustained"])
 
 
