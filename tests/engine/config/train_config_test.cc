@@ -51,7 +51,7 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
   EXPECT_EQ(back.optimizer.no_decay, config.optimizer.no_decay);
   EXPECT_EQ(back.optimizer.lr_scale, config.optimizer.lr_scale);
-  EXPECT_EQ(back.train.dtype, "bf16");
+  EXPECT_EQ(back.train.dtype, config.train.dtype);
 }
 
 TEST(Config, LongTextIsTruncatedAndQuicklyRefused) {
