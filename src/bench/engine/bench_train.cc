@@ -314,6 +314,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.train.dtype = q.dtype;
   config.train.gradient_dtype = q.gradient_dtype;
   config.train.residual_gradient = q.residual_gradient;
+  config.train.fp8_weight_gradients = q.tp == 1;  // also where a rank's shards run alone
   config.train.deterministic = q.deterministic;
   config.train.recompute = q.recompute;
   config.parallel.tp = q.tp;
@@ -330,6 +331,11 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
         fmt::format("bench train: --{} {} with --dtype {} of {}: expected f32, or bf16 of a model "
                     "without experts",
                     option, dtype, q.dtype, q.model));
+  }
+  constexpr int64_t kFp8Tokens = 16;  // multiple that GEMMs over tokens take
+  if (q.dtype == "fp8" && q.seq % kFp8Tokens != 0) {
+    throw InvalidArgument(fmt::format(
+        "bench train: --seq {} with --dtype fp8: expected a multiple of {}", q.seq, kFp8Tokens));
   }
   config.model.check_training(q.tp, q.ep);
   if (on_gpus) check_gpu_training(config, ranks_share_gpu);

@@ -208,6 +208,8 @@ void check_bf16_gradients(const RunConfig& train, const ParallelConfig& parallel
                   fmt::format("parallel.replicas = {}", parallel.replicas)),
         std::pair(parallel.has_shard_groups(),
                   fmt::format("parallel.dp_shard = {}", parallel.dp_shard)),
+        std::pair(parallel.has_host_groups(),
+                  fmt::format("parallel.dp_host = {}", parallel.dp_host)),
         std::pair(encodes, fmt::format("parallel.codec = \"{}\"", parallel.codec)),
         std::pair(parallel.sync.is_demo(), std::string("sync.method = \"demo\"")),
         std::pair(optimizer != "adamw", fmt::format("optimizer.name = \"{}\"", optimizer)),

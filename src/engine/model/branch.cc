@@ -77,19 +77,6 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
                     attention_windows(c.layout), c.options.documents});
 }
 
-/// Elements of the largest gradient that is not written in its dtype at once.
-int64_t largest_sum(const ModelLayout& layout, const ModelConfig& config,
-                    const TransformerOptions& options, int tp) {
-  if (options.gradient_dtype == DType::f32) return 0;
-  int64_t largest = std::max(config.hidden, 2 * config.head_dim);
-  const auto add = [&](const WeightMatrix& m) { largest = std::max(largest, m.rows * m.columns); };
-  if (tp > 1 || options.head_rows > 0) add(layout.head);
-  for (const BranchLayout& branch : layout.branches) {
-    if (tp > 1) add(branch.in);
-  }
-  return largest;
-}
-
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
@@ -116,7 +103,9 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
           make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)),
-      gradient_sum(size_t(largest_sum(layout, config, options, tp.size())) * sizeof(float),
+      gradient_sum(options.gradient_dtype == DType::f32
+                       ? 0
+                       : gradient_sum_bytes(layout, config, tp.size(), options.head_rows > 0),
                    exec.device),
       recomputed(std::make_unique<RecomputedActivations>(*this)) {
   PlacementTable placements;  // throws if an operator of the stage cannot consume a tensor

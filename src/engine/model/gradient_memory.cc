@@ -39,6 +39,17 @@ int64_t assign_units(std::span<GradientUnit> units, int64_t bucket_elements, int
   return end - begin;
 }
 
+size_t gradient_sum_bytes(const ModelLayout& layout, const ModelConfig& config, int64_t tp,
+                          bool is_head_by_rows) {
+  int64_t largest = std::max(config.hidden, 2 * config.head_dim);
+  const auto add = [&](const WeightMatrix& m) { largest = std::max(largest, m.rows * m.columns); };
+  if (tp > 1 || is_head_by_rows) add(layout.head);
+  for (const BranchLayout& branch : layout.branches) {
+    if (tp > 1) add(branch.in);
+  }
+  return size_t(largest) * sizeof(float);
+}
+
 GradientLayout assign_gradients(const ModelLayout& layout, const ModelConfig& config,
                                 const GradientWindow& window) {
   GradientLayout assigned;

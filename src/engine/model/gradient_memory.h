@@ -42,6 +42,11 @@ struct GradientLayout {
 GradientLayout assign_gradients(const ModelLayout& layout, const ModelConfig& config,
                                 const GradientWindow& window);
 
+/// Bytes of the largest gradient, in f32, that is not written in another dtype at once: with
+/// several tensor-parallel ranks, or a head by rows, a matrix's, else a vector's.
+size_t gradient_sum_bytes(const ModelLayout& layout, const ModelConfig& config, int64_t tp,
+                          bool is_head_by_rows);
+
 class GradientMemory {
  public:
   /// Flat, in memory that must outlive this object.

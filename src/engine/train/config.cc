@@ -156,6 +156,12 @@ void RunConfig::check() const {
                     "between the losses that it compares",
                     early_stop));
   }
+  if (!fp8_weight_gradients && !is_fp8()) {
+    throw ConfigError(fmt::format(
+        "train.fp8_weight_gradients is false with train.dtype = \"{}\": expected true, as it has "
+        "no effect",
+        dtype));
+  }
   if (max_loss_spike > 0 && max_loss_spike <= 1) {
     throw ConfigError(
         fmt::format("train.max_loss_spike is {}: expected 0, or a ratio above 1 of a loss to the "

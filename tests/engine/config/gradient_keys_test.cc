@@ -44,6 +44,7 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
         std::pair("parallel.zero=2", "parallel.zero = 2"),
         std::pair("parallel.replicas=8", "parallel.replicas = 8"),
         std::pair("parallel.dp_shard=2", "parallel.dp_shard = 2"),
+        std::pair("parallel.dp_host=2", "parallel.dp_host = 2"),
         std::pair("parallel.codec=gradients=int8", "parallel.codec = \"gradients=int8\""),
         std::pair("optimizer.name=lamb", "optimizer.name = \"lamb\""),
         std::pair("model.qkv_bias=true", "model.qkv_bias = true"),

@@ -100,8 +100,9 @@ ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b) {
   return out;
 }
 
-/// Columns of a shared expert's gate: one, and zeros so that rows are multiples of 16 bytes.
-constexpr int64_t kGateColumns = 8;
+/// Columns of a shared expert's gate: one, and zeros so that rows are multiples of 16 bytes, also
+/// in e4m3.
+constexpr int64_t kGateColumns = 16;
 
 /// Names are Mixtral's, or Qwen's for a model with biases or norms of q and k.
 BranchProgram make_moe(const ModelConfig& c) {

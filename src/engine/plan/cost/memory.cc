@@ -169,7 +169,7 @@ PackedBytes MemoryEstimate::packing(const ModelLayout& layout) const {
 }
 
 RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
-  double dense = 0, experts = 0, quantized = 0;
+  double dense = 0, experts = 0, quantized = 0, sums = 0;
   PackedBytes packed;
   for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
     const ModelLayout of_stage = layout(schedule::stage_of(shape_, pp_rank, chunk));
@@ -178,6 +178,8 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
     if (train_.is_fp8())
       quantized += quantized_bytes(of_stage, microbatch_ * train_.seq,
                                    train_.fp8_weight_gradients && parallel_.tp == 1);
+    if (train_.gradient_dtype != "f32")
+      sums += double(gradient_sum_bytes(of_stage, model_, parallel_.tp, train_.head_rows > 0));
     if (!with_packing || on_gpus_ || train_.dtype == "f32") continue;
     const PackedBytes of_chunk = packing(of_stage);
     packed = {std::max(packed.columns, of_chunk.columns), std::max(packed.rows, of_chunk.rows)};
@@ -187,14 +189,14 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
                            all_experts / double(parallel_.tp * parallel_.ep);
   RankMemory memory;
   memory.state = dense * state(dims_.dp()).total() +
-                 experts * state(dims_.size(kExpertDp)).total() + quantized +
+                 experts * state(dims_.size(kExpertDp)).total() + quantized + sums +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
   memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
   memory.exchanges = exchange_bytes(pp_rank);
   memory.activations = activations_[size_t(pp_rank)];
   memory.scratch = scratch_[size_t(pp_rank)];
   memory.packing = double(packed.columns + packed.rows);
-  const bool has_f32 = train_.dtype != "bf16" || !codec_.weights.is_none();
+  const bool has_f32 = train_.activation_dtype() == DType::f32 || !codec_.weights.is_none();
   const bool holds_new_weights =
       !window_.dense && !window_.experts && train_.gradient_dtype == "f32";  // as gradients
   memory.staging = on_gpus_ || has_f32 || holds_new_weights ? 0 : 4 * (dense + experts);
