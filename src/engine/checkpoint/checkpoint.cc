@@ -342,8 +342,11 @@ CheckpointKeeper::CheckpointKeeper(std::string out, int64_t keep,
     : out_(std::move(out)), keep_(keep), warn_(std::move(warn)) {}
 
 void CheckpointKeeper::saved(const std::string& path, const std::string& problem) {
-  if (!problem.empty()) warn_("checkpoint refused: " + problem);
-  looked_at_[path] = problem.empty();
+  if (problem.empty()) {
+    looked_at_[path] = true;
+  } else {
+    warn_("checkpoint refused: " + problem);  // not written: an older one of the name stays
+  }
   prune();
 }
 
