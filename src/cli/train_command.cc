@@ -90,14 +90,25 @@ void print(const TrainEnd& end, const std::string& out, const std::string& next,
                        end.step, loss, single_line(out), next));
 }
 
+/// Throws ConfigError if the job needs more memory than there is.
+void check_memory(const TrainConfig& config, bool on_gpus, int ranks_per_gpu) {
+  const MemoryEstimate estimate(config, on_gpus);
+  estimate.check();
+  if (!on_gpus) return;
+  const Gpus gpus = this_machines_gpus();
+  constexpr double kGib = 1 << 30;
+  estimate.check_gpu(gpus.memory_gib * kGib / ranks_per_gpu, gpus.name);
+}
+
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
-void set_dp(TrainConfig& config, int dp, bool on_gpus) {
+void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
   auto& parallel = config.parallel;
   if (dp == 0 || dp == parallel.dp) return;
   parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
   check_config(config);
-  MemoryEstimate(config, on_gpus).check();
+  const bool is_alone = ParallelDims(parallel).ranks() == 1;
+  check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
 }
 
 /// Layout of the command line over the job's.
@@ -159,19 +170,13 @@ WorldOptions choose_world(const TrainRequest& request, DeviceOptions& devices) {
   };
   if (devices.on_gpus()) check_gpus();
   set_devices(devices, world, {.check_gpus = check_gpus});
-  const MemoryEstimate estimate(request.config, devices.on_gpus());
-  estimate.check();
-  if (devices.on_gpus()) {
-    const Gpus gpus = this_machines_gpus();
-    constexpr double kGib = 1 << 30;
-    estimate.check_gpu(gpus.memory_gib * kGib / devices.ranks_per_gpu, gpus.name);
-  }
+  check_memory(request.config, devices.on_gpus(), devices.ranks_per_gpu);
   return world;
 }
 
 /// Calls `train_ranks` again, with the ranks that are left, each time one was lost. Returns false
 /// for a process that is to end without a rank.
-bool train_as_member(control::Member& member, TrainRequest& request, bool on_gpus,
+bool train_as_member(control::Member& member, TrainRequest& request, const DeviceOptions& devices,
                      WorldOptions& world, const TrainEnd& end,
                      const std::function<void()>& train_ranks) {
   request.output_opened = [&member] { member.note_output(); };
@@ -185,7 +190,7 @@ bool train_as_member(control::Member& member, TrainRequest& request, bool on_gpu
   }
   return run_recovering(member, [&] {
     request.resume |= member.resumes();
-    set_dp(request.config, member.dp(), on_gpus);
+    set_dp(request.config, member.dp(), devices);
     world.ranks = ParallelDims(request.config.parallel).ranks();
     if (world.ranks == 1) world.ranks_per_gpu = 1;  // without others it has all of the GPU
     train_ranks();
@@ -241,8 +246,7 @@ void run(TrainArguments arguments) {
   };
   if (!member) {
     train_ranks();
-  } else if (!train_as_member(*member, request, arguments.devices.on_gpus(), world, end,
-                              train_ranks)) {
+  } else if (!train_as_member(*member, request, arguments.devices, world, end, train_ranks)) {
     return;
   }
   if (end.stopped) throw Ended{kStopped};

@@ -346,14 +346,23 @@ void GpuCommunicator::note_wait_end() const {
 
 // An error is reported once to those who wait without a call of this communicator.
 void GpuCommunicator::check_wait(const char* what, double waited_s) const {
-  if (!failed_) check_so_far(what, waited_s);
+  failed_ ? report_end() : check_so_far(what, waited_s);
 }
 
 void GpuCommunicator::check_end() const {
   note_wait_end();
-  if (failed_) return;
+  if (failed_) return report_end();
   look_for_abort();
   check_device();
+}
+
+void GpuCommunicator::report_end() const {
+  if (family_->is_unreported.exchange(false)) look_for_abort();
+}
+
+void GpuCommunicator::give_up_for_abort() const {
+  family_->is_unreported = true;
+  give_up();
 }
 
 // NCCL's kernels have no deadline, so the host enforces one, long enough for every device-side wait

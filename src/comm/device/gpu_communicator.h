@@ -106,7 +106,9 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   /// Ends what this rank's communicators wait for on the GPU, which then frees memory without the
   /// other ranks. All later calls fail.
   void give_up() const;
-  /// Whether that was called for one of them, or a wait on the GPU has failed. Any thread.
+  /// give_up by another thread than the rank's, after an abort, which the rank's next wait reports.
+  void give_up_for_abort() const;
+  /// Whether give_up was called for one of them, or a wait on the GPU has failed. Any thread.
   bool has_given_up() const;
   std::unique_ptr<Communicator> split(int color, int key) final;
   /// CPU ranks of the same order (comm/world/host_ranks.h). Collective.
@@ -216,12 +218,15 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   struct Family {
     std::mutex mutex;
     std::vector<const GpuCommunicator*> members;
+    std::atomic<bool> is_unreported = false;  ///< ended by another thread than the rank's
   };
   void join(std::shared_ptr<Family> family);
   void leave_family();
   void synchronize(cudaStream_t stream, const char* what) const;
   void check_wait(const char* what, double waited_s) const override;
   void check_end() const override;
+  /// Throws the error of an abort for which another thread gave up, once.
+  void report_end() const;
   void check_so_far(const char* what, double waited_s) const;
   void note_wait(const char* what) const;
   void note_wait_end() const;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -32,7 +33,7 @@ void AbortWatch::watch(const std::stop_token& stop) const {
   while (!stops_within(stop, kInterval)) {
     try {
       comm_->wait(*aborts_, 0, 0, {});
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       if (!stops_within(stop, kGrace)) end_();
       return;
     }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -124,7 +125,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   connect(id);
   try {
     agree_on_paths(coordinates);
-    if (!is_split && size_ > 1) watch_.emplace(control_, [this] { give_up(); });
+    if (!is_split && size_ > 1) watch_.emplace(control_, [this] { give_up_for_abort(); });
   } catch (...) {
     give_up();
     throw;
@@ -203,11 +204,15 @@ void NcclCommunicator::do_give_up() const {
   // and the caller may have to destroy some.
   std::promise<void> promise;
   aborted_ = promise.get_future();
-  std::thread([nccl, gpu = device(), promise = std::move(promise)]() mutable {
-    cudaSetDevice(gpu);
-    ncclCommAbort(nccl);
-    promise.set_value();
-  }).detach();
+  try {
+    std::thread([nccl, gpu = device(), promise = std::move(promise)]() mutable {
+      cudaSetDevice(gpu);
+      ncclCommAbort(nccl);
+      promise.set_value();
+    }).detach();
+  } catch (const std::system_error&) {  // no thread: the communicator is left as it is
+    aborted_ = {};
+  }
 }
 
 void NcclCommunicator::await_give_up(std::chrono::steady_clock::time_point until) const {
