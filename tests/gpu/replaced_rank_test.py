@@ -236,7 +236,8 @@ def without_process(axis):
 
 
 def main():
-    if options.device == "gpu" and subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode != 0:
+    has_gpu = shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode == 0
+    if options.device == "gpu" and not has_gpu:
         print("skipped: no GPU")
         return 77
     for axis in options.axes:

@@ -74,7 +74,7 @@ def main():
         for i, kill in list(enumerate(LATE_KILLS))[::every]:
             runs.killed(f"late{i}", LATE_KEYS, kill, LATE).ends_like(late)
         # A message that travels as the run is resumed counts, late or not.
-        for i, kill in list(enumerate(KILLS))[2::every]:
+        for i, kill in enumerate(KILLS[2::every]):
             run = runs.killed(f"quorum{i}", [*KEYS, "quorum=1"], kill, LATE if i % 2 else "")
             run.ends_well()
             if not loss_of(run) <= (1 + MAX_RISE) * loss_of(whole):
