@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -11,19 +12,32 @@
 namespace tandem {
 namespace {
 
+/// Blocks or unblocks SIGTERM in this thread; returns the set of it.
+sigset_t set_mask(int how) {
+  sigset_t term;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  pthread_sigmask(how, &term, nullptr);
+  return term;
+}
+
 /// Status of a process that waits for SIGTERM while a thread, started before, does not.
-int end_by_signal(bool holds) {
+int end_by_signal(bool blocks) {
   const pid_t child = fork();
   if (child == 0) {
+    std::signal(SIGTERM, SIG_DFL);
+    set_mask(SIG_UNBLOCK);  // whatever the test was started with
+    std::atomic<bool> runs = false;
     {
       std::optional<BlockedSignals> blocked;
-      if (holds) blocked.emplace();
-      std::thread([] { std::this_thread::sleep_for(std::chrono::minutes(1)); }).detach();
+      if (blocks) blocked.emplace();
+      std::thread([&runs] {
+        runs = true;
+        std::this_thread::sleep_for(std::chrono::minutes(1));
+      }).detach();
     }
-    sigset_t term;
-    sigemptyset(&term);
-    sigaddset(&term, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &term, nullptr);
+    while (!runs) std::this_thread::yield();
+    const sigset_t term = set_mask(SIG_BLOCK);
     kill(getpid(), SIGTERM);
     const timespec patience{30, 0};
     _exit(sigtimedwait(&term, nullptr, &patience) == SIGTERM ? 0 : 1);

@@ -61,7 +61,7 @@ TEST(Program, CountsActivationsByTheirLife) {
   const ModelConfig experts = make_experts();
   EXPECT_EQ(bytes_of(experts, 1, 0, false).saved, 66560 + 512 * 96 / 2 * 2);  // q and k before
   const BranchBytes moe = bytes_of(experts, 1, 1, false);
-  EXPECT_EQ(moe.saved, 1024 + 512 * (64 / 2 + 8) * 2 + 8192);  // shared expert and gate; routing
+  EXPECT_EQ(moe.saved, 1024 + 512 * (64 / 2 + 16) * 2 + 8192);  // shared expert and gate; routing
   EXPECT_EQ(moe.recomputed, 32768 + 16384 + 409600);
   EXPECT_EQ(bytes_of(experts, 1, 1, true).recomputed, 32768 + 16384 + 589312);
 }
