@@ -62,7 +62,8 @@ def windows(file):
 def documents(file):
     run = json.loads((ROOT / file).read_text())
     r = run["results"][0]
-    name = lambda r: f'documents, mean {r["documents"]:,}' if r["documents"] else "whole sequences"
+    name = lambda r: (f'documents, mean {r["documents"]:,}' if r["documents"] else "whole sequences") + (
+        f', by {r["attention"]}, in a call at {r["commit"]}' if "attention" in r else "")
     return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU", "GB in use"],
                     [[name(r), f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %', f'{r["memory_bytes"] / 1e9:.1f}']
                      for r in run["results"]])

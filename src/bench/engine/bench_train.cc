@@ -332,10 +332,9 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
                     "without experts",
                     option, dtype, q.dtype, q.model));
   }
-  constexpr int64_t kFp8Tokens = 16;  // multiple that GEMMs over tokens take
-  if (q.dtype == "fp8" && q.seq % kFp8Tokens != 0) {
+  if (q.dtype == "fp8" && q.seq % kFp8Unit != 0) {
     throw InvalidArgument(fmt::format(
-        "bench train: --seq {} with --dtype fp8: expected a multiple of {}", q.seq, kFp8Tokens));
+        "bench train: --seq {} with --dtype fp8: expected a multiple of {}", q.seq, kFp8Unit));
   }
   config.model.check_training(q.tp, q.ep);
   if (on_gpus) check_gpu_training(config, ranks_share_gpu);

@@ -23,24 +23,23 @@ void check_gpu_learners(const SyncConfig& sync) {
 
 /// e4m3 products read rows of multiples of 16 bytes, of a weight and of its transpose.
 void check_fp8(const ModelConfig& model, const RunConfig& train, const ParallelConfig& parallel) {
-  constexpr int64_t kUnit = 16;
   const int64_t tp = parallel.tp, samples = train.microbatch > 0
                                                 ? train.microbatch
                                                 : train.batch / parallel.logical_replicas();
   if (tp == 1 && train.fp8_weight_gradients &&
-      samples * train.seq % kUnit != 0) {  // as operands of weight gradients
+      samples * train.seq % kFp8Unit != 0) {  // as operands of weight gradients
     throw ConfigError(
         fmt::format("train.dtype = fp8: a microbatch has {} x train.seq = {} tokens: expected a "
                     "multiple of {} on GPUs",
-                    samples, train.seq, kUnit));
+                    samples, train.seq, kFp8Unit));
   }
   for (const BranchLayout& branch : ModelLayout(model, int(tp), 0).branches) {
     for (const WeightMatrix& m : {branch.in, branch.out}) {
-      if (m.rows % kUnit == 0 && m.columns % kUnit == 0) continue;
+      if (m.rows % kFp8Unit == 0 && m.columns % kFp8Unit == 0) continue;
       throw ConfigError(fmt::format(
           "train.dtype = fp8: the model has a matrix {} x {} with parallel.tp = {}: expected "
           "multiples of {} on GPUs",
-          m.rows, m.columns, tp, kUnit));
+          m.rows, m.columns, tp, kFp8Unit));
     }
   }
 }

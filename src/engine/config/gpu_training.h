@@ -5,6 +5,9 @@
 
 namespace tandem {
 
+/// Multiple of the sizes of e4m3 products on GPUs, whose rows are multiples of 16 bytes.
+constexpr int64_t kFp8Unit = 16;
+
 /// Throws ConfigError, which names the key and what is allowed, if GPU ranks cannot train `config`.
 /// `ranks_share_gpu`: several ranks of a process have the same GPU.
 void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu);

@@ -1,7 +1,8 @@
 // Attention by our own kernels for Hopper's tensor cores (kernels/cuda/sm90/), with documents and
 // windows, and equal bits in every run. q and k are rotated in place, by their positions in the
-// sequence: within a document only differences of positions count. Where they run they are faster
-// than cuDNN's deterministic ones (docs/results/gpu-kernels.md) and take a fraction of the memory.
+// sequence: within a document only differences of positions count. Where they run they are
+// preferred to cuDNN's deterministic ones (docs/results/training.md), whose memory is quadratic in
+// it.
 #pragma once
 
 #include <memory>

@@ -8,29 +8,17 @@ namespace tandem {
 namespace {
 using namespace tandem::test;
 
-struct Case {
-  Variant variant;
-  int ranks;
-};
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const Variant& variant : kVariants) {
-    for (const int ranks : {1, 2, 4}) {
-      if (variant.kv_heads % ranks == 0) all.push_back({variant, ranks});
-    }
-  }
-  return all;
-}
-
-class GradientDType : public ::testing::TestWithParam<Case> {
+class GradientDType : public ::testing::TestWithParam<VariantOnRanks> {
  protected:
   Step run(const TransformerOptions& options) const {
     return run_on_threads(GetParam().ranks, small_model(GetParam().variant), options);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cases, GradientDType, ::testing::ValuesIn(cases()), [](const auto& test) {
-  return std::string(test.param.variant.name) + "_tp" + std::to_string(test.param.ranks);
-});
+INSTANTIATE_TEST_SUITE_P(Cases, GradientDType, ::testing::ValuesIn(variants_on_ranks()),
+                         [](const auto& test) {
+                           return std::string(test.param.variant.name) + "_tp" +
+                                  std::to_string(test.param.ranks);
+                         });
 
 constexpr double kUnit = 0x1p-8;  // largest relative error of a rounding to bf16
 

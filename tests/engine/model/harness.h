@@ -54,6 +54,21 @@ inline ModelConfig small_model(const Variant& v) {
   return c;
 }
 
+struct VariantOnRanks {
+  Variant variant;
+  int ranks;
+};
+/// Each variant on every number of tensor-parallel ranks that it can have.
+inline std::vector<VariantOnRanks> variants_on_ranks() {
+  std::vector<VariantOnRanks> all;
+  for (const Variant& variant : kVariants) {
+    for (const int ranks : {1, 2, 4}) {
+      if (variant.kv_heads % ranks == 0) all.push_back({variant, ranks});
+    }
+  }
+  return all;
+}
+
 struct Batch {
   std::vector<int32_t> tokens, targets;
 };

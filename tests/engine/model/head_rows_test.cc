@@ -9,24 +9,12 @@ namespace tandem {
 namespace {
 using namespace tandem::test;
 
-struct Case {
-  Variant variant;
-  int ranks;
-};
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const Variant& variant : kVariants) {
-    for (const int ranks : {1, 2, 4}) {
-      if (variant.kv_heads % ranks == 0) all.push_back({variant, ranks});
-    }
-  }
-  return all;
-}
-
-class HeadRows : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Cases, HeadRows, ::testing::ValuesIn(cases()), [](const auto& test) {
-  return std::string(test.param.variant.name) + "_tp" + std::to_string(test.param.ranks);
-});
+class HeadRows : public ::testing::TestWithParam<VariantOnRanks> {};
+INSTANTIATE_TEST_SUITE_P(Cases, HeadRows, ::testing::ValuesIn(variants_on_ranks()),
+                         [](const auto& test) {
+                           return std::string(test.param.variant.name) + "_tp" +
+                                  std::to_string(test.param.ranks);
+                         });
 
 // A row's logits and their gradient have the same bits; gradients of weights are sums of chunks.
 TEST_P(HeadRows, GiveTheLossAndGradientsOfAllAtOnce) {
