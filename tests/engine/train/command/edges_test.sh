@@ -50,13 +50,16 @@ status=$?
 [ $status = 2 ] && [[ $text =~ "expected finite numbers".*"ended after step "[0-9]+", saved "([^ ]+) ]] &&
   [ -e "${BASH_REMATCH[1]}/state.json" ] || complain "diverged: exit $status:" "$text"
 
-# A folder that was removed, and belongs to another run now, is not touched.
+# A folder that was removed, and belongs to another run now, is not touched. The run is stopped
+# meanwhile: it would write to the folder while rm empties it.
 start moved
 wait_for "$dir/moved/metrics.jsonl" '"step":2,'
-rm -rf "$dir/moved"
+kill -STOP $job
+rm -rf "$dir/moved" || complain "moved: rm: exit $?"
 train moved --set train.steps=2 2>/dev/null || complain "the second run: exit $?"
 before=$(cd "$dir/moved" && find . -type f -exec sha256sum {} + | sort)
 kill -TERM $job
+kill -CONT $job
 wait $job
 status=$?
 [ $status = 3 ] && grep -q "the folder of this run was removed, and holds another run's now" "$dir/moved.log" ||
@@ -72,8 +75,10 @@ text=$(train checked --set train.steps=30 2>&1) || complain "checked: exit $?:" 
 # Only removed: it is created again.
 start gone
 wait_for "$dir/gone/metrics.jsonl" '"step":2,'
-rm -rf "$dir/gone"
+kill -STOP $job
+rm -rf "$dir/gone" || complain "gone: rm: exit $?"
 kill -TERM $job
+kill -CONT $job
 wait $job
 ls "$dir"/gone/checkpoints/step-*/model.safetensors >/dev/null || complain "gone:" "$(cat "$dir/gone.log")"
 
