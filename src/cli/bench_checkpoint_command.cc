@@ -64,8 +64,19 @@ std::string to_text(const CheckpointBench& q, const CheckpointBenchResult& r) {
                             100 * r.disk_write.median_us / r.saved.median_us);
 }
 
+void bench(const CheckpointBenchArguments& arguments, Communicator& comm) {
+  const CheckpointBench& q = arguments.request;
+  const CheckpointBenchResult result = run_checkpoint_bench(comm, q);
+  if (comm.rank() != 0) return;
+  if (arguments.json != "-") fmt::print("{}", to_text(q, result));
+  const std::string json = dump_json(to_json(q, result, comm), 1) + "\n";
+  if (arguments.json == "-") fmt::print("{}", json);
+  if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
+  finish_output();
+}
+
 void run(CheckpointBenchArguments arguments) {
-  CheckpointBench& q = arguments.request;
+  const CheckpointBench& q = arguments.request;
   WorldOptions world;
   world.ranks = q.ranks;
   const auto check_gpus = [&] {
@@ -73,16 +84,8 @@ void run(CheckpointBenchArguments arguments) {
     return kBytes * double(checkpoint_bench_config(q, true).model.parameters());
   };
   set_devices(arguments.devices, world, {"", check_gpus});
-  const bool prints_only_json = arguments.json == "-";
-  if (speaks() && !arguments.json.empty() && !prints_only_json) check_writable(arguments.json);
-  run_ranks(arguments.devices, world, [&](Communicator& comm) {
-    const CheckpointBenchResult result = run_checkpoint_bench(comm, q);
-    if (comm.rank() != 0) return;
-    const std::string json = dump_json(to_json(q, result, comm), 1) + "\n";
-    fmt::print("{}", prints_only_json ? json : to_text(q, result));
-    if (!arguments.json.empty() && !prints_only_json) write_output(arguments.json, json);
-    finish_output();
-  });
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
 }  // namespace

@@ -22,11 +22,10 @@ class HopperAttention final : public FusedAttention {
  public:
   HopperAttention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
                   const AttentionRows& rows)
-      : device_(exec.device),
-        stream_(exec.stream),
+      : FusedAttention(exec, rows),
+        device_(exec.device),
         shape_(shape),
         rope_(rope),
-        rows_(rows),
         key_tiles_((shape.seq + kKeyTile - 1) / kKeyTile),
         query_tiles_((shape.seq + kQueryTile - 1) / kQueryTile),
         log_sums_(floats(padded() * shape.heads)),
@@ -42,9 +41,7 @@ class HopperAttention final : public FusedAttention {
 
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) override {
-    if (q.read_only() || k.read_only()) {
-      throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
-    }
+    check_rotated(q, k);
     check_stream(exec);
     rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
     forward_again(exec, q, k, v, out, log_sums, mask);
@@ -54,14 +51,13 @@ class HopperAttention final : public FusedAttention {
                      const Tensor& out, const Tensor& log_sums,
                      const AttentionMask& mask) override {
     check_stream(exec);
-    const Tensor& o = checked("out", out, rows_.out_stride);
     const sm90::ForwardParams params{.q = map("q", q, rows_.qkv_stride, kForwardQueries),
                                      .k = map("k", k, rows_.qkv_stride, kKeyTile),
                                      .v = map("v", v, rows_.qkv_stride, kKeyTile),
                                      .mask = mask_of(mask),
-                                     .out = values(o),
+                                     .out = values("out", out, rows_.out_stride),
                                      .stride = rows_.out_stride,
-                                     .log_sums = checked_log_sums(log_sums),
+                                     .log_sums = values(log_sums),
                                      .ticket = ticket_.view().as<int>(),
                                      .sequences = int(shape_.batch),
                                      .seq = int(shape_.seq),
@@ -88,8 +84,8 @@ class HopperAttention final : public FusedAttention {
                                       .added = added + 1,
                                       .ticket = added,
                                       .angles = {rope_.cos(0), rope_.sin(0), int(rope_.half())},
-                                      .dk = values(checked("dk", t.dk, rows_.qkv_stride)),
-                                      .dv = values(checked("dv", t.dv, rows_.qkv_stride)),
+                                      .dk = values("dk", t.dk, rows_.qkv_stride),
+                                      .dv = values("dv", t.dv, rows_.qkv_stride),
                                       .stride = rows_.qkv_stride,
                                       .sequences = int(shape_.batch),
                                       .seq = int(shape_.seq),
@@ -99,11 +95,11 @@ class HopperAttention final : public FusedAttention {
                                       .query_tiles = int(query_tiles_),
                                       .scale = scale(),
                                       .scale_log2 = scale_log2()};
-    const sm90::BackwardRows rows{.out = values(checked("out", t.out, rows_.out_stride)),
-                                  .dout = values(t.dout),
+    const sm90::BackwardRows rows{.out = values("out", t.out, rows_.out_stride),
+                                  .dout = values("dout", t.dout, rows_.out_stride),
                                   .stride = rows_.out_stride,
-                                  .log_sums = checked_log_sums(t.log_sums),
-                                  .dq = values(checked("dq", t.dq, rows_.qkv_stride))};
+                                  .log_sums = values(t.log_sums),
+                                  .dq = values("dq", t.dq, rows_.qkv_stride)};
     sm90::launch_backward(int(shape_.head_dim), params, mask_of(mask), rows, stream_);
   }
 
@@ -114,16 +110,16 @@ class HopperAttention final : public FusedAttention {
     Tensor view() const { return memory.view(DType::u8, {int64_t(memory.bytes())}); }
   };
   Values floats(int64_t count) const { return {Memory(size_t(count) * sizeof(float), device_)}; }
-  /// Runs share the scratch memory.
-  void check_stream(const Exec& exec) const {
-    if (exec.stream == stream_) return;
-    throw InvalidArgument("attention: expected the stream that it was made for");
-  }
   int64_t padded() const { return shape_.batch * query_tiles_ * kQueryTile; }
   float scale() const { return float(1 / std::sqrt(double(shape_.head_dim))); }
   float scale_log2() const { return float(sm90::kLog2E / std::sqrt(double(shape_.head_dim))); }
-  static __nv_bfloat16* values(const Tensor& tensor) {
+  __nv_bfloat16* values(const char* name, const Tensor& tensor, int64_t stride) const {
+    check_rows(name, tensor, stride);
     return static_cast<__nv_bfloat16*>(tensor.data());
+  }
+  float* values(const Tensor& log_sums) const {
+    check_log_sums(log_sums);
+    return log_sums.as<float>();
   }
 
   sm90::Mask mask_of(const AttentionMask& mask) const {
@@ -132,33 +128,14 @@ class HopperAttention final : public FusedAttention {
             has_documents ? mask.document_starts.as<const int32_t>() : nullptr};
   }
   CUtensorMap map(const char* name, const Tensor& tensor, int64_t stride, int box_rows) const {
-    checked(name, tensor, stride);
+    check_rows(name, tensor, stride);
     return map_rows(tensor.data(), tensor.dtype(), shape_.batch, shape_.seq, tensor.dim(1), stride,
                     box_rows);
   }
-  const Tensor& checked(const char* name, const Tensor& tensor, int64_t stride) const {
-    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride && is_aligned(tensor)) {
-      return tensor;
-    }
-    throw InvalidArgument(
-        fmt::format("attention: {} {}, a row every {} elements: expected {}, a row every {}, "
-                    "aligned to 16 bytes",
-                    name, tensor.describe(), tensor.stride(0), name_of(rows_.dtype), stride));
-  }
-  float* checked_log_sums(const Tensor& tensor) const {
-    if (tensor.dtype() == DType::f32 && tensor.contiguous()) return tensor.as<float>();
-    throw InvalidArgument("attention: log_sums " + tensor.describe() +
-                          ": expected f32 without gaps");
-  }
-  static bool is_aligned(const Tensor& tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
-  }
 
   Device device_;
-  CUstream_st* stream_;
   AttentionShape shape_;
   const RopeTable& rope_;
-  AttentionRows rows_;
   int64_t key_tiles_, query_tiles_;
   Values log_sums_, deltas_, first_keys_, ends_, dq_, added_, ticket_;
   int sms_;

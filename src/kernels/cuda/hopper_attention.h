@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/cuda/cudnn/attention.h"
+#include "kernels/cuda/fused_attention.h"
 
 namespace tandem::gpu {
 

@@ -35,19 +35,14 @@ TandemCudnnShape make_shape(const AttentionShape& shape, const AttentionRows& ro
           .window = window};
 }
 
-bool is_aligned(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
-}
-
 class CudnnAttention final : public FusedAttention {
  public:
   /// Throws Unsupported if cuDNN has no kernels for the tensors.
   CudnnAttention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
                  const AttentionRows& rows, const TandemCudnn& cudnn, int64_t max_workspace)
-      : stream_(exec.stream),
+      : FusedAttention(exec, rows),
         shape_(shape),
         rope_(rope),
-        rows_(rows),
         cudnn_(cudnn),
         group_(rows.deterministic ? choose_group(shape, max_workspace)
                                   : AttentionGroup{shape.batch, shape.kv_heads}),
@@ -58,9 +53,7 @@ class CudnnAttention final : public FusedAttention {
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) override {
     check_forward(exec, q, k, v, out, log_sums, mask.window);
-    if (q.read_only() || k.read_only()) {
-      throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
-    }
+    check_rotated(q, k);
     rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
     run_forward(q, k, v, out, log_sums, mask.window);
   }
@@ -179,30 +172,8 @@ class CudnnAttention final : public FusedAttention {
             .dv = at(t.dv, kv_head)};
   }
 
-  void check_stream(const Exec& exec) const {
-    if (exec.stream == stream_) return;
-    throw InvalidArgument("attention: expected the stream that it was made for");
-  }
-  void check_log_sums(const Tensor& tensor) const {
-    if (tensor.dtype() == DType::f32 && tensor.contiguous() && is_aligned(tensor)) return;
-    throw InvalidArgument("attention: log_sums " + tensor.describe() +
-                          ": expected f32 without gaps, aligned to 16 bytes");
-  }
-  /// cuDNN itself would compute wrong results.
-  void check_rows(const char* name, const Tensor& tensor, int64_t stride) const {
-    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride && is_aligned(tensor)) {
-      return;
-    }
-    throw InvalidArgument(
-        fmt::format("attention: {} {}, a row every {} elements: expected {}, a row every {}, "
-                    "aligned to 16 bytes",
-                    name, tensor.describe(), tensor.stride(0), name_of(rows_.dtype), stride));
-  }
-
-  CUstream_st* stream_;
   AttentionShape shape_;
   const RopeTable& rope_;
-  AttentionRows rows_;
   const TandemCudnn& cudnn_;
   AttentionGroup group_;  // of a run of the backward pass
   Handle handle_;

@@ -4,23 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "kernels/attention/attention.h"
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/fused_attention.h"
 
 namespace tandem::gpu {
-
-/// Kernels prepared for the tensors of one Attention; semantics as there.
-class FusedAttention {
- public:
-  virtual ~FusedAttention() = default;
-  virtual void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) = 0;
-  virtual void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const Tensor& out, const Tensor& log_sums,
-                             const AttentionMask& mask) = 0;
-  virtual void backward(const Exec& exec, const AttentionGradients& tensors,
-                        const AttentionMask& mask) = 0;
-};
 
 /// Memory that a deterministic backward pass may take, unless one key head of one sequence needs
 /// more.
