@@ -22,6 +22,8 @@ void dequantize_rows(const Tensor& codes, const Tensor& scales, const Tensor& x)
 
 /// The rows of x may have any strides.
 void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales);
+/// Codes of the values themselves, with scales of 1: the control that scales are measured against.
+void round_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales);
 
 /// Also checks the GPU-only requirements on operands.
 void quantize_rows_on_gpu(Communicator& comm, const Tensor& x, const Tensor& codes,

@@ -224,10 +224,11 @@ void check_gradient_dtypes(const RunConfig& train, const ParallelConfig& paralle
                            const std::string& optimizer, const ModelConfig& model) {
   for (const auto& [name, dtype] : {std::pair("gradient_dtype", train.gradient_dtype),
                                     std::pair("residual_gradient", train.residual_gradient)}) {
-    if (dtype == "f32" || train.dtype == "bf16") continue;
+    if (dtype == "f32" || train.activation_dtype() == DType::bf16) continue;
     throw ConfigError(fmt::format(
-        "train.{} is {} with train.dtype = \"{}\": expected f32, or train.dtype = \"bf16\"", name,
-        dtype, train.dtype));
+        "train.{} is {} with train.dtype = \"{}\": expected f32, or train.dtype = \"bf16\" or "
+        "\"fp8\"",
+        name, dtype, train.dtype));
   }
   if (train.residual_gradient != "f32" && parallel.pp > 1) {
     throw ConfigError(

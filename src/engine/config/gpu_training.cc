@@ -26,6 +26,9 @@ void check_fp8(const ModelConfig& model, const RunConfig& train, const ParallelC
   const int64_t tp = parallel.tp, samples = train.microbatch > 0
                                                 ? train.microbatch
                                                 : train.batch / parallel.logical_replicas();
+  if (!train.fp8_scales) {
+    throw ConfigError("train.fp8_scales is false: expected true on GPUs");
+  }
   if (tp == 1 && train.fp8_weight_gradients &&
       samples * train.seq % kFp8Unit != 0) {  // as operands of weight gradients
     throw ConfigError(

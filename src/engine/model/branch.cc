@@ -95,7 +95,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       tokens(options.batch * options.seq),
       quantized(options.fp8
                     ? std::make_unique<QuantizedOperands>(
-                          exec, layout, tokens, quantizes_weight_gradients(), options.quantize)
+                          exec, layout, tokens, quantizes_weight_gradients(), options.fp8_scales)
                     : nullptr),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "gemm/quantized_gemm.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -40,8 +41,9 @@ QuantizedRows QuantizedOperands::Scratch::view(int64_t rows, int64_t columns) co
 }
 
 QuantizedOperands::QuantizedOperands(const Exec& exec, const ModelLayout& layout, int64_t max_rows,
-                                     bool has_columns, QuantizeRows quantize)
-    : exec_(exec), quantize_(std::move(quantize)), x_(exec, layout, max_rows) {
+                                     bool has_columns, bool has_scales)
+    : exec_(exec), has_scales_(has_scales), x_(exec, layout, max_rows) {
+  if (!has_scales && exec.on_gpu()) throw Unsupported("fp8 without scales: expected CPU ranks");
   if (has_columns) dy_.emplace(exec, layout, max_rows);
   for (const BranchLayout& branch : layout.branches) {
     if (!branch.has_products()) continue;
@@ -56,12 +58,12 @@ void QuantizedOperands::weights_changed() {
 }
 
 void QuantizedOperands::quantize(const Tensor& x, const QuantizedRows& to) const {
-  if (quantize_) return quantize_(x, to.codes, to.scales);
+  if (!has_scales_) return round_rows_on_cpu(x, to.codes, to.scales);
   quantize_rows(exec_, x, to.codes, to.scales);
 }
 
 void QuantizedOperands::quantize_by_columns(const Tensor& x, const QuantizedRows& to) const {
-  if (quantize_) return quantize_(x.transposed(), to.codes, to.scales);
+  if (!has_scales_) return round_rows_on_cpu(x.transposed(), to.codes, to.scales);
   quantize_columns(exec_, x, to.codes, to.scales);
 }
 

@@ -7,7 +7,6 @@
 // torchao.float8).
 #pragma once
 
-#include <functional>
 #include <map>
 #include <optional>
 
@@ -16,26 +15,21 @@
 
 namespace tandem {
 
-/// Quantizes rows of any strides, as quantize_rows.
-using QuantizeRows =
-    std::function<void(const Tensor& x, const Tensor& codes, const Tensor& scales)>;
-
 class QuantizedOperands {
  public:
   /// Memory for the weights of the layout's `in` and `out`, and for x of up to `max_rows` rows,
-  /// with `has_columns` also by columns. `quantize`: instead of quantize_rows, on the CPU; may be
-  /// empty.
+  /// with `has_columns` also by columns. Without `has_scales` all scales are 1. Throws Unsupported
+  /// on a GPU then.
   QuantizedOperands(const Exec& exec, const ModelLayout& layout, int64_t max_rows, bool has_columns,
-                    QuantizeRows quantize);
+                    bool has_scales);
   /// The next use of each weight quantizes it again.
   void weights_changed();
   /// `m`, whose values are bf16, by rows; if `is_transposed`, its transpose by rows.
   QuantizedRows weight(const WeightMatrix& m, const Tensor& values, bool is_transposed);
   /// x by rows, until the next call.
   QuantizedRows rows(const Tensor& x);
-  /// gradient (+)= dy^T x, f32 [columns of dy, columns of x], of both by columns. Ends the rows of
-  /// another x.
-  /// Only with has_columns.
+  /// gradient (+)= dy^T x, f32 or bf16 [columns of dy, columns of x], of both by columns. Ends the
+  /// rows of another x. Only with has_columns.
   void write_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& gradient, bool adds);
 
  private:
@@ -55,7 +49,7 @@ class QuantizedOperands {
   void quantize_by_columns(const Tensor& x, const QuantizedRows& to) const;
 
   Exec exec_;
-  QuantizeRows quantize_;
+  bool has_scales_;
   std::map<int64_t, Weight> weights_;  // by offset
   Scratch x_;
   std::optional<Scratch> dy_;  // by columns

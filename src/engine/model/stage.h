@@ -44,6 +44,8 @@ struct TransformerOptions {
   /// then: of activations and all other GEMMs. Weight gradients: on one tensor-parallel rank.
   bool fp8 = false;
   bool fp8_weight_gradients = true;
+  /// If false, codes are the values rounded to e4m3: a control, on CPU ranks.
+  bool fp8_scales = true;
   /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
   /// the optimizer state hold them (engine/parallel/sharded/sharded_optimizer.h).
   bool f32_weights = true;
@@ -67,8 +69,6 @@ struct TransformerOptions {
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
-  /// Called on CPU ranks instead of quantize_rows, with rows of any strides. For comparing runs.
-  std::function<void(const Tensor& x, const Tensor& codes, const Tensor& scales)> quantize = {};
 };
 
 /// Callback with a range of the flat arrays.

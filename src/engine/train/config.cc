@@ -52,17 +52,22 @@ constexpr Key<RunConfig> kRunKeys[] = {
      "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it; "
      "fp8: bf16, but products of dense layers multiply e4m3 rows)"},
     {"gradient_dtype", &RunConfig::gradient_dtype, one_of("f32", "bf16"),
-     "of the weights' gradients, with train.dtype bf16; bf16: half their memory and traffic, for "
+     "of the weights' gradients, with train.dtype bf16 or fp8; bf16: half their memory and "
+     "traffic, for "
      "one microbatch a step, as sums of several would be rounded each time"},
     {"residual_gradient", &RunConfig::residual_gradient, one_of("f32", "bf16"),
-     "dtype of the residual stream's gradient, with train.dtype bf16; bf16: less traffic, the sum "
-     "is rounded after each attention and each MLP"},
+     "dtype of the residual stream's gradient, with train.dtype bf16 or fp8; bf16: less traffic, "
+     "the "
+     "sum is rounded after each attention and each MLP"},
     {"head_rows", &RunConfig::head_rows, Range(0, kBig),
      "rows of a microbatch, of all tensor-parallel ranks, whose logits the head computes at once, "
      "with their loss and gradients; memory of logits is that of so many rows (0: all)"},
     {"fp8_weight_gradients", &RunConfig::fp8_weight_gradients, kAny,
      "where train.dtype is fp8 and parallel.tp 1: products of weight gradients are fp8, too; false "
      "keeps them in bf16"},
+    {"fp8_scales", &RunConfig::fp8_scales, kAny,
+     "where train.dtype is fp8: e4m3 rows have scales; false: they are rounded without, as a "
+     "control, on CPU ranks"},
     {"deterministic", &RunConfig::deterministic, kAny,
      "on GPUs: equal bits in every run; false is faster, most for long sequences"},
     {"recompute", &RunConfig::recompute, one_of("none", "selective", "full"),
@@ -156,10 +161,11 @@ void RunConfig::check() const {
                     "between the losses that it compares",
                     early_stop));
   }
-  if (!fp8_weight_gradients && !is_fp8()) {
+  for (const auto& [key, is_on] : {std::pair("fp8_weight_gradients", fp8_weight_gradients),
+                                   std::pair("fp8_scales", fp8_scales)}) {
+    if (is_on || is_fp8()) continue;
     throw ConfigError(fmt::format(
-        "train.fp8_weight_gradients is false with train.dtype = \"{}\": expected true, as it has "
-        "no effect",
+        "train.{} is false with train.dtype = \"{}\": expected true, as it has no effect", key,
         dtype));
   }
   if (max_loss_spike > 0 && max_loss_spike <= 1) {

@@ -36,6 +36,7 @@ struct RunConfig {
   std::string residual_gradient = "f32";  ///< dtype
   int64_t head_rows = 0;                  ///< 0: all
   bool fp8_weight_gradients = true;
+  bool fp8_scales = true;
   std::string aux_loss_scope = "microbatch";
   int64_t seed = 1;
   std::string init;  ///< folder of the model that the weights are of at first; empty: random ones

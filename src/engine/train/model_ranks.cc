@@ -85,6 +85,7 @@ TransformerOptions make_transformer_options(
   options.head_rows = train.head_rows;
   options.fp8 = train.is_fp8();
   options.fp8_weight_gradients = train.fp8_weight_gradients;
+  options.fp8_scales = train.fp8_scales;
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
   options.documents = data.document_mask;
   options.deterministic = train.deterministic;

@@ -35,6 +35,20 @@ TEST(Fp8Config, SizesOnGpusAreMultiplesOf16) {
   EXPECT_EQ(check_fp8(in_bf16), "accepted");
 }
 
+TEST(Fp8Config, CodesWithoutScalesAreForCpuRanks) {
+  EXPECT_EQ(check_fp8({"train.fp8_scales=false"}),
+            "train.fp8_scales is false: expected true on GPUs");
+  const std::vector<std::string> in_bf16{"train.dtype=bf16", "train.fp8_scales=false"};
+  try {
+    check_config(load_config(TANDEM_SOURCE_DIR "/configs/tiny.toml", in_bf16));
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "train.fp8_scales is false with train.dtype = \"bf16\": expected true, as it has "
+                 "no effect");
+  }
+}
+
 TEST(Fp8Config, ActivationsAreInBf16) {
   RunConfig train;
   for (const auto& [dtype, expected] : {std::pair("auto", DType::f32),

@@ -34,8 +34,9 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
             "train.gradient_dtype is bf16 with 2 microbatches a step: expected f32, in which their "
             "gradients are summed, or train.microbatch = 8");
   for (const char* key : {"train.dtype=f32", "train.dtype=auto"}) {
-    EXPECT_THAT(check({key}), HasSubstr("expected f32, or train.dtype = \"bf16\""));
+    EXPECT_THAT(check({key}), HasSubstr("expected f32, or train.dtype = \"bf16\" or \"fp8\""));
   }
+  EXPECT_EQ(check({"train.dtype=fp8", "train.residual_gradient=bf16"}), "accepted");
   EXPECT_EQ(check({"train.gradient_dtype=f32", "train.residual_gradient=bf16", "parallel.pp=2"}),
             "train.residual_gradient is bf16 with parallel.pp = 2: expected f32, in which stages "
             "send it");

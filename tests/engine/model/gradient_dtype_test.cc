@@ -13,6 +13,9 @@ class GradientDType : public ::testing::TestWithParam<VariantOnRanks> {
   Step run(const TransformerOptions& options) const {
     return run_on_threads(GetParam().ranks, small_model(GetParam().variant), options);
   }
+  /// Gradients in bf16 have one rounding of each element, two of a tied embedding, which a product
+  /// and the lookups add to.
+  void expect_rounded(TransformerOptions options) const;
 };
 INSTANTIATE_TEST_SUITE_P(Cases, GradientDType, ::testing::ValuesIn(variants_on_ranks()),
                          [](const auto& test) {
@@ -29,10 +32,7 @@ Tensors rounded(Tensors tensors) {
   return tensors;
 }
 
-// One rounding of each element, two of a tied embedding, which a product and the lookups add to.
-TEST_P(GradientDType, WeightsAreThoseInF32Rounded) {
-  if (launched_by_mpi()) GTEST_SKIP() << "threads";
-  TransformerOptions options{.batch = 3, .seq = 7, .dtype = DType::bf16};
+void GradientDType::expect_rounded(TransformerOptions options) const {
   const Step in_f32 = run(options);
   options.gradient_dtype = DType::bf16;
   const Step found = run(options), again = run(options);
@@ -45,6 +45,21 @@ TEST_P(GradientDType, WeightsAreThoseInF32Rounded) {
     EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}),
               (is_tied ? 2 : 1) * kUnit)
         << name;
+  }
+}
+
+TEST_P(GradientDType, WeightsAreThoseInF32Rounded) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  expect_rounded({.batch = 3, .seq = 7, .dtype = DType::bf16});
+}
+
+// Products of e4m3 columns are rounded as those of bf16 are, and several ranks' are in bf16.
+TEST_P(GradientDType, WeightsInFp8AreThoseInF32Rounded) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  for (const bool fp8_weight_gradients : {true, false}) {
+    TransformerOptions options{.batch = 2, .seq = 8, .dtype = DType::bf16, .fp8 = true};
+    options.fp8_weight_gradients = fp8_weight_gradients;
+    expect_rounded(options);
   }
 }
 
