@@ -71,6 +71,8 @@ class SafetensorsFile {
   std::vector<std::byte> data(const SafetensorsEntry& entry) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
+  /// Elements of an e4m3 tensor, as read_f32: codes, which the caller multiplies by their scales.
+  void read_codes(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
   /// Hash of the tensor's bytes, read again from the file.
   std::string hash(const SafetensorsEntry& entry) const;
   /// Throws IoError with the first tensor of `share` whose bytes do not match the hash in the
@@ -84,6 +86,7 @@ class SafetensorsFile {
 
  private:
   void read_tensor(const SafetensorsEntry& entry, uint64_t offset, std::span<std::byte> out) const;
+  void check_range(const SafetensorsEntry& entry, int64_t begin, size_t count) const;
   void verify(const SafetensorsEntry& entry, bool require_hashes) const;
 
   std::string path_;

@@ -59,8 +59,9 @@ class HeaderReader : public json::json_sax_t {
     if (depth_ != 2 || field_ != "dtype") reject();
     const auto known = dtype_of(value);
     if (!known) {
-      reject_tensor(file_, entry_.name,
-                    fmt::format("dtype {}: expected F32, BF16, F16, I32 or U8", printable(value)));
+      reject_tensor(
+          file_, entry_.name,
+          fmt::format("dtype {}: expected F32, BF16, F16, F8_E4M3, I32 or U8", printable(value)));
     }
     entry_.dtype = *known;
     has_dtype_ = true;

@@ -75,12 +75,24 @@ void SafetensorsFile::read_tensor(const SafetensorsEntry& entry, uint64_t offset
   if (is_cut) reject_tensor(path_, entry.name, "the file was cut while it was read");
 }
 
+void SafetensorsFile::check_range(const SafetensorsEntry& entry, int64_t begin,
+                                  size_t count) const {
+  if (begin >= 0 && begin <= entry.elements() && int64_t(count) <= entry.elements() - begin) return;
+  throw InvalidArgument(fmt::format("{}: tensor '{}': elements [{}, {}) of {}", path_, entry.name,
+                                    begin, begin + int64_t(count), entry.elements()));
+}
+
+void SafetensorsFile::read_codes(const SafetensorsEntry& entry, int64_t begin,
+                                 std::span<float> out) const {
+  check_range(entry, begin, out.size());
+  std::vector<Float8E4M3> codes(out.size());
+  read_tensor(entry, uint64_t(begin), std::as_writable_bytes(std::span(codes)));
+  std::ranges::transform(codes, out.begin(), &Float8E4M3::to_float);
+}
+
 void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
                                std::span<float> out) const {
-  if (begin < 0 || begin > entry.elements() || int64_t(out.size()) > entry.elements() - begin) {
-    throw InvalidArgument(fmt::format("{}: tensor '{}': elements [{}, {}) of {}", path_, entry.name,
-                                      begin, begin + int64_t(out.size()), entry.elements()));
-  }
+  check_range(entry, begin, out.size());
   const uint64_t offset = uint64_t(begin) * size_of(entry.dtype);
   const auto convert = [&]<typename Half>(Half half) {
     std::vector<std::byte> source(2 * out.size());

@@ -14,6 +14,7 @@
 #include "engine/model/config_family.h"
 #include "engine/model/config_rope.h"
 #include "engine/model/config_value.h"
+#include "engine/model/weight_quantization.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -135,6 +136,10 @@ void check_known(const Json& root, const ModelFamily& family, const std::string&
   const std::vector<std::string> names = known_keys(family);
   for (const auto& [key, value] : root.items()) {
     if (std::ranges::find(names, key) != names.end()) continue;
+    if (key == kQuantizationKey && !value.is_null()) {
+      parse_weight_quantization(value, file, unused);
+      continue;
+    }
     const auto fixed =
         std::ranges::find_if(family.fixed, [&](const FixedKey& each) { return key == each.key; });
     const bool is_fixed = fixed != family.fixed.end();

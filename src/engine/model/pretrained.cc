@@ -22,10 +22,19 @@ bool same_bytes(const StoredTensor& a, const StoredTensor& b) {
          a.file->hash(*a.entry) == b.file->hash(*b.entry);
 }
 
+/// Scales with which other programs quantize activations.
+constexpr std::string_view kActivationScales[] = {".input_scale", ".input_scale_ub"};
+
 /// Whether an unread tensor has no effect on the model.
 bool is_redundant(const ModelConfig& config, const WeightFiles& weights,
                   const StoredTensor& tensor) {
   if (tensor.entry->name.ends_with(kFrequencies)) return true;
+  if (!weights.quantization().method.empty() &&
+      std::ranges::any_of(kActivationScales, [&](std::string_view suffix) {
+        return tensor.entry->name.ends_with(suffix);
+      })) {
+    return true;
+  }
   const StoredTensor embedding = weights.find("model.embed_tokens.weight");
   return config.tie_word_embeddings && tensor.entry->name == "lm_head.weight" && embedding &&
          same_bytes(tensor, embedding);
@@ -39,15 +48,24 @@ void require_at_most(const WeightFiles& weights, const char* key, int64_t value)
                             weights.path(), tensors, key, value));
 }
 
-/// `values`: the parameter's local_range.
-void read_shard(const SafetensorsFile& file, const SafetensorsEntry& entry, const LocalShard& shard,
-                const Tensor& values) {
+/// `read(begin, out)` reads elements of the full tensor. `values`: the parameter's local_range.
+template <typename Read>
+void read_shard(const LocalShard& shard, const Tensor& values, const Read& read) {
   if (shard.columns == shard.whole_columns && shard.row_stride == shard.columns) {  // contiguous
-    return file.read_f32(entry, shard.first, host_values(values));
+    return read(shard.first, values);
   }
   for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
-    file.read_f32(entry, shard.first + row * shard.whole_columns,
-                  host_values(values.narrow(0, row * shard.row_stride, shard.columns)));
+    read(shard.first + row * shard.whole_columns,
+         values.narrow(0, row * shard.row_stride, shard.columns));
+  }
+}
+
+/// Multiplies the codes of a shard by their scales.
+void apply_scales(const WeightScales& scales, const LocalShard& shard, const Tensor& values) {
+  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
+    const int64_t first = shard.first + row * shard.whole_columns;
+    scales.apply(first / shard.whole_columns, first % shard.whole_columns,
+                 values.narrow(0, row * shard.row_stride, shard.columns));
   }
 }
 
@@ -69,15 +87,24 @@ std::optional<BadElement> find_not_finite(const LocalShard& shard, const Tensor&
   return std::nullopt;
 }
 
-void load_parameter(const StoredTensor& tensor, const Parameter& p, const Exec& exec,
+/// `scales`: without a file unless the tensor has codes.
+void load_parameter(const StoredTensor& tensor, const StoredTensor& scales,
+                    const WeightQuantization& quantization, const Parameter& p, const Exec& exec,
                     const Tensor& values) {
+  const SafetensorsFile& file = *tensor.file;
   const LocalShard shard = local_shard(p);
   const FlatRange range = local_range(p);
   const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-  read_shard(*tensor.file, *tensor.entry, shard, local.tensor());
+  read_shard(shard, local.tensor(), [&](int64_t begin, const Tensor& to) {
+    const std::span out = host_values(to);
+    scales ? file.read_codes(*tensor.entry, begin, out) : file.read_f32(*tensor.entry, begin, out);
+  });
+  if (scales && range.count > 0) {
+    apply_scales({*scales.file, *scales.entry, *tensor.entry, quantization}, shard, local.tensor());
+  }
   if (const auto bad = find_not_finite(shard, local.tensor())) {
     throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
-                              tensor.file->path(), p.name, bad->element, bad->value));
+                              file.path(), p.name, bad->element, bad->value));
   }
   local.store();
 }
@@ -85,7 +112,11 @@ void load_parameter(const StoredTensor& tensor, const Parameter& p, const Exec& 
 }  // namespace
 
 std::string model_identity(const ModelConfig& config, const WeightFiles& weights) {
-  return fmt::format("config {}, weights {}", content_hash(to_json(config)), weights.identity());
+  const WeightQuantization& q = weights.quantization();
+  return fmt::format("config {}, weights {}{}", content_hash(to_json(config)), weights.identity(),
+                     q.method.empty() ? ""
+                                      : fmt::format(", {} in blocks of {} x {}", q.method,
+                                                    q.block_rows, q.block_columns));
 }
 
 void require_same_tensors(const ModelConfig& config, const WeightFiles& weights) {
@@ -94,8 +125,11 @@ void require_same_tensors(const ModelConfig& config, const WeightFiles& weights)
                   config.experts * config.moe_layers());
   std::vector<std::string> known;
   for (const Parameter& p : ModelLayout(config, 1, 0).parameters) {
-    weights.require(p.name, p.shape);
+    const StoredTensor tensor = weights.require(p.name, p.shape);
     known.push_back(p.name);
+    if (const StoredTensor scales = weights.require_scales(tensor)) {
+      known.push_back(scales.entry->name);
+    }
   }
   std::ranges::sort(known);
   const StoredTensor* first = nullptr;
@@ -128,14 +162,15 @@ std::optional<size_t> first_not_finite(const Tensor& tensor) {
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
                      const Exec& exec, const Tensor& values) {
   for (const Parameter& p : parameters) {
-    load_parameter({&file, &file.require(p.name, p.shape)}, p, exec, values);
+    load_parameter({&file, &file.require(p.name, p.shape)}, {}, {}, p, exec, values);
   }
 }
 
 void load_parameters(const WeightFiles& files, const std::vector<Parameter>& parameters,
                      const Exec& exec, const Tensor& values) {
   for (const Parameter& p : parameters) {
-    load_parameter(files.require(p.name, p.shape), p, exec, values);
+    const StoredTensor tensor = files.require(p.name, p.shape);
+    load_parameter(tensor, files.require_scales(tensor), files.quantization(), p, exec, values);
   }
 }
 

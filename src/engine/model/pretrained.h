@@ -23,8 +23,9 @@ void require_same_tensors(const ModelConfig& config, const WeightFiles& weights)
 /// Index of the first element that is NaN or infinite. `values`: f32, contiguous, on the host.
 std::optional<size_t> first_not_finite(const Tensor& values);
 
-/// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk) into a flat array. Throws
-/// IoError naming the tensor that is missing, has another shape or a non-finite element.
+/// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk; of WeightFiles also e4m3,
+/// whose codes are multiplied by their scales) into a flat array. Throws IoError naming the tensor
+/// that is missing, has another shape or a non-finite element.
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
                      const Exec& exec, const Tensor& values);
 void load_parameters(const WeightFiles& files, const std::vector<Parameter>& parameters,

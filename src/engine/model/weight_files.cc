@@ -1,6 +1,7 @@
 #include "engine/model/weight_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -123,7 +124,9 @@ std::string describe_other_weights(const std::string& folder) {
 }
 
 WeightFiles::WeightFiles(const std::string& folder)
-    : folder_(folder), path_(folder + "/" + kWeightsName) {
+    : folder_(folder),
+      path_(folder + "/" + kWeightsName),
+      quantization_(read_weight_quantization(folder)) {
   const std::string index = folder + "/" + kIndexName;
   if (!path_exists(path_) && path_exists(index)) {
     path_ = index;
@@ -182,6 +185,27 @@ StoredTensor WeightFiles::require(std::string_view name, std::span<const int64_t
   if (!tensor) throw IoError(fmt::format("{}: tensor '{}' is missing", path_, name));
   tensor.file->require(name, shape);
   return tensor;
+}
+
+StoredTensor WeightFiles::require_scales(const StoredTensor& tensor) const {
+  const SafetensorsEntry& matrix = *tensor.entry;
+  if (matrix.dtype != DType::e4m3) return {};
+  if (quantization_.method.empty() || matrix.shape.size() != 2) {
+    reject_tensor(
+        tensor.file->path(), matrix.name,
+        fmt::format("e4m3 [{}]: expected f32, bf16 or f16, or a matrix and {} in {}",
+                    fmt::join(matrix.shape, ", "), kQuantizationKey, folder_ + "/config.json"));
+  }
+  StoredTensor scales = find(matrix.name + "_scale_inv");
+  if (!scales) scales = find(matrix.name + "_scale");
+  if (!scales) {
+    const bool has_blocks = quantization_.method == "fp8" && quantization_.block_rows > 0;
+    throw IoError(fmt::format("{}: tensor '{}' is missing: expected {}", path_,
+                              printable(matrix.name) + (has_blocks ? "_scale_inv" : "_scale"),
+                              describe_scales(matrix, quantization_)));
+  }
+  check_scales(scales.file->path(), *scales.entry, matrix, quantization_);
+  return scales;
 }
 
 void WeightFiles::verify() const {

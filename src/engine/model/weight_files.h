@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/formats/safetensors.h"
+#include "engine/model/weight_quantization.h"
 
 namespace tandem {
 
@@ -27,7 +28,8 @@ std::string describe_other_weights(const std::string& folder);
 class WeightFiles {
  public:
   /// Opens model.safetensors or, if there is none but an index, all files of the index. Throws
-  /// IoError naming the file, and the tensor if the index and the files' headers differ on it.
+  /// IoError naming the file, and the tensor if the index and the files' headers differ on it, and
+  /// ConfigError for a quantization_config that is not known.
   explicit WeightFiles(const std::string& folder);
   /// model.safetensors or the index.
   const std::string& path() const { return path_; }
@@ -37,6 +39,11 @@ class WeightFiles {
   StoredTensor find(std::string_view name) const;
   /// Throws IoError unless there is a tensor of this name and shape.
   StoredTensor require(std::string_view name, std::span<const int64_t> shape) const;
+  /// Scales of a tensor; without a file unless it is e4m3. Throws IoError if they are missing or do
+  /// not fit it, and for a tensor that cannot have scales.
+  StoredTensor require_scales(const StoredTensor& tensor) const;
+  /// By the folder's config.json.
+  const WeightQuantization& quantization() const { return quantization_; }
   /// Checks and hashes of all files (core/formats/safetensors.h).
   void verify() const;
   std::string header_hash() const;
@@ -46,6 +53,7 @@ class WeightFiles {
   void open_index();
 
   std::string folder_, path_;
+  WeightQuantization quantization_;
   std::vector<std::unique_ptr<const SafetensorsFile>> files_;
   std::vector<StoredTensor> tensors_;
 };

@@ -17,7 +17,7 @@
 #include "engine/model/layout.h"
 #include "engine/model/pretrained.h"
 #include "tandem/error.h"
-#include "tests/engine/infer/families.h"
+#include "tests/engine/infer/quantized_folder.h"
 #include "tests/flat.h"
 
 namespace tandem {
@@ -165,22 +165,34 @@ bool is_refused(const std::string& folder) {
 void refuse_mutations(uint64_t seed, int count) {
   const std::string folder = make_scratch_folder("hostile");
   std::vector<FamilyCase> cases = family_cases();
+  const std::vector<QuantizedCase> quantized = quantized_cases();
   Mutator mutator(seed);
   int refused = 0;
   const int64_t before = peak_kib();
   std::string name;
+  bool is_quantized = false;
   for (int i = 0; i < count && !::testing::Test::HasFailure(); ++i) {
     if (i % 50 == 0) {  // another model
       std::filesystem::remove_all(folder);
-      write_folder(folder, cases[mutator.below(cases.size())].expected["config"], DType::bf16, 2);
+      const Json& config = cases[mutator.below(cases.size())].expected["config"];
+      is_quantized = i % 100 == 50;
+      if (is_quantized) {
+        write_quantized_folder(folder, config, quantized[mutator.below(quantized.size())]);
+      } else {
+        write_folder(folder, config, DType::bf16, 2);
+      }
       write_file(folder + "/generation_config.json",
                  R"({"eos_token_id": [1, 2], "do_sample": true, "temperature": 0.5, "top_k": 3})");
       ASSERT_FALSE(is_refused(folder));
     }
-    const char* const names[] = {"config.json", "model.safetensors.index.json",
-                                 "model-1-of-2.safetensors", "model-2-of-2.safetensors",
-                                 "generation_config.json"};
-    name = names[mutator.below(std::size(names))];
+    std::vector<std::string> names{"config.json", "generation_config.json"};
+    if (is_quantized) {
+      names.insert(names.end(), 2, "model.safetensors");
+    } else {
+      names.insert(names.end(), {"model.safetensors.index.json", "model-1-of-2.safetensors",
+                                 "model-2-of-2.safetensors"});
+    }
+    name = names[mutator.below(names.size())];
     const std::string path = folder + "/" + name, good = read_file(path);
     const bool is_json = name.ends_with(".json");
     const std::string bad = !is_json           ? mutator.change_header(good)
