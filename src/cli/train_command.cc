@@ -111,6 +111,23 @@ void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
   check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
 }
 
+/// Throws ConfigError unless the job can continue with each number of data-parallel ranks that
+/// losses may leave of it (launch --min-dp).
+void check_fewer_replicas(TrainConfig fewer, int min_dp) {
+  ParallelConfig& parallel = fewer.parallel;
+  if (min_dp == 0 || parallel.sync.num_learners() > 1) return;
+  const int64_t dp = parallel.dp;
+  parallel.replicas = parallel.logical_replicas();
+  while ((parallel.dp -= parallel.ep) >= min_dp) {
+    try {
+      check_config(fewer);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("launch --min-dp {}: with {} of {} data-parallel ranks: {}",
+                                    min_dp, parallel.dp, dp, error.what()));
+    }
+  }
+}
+
 /// Layout of the command line over the job's.
 void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
   if (arguments.tp > 0) parallel.tp = arguments.tp;
@@ -128,8 +145,9 @@ void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
   }
 }
 
-/// Reads the job and checks it. `is_member`: of a launcher that replaces ranks.
-void read_request(const TrainArguments& arguments, bool is_member, TrainRequest& request) {
+/// Reads the job and checks it. `member`: of a launcher that replaces ranks, or nullptr.
+void read_request(const TrainArguments& arguments, const control::Member* member,
+                  TrainRequest& request) {
   request.out = arguments.out;
   request.resume = arguments.resume;
   if (request.resume && !arguments.init.empty()) {
@@ -146,7 +164,7 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
   }
   set_chat_keys(request.config.data);
   set_layout(arguments, request.config.parallel);
-  if (request.config.check.action == "replace" && !is_member) {
+  if (request.config.check.action == "replace" && !member) {
     throw InvalidArgument(
         "check.action is replace: expected tandem launch --spares, --restarts or --min-dp, which "
         "replace a rank");
@@ -156,6 +174,7 @@ void read_request(const TrainArguments& arguments, bool is_member, TrainRequest&
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
+  if (member) check_fewer_replicas(request.config, member->min_dp());
 }
 
 /// Ranks of the job, on devices that have the memory.

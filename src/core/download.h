@@ -29,7 +29,8 @@ class Download {
   void end();
   /// Work enqueued on exec's stream from now on starts after the copies before `end`.
   void block(const Exec& exec) const;
-  /// Blocks until these copies have ended. Any thread. Throws DeviceError.
+  /// Blocks until these copies have ended. Any thread. Throws DeviceError, and what the ranks that
+  /// use the stream of `begin` find while it does not end.
   void wait() const;
 
  private:

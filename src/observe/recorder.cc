@@ -76,6 +76,10 @@ void kill_after_span(std::optional<Phase> phase, const std::string& name) {
   last_span = {phase, name};
 }
 
+bool cancel_kill() {
+  return std::exchange(last_span, std::nullopt).has_value();
+}
+
 std::string_view name_of(SpanKind kind) {
   switch (kind) {
     case SpanKind::gemm:

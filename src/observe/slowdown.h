@@ -17,5 +17,7 @@ void slow_down(const PhaseTimes& shares);
 /// Kills the process by SIGKILL when a span of the calling thread has ended in this phase and with
 /// this name; without one of them, any.
 void kill_after_span(std::optional<Phase> phase, const std::string& name);
+/// Takes it back. Returns whether there was one.
+bool cancel_kill();
 
 }  // namespace tandem

@@ -10,7 +10,7 @@ namespace {
 
 struct HeadDecisions {
   uint32_t generation, closed, has_output, resumes;
-  int32_t size, tp, dp, pp, ep, port;
+  int32_t size, tp, dp, pp, ep, min_dp, port;
   double rank_flops;
 };
 
@@ -71,9 +71,9 @@ void apply_layout(BoardHead& head, const From& from, bool sizes) {
 std::vector<std::byte> read_decisions(const Board& board) {
   const BoardHead& head = board.head();
   std::vector<std::byte> bytes;
-  append_struct(
-      bytes, HeadDecisions{head.generation, head.closed, head.has_output, head.resumes, head.size,
-                           head.tp, head.dp, head.pp, head.ep, head.port, head.rank_flops});
+  append_struct(bytes, HeadDecisions{head.generation, head.closed, head.has_output, head.resumes,
+                                     head.size, head.tp, head.dp, head.pp, head.ep, head.min_dp,
+                                     head.port, head.rank_flops});
   for (int i = 0; i < head.slots; ++i) {
     const MemberSlot& slot = board.slot(i);
     append_struct(bytes, SlotDecisions{slot.rank, slot.host, slot.words.longest_work_ns});
@@ -97,6 +97,7 @@ void apply_decisions(Board& board, int host, std::span<const std::byte> bytes) {
   apply_layout(head, decisions, decisions.tp != 0);
   head.size = decisions.size;
   head.resumes = decisions.resumes;
+  head.min_dp = decisions.min_dp;
   head.port = decisions.port;
   head.closed = decisions.closed;
   head.generation = decisions.generation;

@@ -58,6 +58,7 @@ struct BoardHead {
   std::atomic<int32_t> size;         ///< ranks of the generation
   std::atomic<int32_t> tp, dp, pp;   ///< its layout, once known: ranks of each axis (0: unknown),
   std::atomic<int32_t> ep;           ///< and data-parallel ranks that share the experts
+  std::atomic<int32_t> min_dp;       ///< fewest data-parallel ranks to continue with; 0: all
   std::atomic<int32_t> port;         ///< of the generation's store; 0: a local socket
   std::atomic<double> rank_flops;    ///< measured peak of a rank; 0: not yet
   int32_t slots;
@@ -123,6 +124,8 @@ class Member {
   bool has_rank() const { return board_.slot(slot_).rank >= 0; }
   /// Data-parallel ranks of the generation; 0: not known yet.
   int dp() const { return board_.head().dp; }
+  /// Fewest data-parallel ranks that the run may continue with; 0: it never has fewer.
+  int min_dp() const { return board_.head().min_dp; }
   /// States the layout, once; those of later generations follow from it.
   void note_layout(int tp, int dp, int pp, int ep) const;
   std::atomic<double>& rank_flops() const { return board_.head().rank_flops; }

@@ -71,6 +71,7 @@ class PinnedHost final : public PinnedRange {
   PinnedHost& operator=(const PinnedHost&) = delete;
 
   void begin(const Exec& exec) override {
+    source_ = exec.stream;
     begin_.record(exec.stream);
     begin_.block(stream_.get());
   }
@@ -82,12 +83,13 @@ class PinnedHost final : public PinnedRange {
   void block(const Exec& exec) const override { copied_.block(exec.stream); }
   void wait() const override {
     const gpu::CurrentDevice current(device_);
-    gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy to the host");
+    gpu::await_event(copied_.get(), source_, "wait for a copy to the host");
   }
 
  private:
   void* memory_;
   int device_;
+  cudaStream_t source_ = nullptr;  // of the work that the copies follow
   gpu::Stream stream_;
   gpu::Event begin_, copied_;
 };

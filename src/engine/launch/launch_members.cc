@@ -59,6 +59,7 @@ LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
       restarts_left_(request.restarts),
       board_(board),
       events_(request.out) {
+  board_.head().min_dp = min_dp_;
   if (lost) note_launcher(*lost);
   for (int slot = 0; slot < board_.head().slots; ++slot) {
     board_.reset_slot(slot, slot < request.ranks ? slot : control::kSpare);

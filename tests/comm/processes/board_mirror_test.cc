@@ -20,6 +20,7 @@ void decide(Board& board) {
   head.dp = 3;
   head.pp = 1;
   head.ep = 1;
+  head.min_dp = 2;
   head.port = 4711;
   head.resumes = 1;
   head.has_output = 1;
@@ -48,6 +49,7 @@ TEST(BoardMirror, DecisionsReachTheBoardOfAHost) {
   EXPECT_EQ(to.dp, from.dp);
   EXPECT_EQ(to.pp, from.pp);
   EXPECT_EQ(to.ep, from.ep);
+  EXPECT_EQ(to.min_dp, from.min_dp);
   EXPECT_EQ(to.port, from.port);
   EXPECT_EQ(to.resumes, from.resumes);
   EXPECT_EQ(to.has_output, from.has_output);

@@ -20,6 +20,7 @@
 #include "core/system/file_descriptor.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/printable.h"
 #include "core/system/write_fault.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/device_traits.h"
@@ -81,6 +82,7 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
 }
 
 FaultInjector::~FaultInjector() {
+  take_back_kill();
   slow_down({});
   slow_link(-1, 1);
   recorder().shift_clock({}, 0);
@@ -101,6 +103,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
              fmt::format(R"({{"phase":"{}","span":{}}})", fault.phase ? name_of(*fault.phase) : "",
                          dump_json(nlohmann::json(fault.span))));
       kill_after_span(fault.phase, fault.span);
+      at_span_ = fault;
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
@@ -165,6 +168,15 @@ void FaultInjector::after_passes(int64_t step) {
     if (fault.kind == FaultKind::flip_gradients && is_here && !was_before(fault)) flip(fault);
     if (fault.kind == FaultKind::flip_checkpoint) of_files_.push_back(fault);
   }
+}
+
+std::string FaultInjector::take_back_kill() {
+  if (!cancel_kill()) return "";
+  const Fault& fault = *at_span_;
+  return fmt::format(
+      "--inject: kill in step {} of rank {}: no span{}{} has ended since: expected one", fault.step,
+      fault.rank, fault.span.empty() ? "" : fmt::format(" \"{}\"", printable(fault.span)),
+      fault.phase ? fmt::format(" in phase {}", name_of(*fault.phase)) : "");
 }
 
 void FaultInjector::after_save(int64_t saved_step) {

@@ -2,6 +2,7 @@
 // notices them. Each fault is a line of JSON in OUT/injected.jsonl, written before it happens.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,6 +31,9 @@ class FaultInjector {
   void before_passes(int64_t step, StepExecutor& executor);
   /// After gradients are reduced: flips of these.
   void after_passes(int64_t step);
+  /// Takes back a kill after a span that has not ended, and returns what was awaited; empty if
+  /// there is none. In the rank's own thread, as `before_passes`.
+  std::string take_back_kill();
   /// Flips in the files of the newest checkpoint, of `saved_step`, for faults up to this step.
   void after_save(int64_t saved_step);
 
@@ -50,7 +54,8 @@ class FaultInjector {
   ModelRanks& ranks_;
   const SyncConfig& sync_;
   std::string out_;
-  std::vector<Fault> of_files_;  // to come after the next save
+  std::vector<Fault> of_files_;   // to come after the next save
+  std::optional<Fault> at_span_;  // kill after a span
   // Faults of this rank before the run was resumed, by step and kind: a run ends by one once.
   std::set<std::pair<int64_t, std::string>> ended_before_;
 };

@@ -1,3 +1,4 @@
+#include "engine/parallel/collective_check.h"
 #include "engine/train/checks/fault_injector.h"
 #include "engine/train/hooks/hooks.h"
 #include "tandem/error.h"
@@ -18,10 +19,19 @@ class Faults : public StepHook {
 
   void before_passes(Step& step) override { injector_.before_passes(step.number, *run_.executor); }
   void after_passes(Step& step) override { injector_.after_passes(step.number); }
-  void after_step(Step&) override { at_end(); }
-  void at_end() override { injector_.after_save(run_.checkpoints->saved_step()); }
+  void after_step(Step&) override { flip_files(); }
+  void at_end() override {
+    flip_files();
+    const std::string missed = injector_.take_back_kill();
+    on_every_rank(run_.world, "the end of injected faults", 0, [&] {
+      if (!missed.empty()) throw ConfigError(missed);
+      return std::string();
+    });
+  }
 
  private:
+  void flip_files() { injector_.after_save(run_.checkpoints->saved_step()); }
+
   Run& run_;
   FaultInjector injector_;
 };
