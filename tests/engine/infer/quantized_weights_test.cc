@@ -37,6 +37,15 @@ std::vector<Json> model_configs() {
   return all;
 }
 
+/// Dense, with the matrix kMatrix.
+Json dense_config() {
+  for (const Json& each : model_configs()) {
+    if (each["model_type"] == "qwen3") return each;
+  }
+  ADD_FAILURE();
+  return {};
+}
+
 std::vector<float> load_shard(const StoredModel& stored, const ModelLayout& layout) {
   std::vector<float> values(size_t(layout.size));
   load_parameters(stored.weights, layout.parameters, {}, flat(values));
@@ -93,7 +102,7 @@ class RefusedWeights : public ::testing::Test {
   ~RefusedWeights() override { std::filesystem::remove_all(folder_); }
 
   void write(const QuantizedCase& test) {
-    write_quantized_folder(folder_, model_configs().front(), test);
+    write_quantized_folder(folder_, dense_config(), test);
     config_ = Json::parse(read_file(folder_ + "/config.json"));
   }
   void write(const char* name) {
@@ -223,8 +232,10 @@ TEST_F(RefusedWeights, CodesNeedAQuantizationAndScalesNeedCodes) {
   Json root = config_;
   root.erase("quantization_config");
   write_file(folder_ + "/config.json", root.dump());
-  EXPECT_THAT(error(), HasSubstr("e4m3 [32, 46]: expected f32, bf16 or f16, or a matrix and "
-                                 "quantization_config in "));
+  EXPECT_THAT(
+      error(),
+      HasSubstr("q_proj.weight': e4m3 [128, 32]: expected f32, bf16 or f16, or a matrix and "
+                "quantization_config in "));
   write("odd_blocks");
   rewrite([&](auto& spec, auto& data) {
     if (spec.name == kMatrix) spec.dtype = DType::f32, data.resize(4 * data.size());
@@ -268,11 +279,11 @@ TEST_F(RefusedWeights, NonFiniteValuesAreNamed) {
 
 TEST(QuantizedWeights, IdentityChangesWithTheBlocks) {
   const std::string folder = make_scratch_folder("identity");
-  write_quantized_folder(folder, model_configs().front(), quantized_cases().front());
+  write_quantized_folder(folder, dense_config(), quantized_cases().front());
   const auto identity = [&] { return open_model(folder, [](const std::string&) {}).identity; };
   const std::string before = identity();
   Json config = Json::parse(read_file(folder + "/config.json"));
-  config["quantization_config"]["weight_block_size"] = {127, 128};
+  config["quantization_config"]["weight_block_size"] = {129, 128};
   write_file(folder + "/config.json", config.dump());
   EXPECT_NE(identity(), before);
   std::filesystem::remove_all(folder);

@@ -92,8 +92,8 @@ TEST(Fp8, RecomputedActivationsGiveTheSameBits) {
 /// Mean loss of the last steps of gradient descent over a few batches, with a loss that is scaled
 /// as if a step had 2^14 times as many tokens.
 double loss_of_training(const TransformerOptions& options) {
-  constexpr float kScale = 0x1p-14f, kRate = 0.003f;
-  constexpr int kSteps = 80, kBatches = 4;
+  constexpr float kScale = 0x1p-14f, kRate = 0.002f;
+  constexpr int kSteps = 160, kBatches = 4;
   const ModelConfig config = small_model(kVariants[1]);
   double loss = 0;
   run_threads({}, [&](Communicator& comm) {
@@ -119,9 +119,9 @@ TEST(Fp8, TrainingReachesTheLossOfBf16AndWithoutScalesDoesNot) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const double expected = loss_of_training(options_of(DType::bf16, false));
   TransformerOptions options = options_of(DType::bf16, true);
-  EXPECT_NEAR(loss_of_training(options), expected, 0.02 * expected);
+  EXPECT_LT(loss_of_training(options), 1.02 * expected);
   options.fp8_scales = false;
-  EXPECT_GT(loss_of_training(options), 1.1 * expected);
+  EXPECT_GT(loss_of_training(options), 1.25 * expected);
 }
 
 // Passes of a step use the codes of its first pass, whatever becomes of the weights meanwhile.
@@ -134,8 +134,8 @@ TEST(Fp8, WeightsAreQuantizedOnceAStep) {
       Transformer model(comm, config, options_of(DType::bf16, fp8));
       model.initialize(17);
       const Batch batch = make_batch(config, 32);
+      model.begin_step();
       const auto loss = [&] {
-        model.begin_step();
         const double result = model.forward(batch.tokens, batch.targets);
         model.backward(1);
         return result;
