@@ -91,9 +91,14 @@ for replaces in '' '--min-dp 2'; do
   [ "$(grep -c "^tandem: launch: tandem doctor " "$dir/log")" = 1 ] && [ "$(sed '1,/tandem doctor/d' "$dir/log" | wc -l)" -ge 5 ] && grep -q '^[0-9]* steps up to step ' "$dir/log" ||
     fail "expected one diagnosis:" "$dir/log"
 done
-refused 2 'launch --min-dp 1: with 1 of 2 data-parallel ranks: train.gradient_dtype is bf16 with parallel.replicas = 2' \
-  -n 2 --min-dp 1 -- "$tandem" train "$config" --dp 2 --out "$dir/fewer" --set train.dtype=bf16 train.gradient_dtype=bf16
-[ ! -e "$dir/fewer" ] || fail "a job that is refused has written" "$dir/log"
+# A job that could not continue with fewer replicas does not begin.
+status=0
+"$tandem" launch -n 2 --min-dp 1 -- "$tandem" train "$config" --dp 2 --out "$dir/fewer" \
+  --set train.dtype=bf16 train.gradient_dtype=bf16 >"$dir/log" 2>&1 || status=$?
+[ $status = 2 ] || fail "a job without fewer replicas: exit $status" "$dir/log"
+expected='launch --min-dp 1: with 1 of 2 data-parallel ranks: train.gradient_dtype is bf16 with parallel.replicas = 2: expected f32'
+grep -qF -- "$expected" "$dir/log" || fail "expected '$expected':" "$dir/log"
+[ -z "$(ls "$dir/fewer")" ] || fail "a job that is refused has written" "$dir/log"
 refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
 refused 2 'expected either -n with a command, or --probe' -n 2 --probe 2 -- true
 refused 2 'launch: no command' -n 2
