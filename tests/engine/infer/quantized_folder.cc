@@ -20,7 +20,7 @@ struct Written {
 };
 
 template <typename T>
-std::vector<std::byte> to_bytes(const std::vector<T>& values) {
+std::vector<std::byte> copy_bytes(const std::vector<T>& values) {
   const auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
 }
@@ -30,16 +30,16 @@ Written make_scales(const std::string& name, const std::vector<int64_t>& shape,
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = std::ldexp(1 + float(std::abs(weight(name, i))), -int(i % 5));
   }
-  if (test.scales == DType::f32) return {{name, DType::f32, shape}, to_bytes(values)};
+  if (test.scales == DType::f32) return {{name, DType::f32, shape}, copy_bytes(values)};
   std::vector<BFloat16> rounded;
   for (float& value : values) {
     rounded.push_back(BFloat16::from_float(value));
     value = rounded.back().to_float();
   }
-  return {{name, DType::bf16, shape}, to_bytes(rounded)};
+  return {{name, DType::bf16, shape}, copy_bytes(rounded)};
 }
 
-bool is_quantized(const Parameter& p) {
+bool has_codes(const Parameter& p) {
   return p.shape.size() == 2 && p.name.find("model.layers.") == 0 &&
          !p.name.ends_with("gate.weight");
 }
@@ -92,8 +92,8 @@ void write_quantized_folder(const std::string& folder, Json config, const Quanti
     const int64_t columns = p.shape.back(), rows = p.shape.size() > 1 ? p.shape[0] : 1;
     std::vector<float> exact;
     for (int64_t i = 0; i < rows * columns; ++i) exact.push_back(weight(p.name, uint64_t(i)));
-    if (!is_quantized(p)) {
-      const Written tensor{{p.name, DType::f32, p.shape}, to_bytes(exact)};
+    if (!has_codes(p)) {
+      const Written tensor{{p.name, DType::f32, p.shape}, copy_bytes(exact)};
       stored.push_back(tensor), values.push_back(tensor);
       continue;
     }
@@ -111,13 +111,13 @@ void write_quantized_folder(const std::string& folder, Json config, const Quanti
       const int64_t block = i / columns / height * grid_columns + i % columns / width;
       exact[size_t(i)] = codes.back().to_float() * scales[size_t(block)];
     }
-    stored.push_back({{p.name, DType::e4m3, p.shape}, to_bytes(codes)});
+    stored.push_back({{p.name, DType::e4m3, p.shape}, copy_bytes(codes)});
     stored.push_back(of_scales);
     if (test.name == "tensors") {
       stored.push_back({{p.name.substr(0, p.name.rfind('.')) + ".input_scale", DType::f32, {1}},
-                        to_bytes(std::vector<float>{1})});
+                        copy_bytes(std::vector<float>{1})});
     }
-    values.push_back({{p.name, DType::f32, p.shape}, to_bytes(exact)});
+    values.push_back({{p.name, DType::f32, p.shape}, copy_bytes(exact)});
   }
   write_file_of(folder + "/model.safetensors", stored);
   write_file_of(values_folder + "/model.safetensors", values);
