@@ -1,0 +1,40 @@
+// A form of context-parallel attention: which operands travel, and when. All forms compute the same
+// blocks, of one rank's queries and one rank's keys, and add their results in the same order: that
+// of rank r's queries are from the keys of rank r, r + 1, ...; that of rank j's key gradients from
+// the queries of rank j, j - 1, .... So all forms give the same bits.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "overlap/attention/shape.h"
+#include "tandem/communicator.h"
+#include "tandem/strategy.h"
+
+namespace tandem {
+
+class ContextForm {
+ public:
+  ContextForm() = default;
+  virtual ~ContextForm() = default;
+  ContextForm(const ContextForm&) = delete;
+  ContextForm& operator=(const ContextForm&) = delete;
+  virtual void forward(const ContextForward& call) = 0;
+  virtual void backward(const ContextBackward& call) = 0;
+};
+
+/// Row of the list of forms.
+struct ContextFormRow {
+  const char* name;
+  Strategy strategy;
+  /// Why the form cannot run; empty if it can.
+  std::string (*refusal)(const ContextGrid& grid);
+  /// Collective. `rope` may be nullptr and must outlive the form.
+  std::unique_ptr<ContextForm> (*make)(Communicator& comm, const ContextGrid& grid,
+                                       const RopeTable* rope);
+};
+
+/// Forms; `gather`, the first, is serial.
+extern const ContextFormRow kGatherForm, kRingForm;
+
+}  // namespace tandem

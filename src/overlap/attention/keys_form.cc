@@ -1,0 +1,179 @@
+// Forms in which keys and values travel and queries stay. `gather` waits for all keys, then
+// computes; `ring` computes the local block first and each other one when its keys have arrived. In
+// the backward pass keys and values travel again, and the gradients that their rank's queries do not
+// give return to it as partial sums.
+#include <limits>
+
+#include "overlap/attention/exchange.h"
+
+namespace tandem {
+
+using namespace schedule;
+
+namespace {
+
+class KeysForm final : public ContextForm {
+ public:
+  KeysForm(Communicator& comm, const ContextGrid& grid, const RopeTable* rope, Strategy strategy)
+      : grid_(grid),
+        overlaps_(strategy == Strategy::overlapped),
+        copies_(grid, rope),
+        kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
+                 2 * grid.max_key_chunk()}),
+        keys_(grid.key_message({{grid.shape.dtype, grid.kv_columns()},
+                                {grid.shape.dtype, grid.kv_columns()}})),
+        gradients_(grid.key_message({{DType::f32, grid.kv_columns()},
+                                     {DType::f32, grid.kv_columns()}})),
+        queries_(grid.query_message({{DType::f32, grid.q_columns()},      // out, or dq
+                                     {DType::f32, grid.shape.heads},      // log_sums
+                                     {DType::f32, grid.shape.heads},      // delta
+                                     {grid.shape.dtype, grid.q_columns()},    // q
+                                     {grid.shape.dtype, grid.q_columns()}}),  // dout
+                 grid.max_query_chunk()),
+        key_area_(keys_.capacity(grid.max_key_chunk())),
+        gradient_area_(gradients_.capacity(grid.max_key_chunk())),
+        exchange_(comm, size_t(grid.world) * (key_area_ + gradient_area_),
+                  key_area_ + size_t(grid.world) * gradient_area_, 2 * grid.world) {}
+
+  void forward(const ContextForward& call) override {
+    begin(call.q, call.k, call.v, call.mask);
+    const ContextRows rows = grid_.queries(grid_.rank);
+    fill(part(kSums), 0);
+    fill(part(kLogSums), -std::numeric_limits<float>::infinity());
+    each_block(call.mask, [&](int, const cpu::AttentionBlock& block) {
+      kernel_.forward(block, part(kSums), part(kLogSums));
+    });
+    copies_.copy_out(part(kSums), rows, 0, call.out);
+    copies_.log_sums_out(part(kLogSums), rows, 0, call.log_sums);
+  }
+
+  void backward(const ContextBackward& call) override {
+    begin(call.q, call.k, call.v, call.mask);
+    const ContextRows rows = grid_.queries(grid_.rank), local = grid_.keys(grid_.rank);
+    copies_.copy_in(call.dout, rows, 0, part(kDout));
+    copies_.log_sums_in(call.log_sums, rows, 0, part(kLogSums));
+    copies_.deltas(call.dout, call.out, rows, 0, part(kDelta));
+    fill(part(kSums), 0);
+    for (const int i : {0, 1}) fill(gradients_.part(partial(grid_.rank), local, i), 0);
+    each_block(call.mask, [&](int owner, const cpu::AttentionBlock& block) {
+      const ContextRows& keys = owner == grid_.rank ? local : block.rows.keys;
+      const cpu::ChunkRows dk = gradients_.part(partial(owner), keys, 0),
+                           dv = gradients_.part(partial(owner), keys, 1);
+      if (owner != grid_.rank) fill(dk, 0), fill(dv, 0);
+      kernel_.backward(block, {part(kDout), part(kLogSums), part(kDelta), part(kSums), dk, dv});
+      if (overlaps_) send_gradients(owner, call.mask);
+    });
+    for (int step = 1; step < grid_.world; ++step) {
+      const int owner = ag_source(grid_.rank, grid_.world, step);
+      const bool sent = overlaps_ && !grid_.block(grid_.rank, owner, call.mask.window).empty();
+      if (!sent) send_gradients(owner, call.mask);
+    }
+    copies_.rotate_out(part(kSums), rows, 0, call.mask, call.dq);
+    sum_gradients(call.mask);
+    copies_.rotate_out(gradients_.part(partial(grid_.rank), local, 0), local, 0, call.mask,
+                       call.dk);
+    copies_.copy_out(gradients_.part(partial(grid_.rank), local, 1), local, 0, call.dv);
+  }
+
+ private:
+  enum Part : uint8_t { kSums, kLogSums, kDelta, kQueries, kDout };
+  cpu::ChunkRows part(Part index) const {
+    return queries_.part(grid_.queries(grid_.rank), index);
+  }
+  /// Key gradients that this rank computes for `owner`.
+  std::byte* partial(int owner) const {
+    return exchange_.scratch() + key_area_ + size_t(owner) * gradient_area_;
+  }
+  size_t keys_at(int owner) const { return size_t(owner) * key_area_; }
+  size_t gradients_at(int source) const {
+    return size_t(grid_.world) * key_area_ + size_t(source) * gradient_area_;
+  }
+
+  /// Starts a pass: sends the local keys and values.
+  void begin(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
+    exchange_.begin();
+    const ContextRows local = grid_.keys(grid_.rank);
+    copies_.rotate_in(k, local, 0, mask, keys_.part(exchange_.scratch(), local, 0));
+    copies_.copy_in(v, local, 0, keys_.part(exchange_.scratch(), local, 1));
+    for (int step = 1; step < grid_.world; ++step) {
+      const int target = ag_target(grid_.rank, grid_.world, step);
+      exchange_.send(target, keys_, grid_.block(target, grid_.rank, mask.window).keys,
+                     exchange_.scratch(), keys_at(grid_.rank), grid_.rank);
+    }
+    copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, part(kQueries));
+  }
+
+  /// Calls body(owner of the keys, block) for the blocks of the local queries.
+  template <typename Body>
+  void each_block(const AttentionMask& mask, const Body& body) {
+    const auto await_from = [&](int first, int end) {
+      for (int step = first; step < end; ++step) {
+        const int owner = ag_source(grid_.rank, grid_.world, step);
+        exchange_.await(owner, owner);
+      }
+    };
+    if (!overlaps_) await_from(1, grid_.world);
+    int arrived = 1;
+    for (int step = 0; step < grid_.world; ++step) {
+      const int owner = ag_source(grid_.rank, grid_.world, step);
+      const ContextBlock block = grid_.block(grid_.rank, owner, mask.window);
+      if (block.empty()) continue;
+      await_from(arrived, step + 1);
+      arrived = std::max(arrived, step + 1);
+      std::byte* const base =
+          owner == grid_.rank ? exchange_.scratch() : exchange_.shared() + keys_at(owner);
+      const ContextRows& rows = owner == grid_.rank ? grid_.keys(owner) : block.keys;
+      body(owner, grid_.attention(block, mask, part(kQueries), keys_.part(base, rows, 0),
+                                  keys_.part(base, rows, 1)));
+    }
+    await_from(arrived, grid_.world);
+  }
+
+  void send_gradients(int owner, const AttentionMask& mask) {
+    if (owner == grid_.rank) return;
+    exchange_.send(owner, gradients_, grid_.block(grid_.rank, owner, mask.window).keys,
+                   partial(owner), gradients_at(grid_.rank), grid_.world + grid_.rank);
+  }
+
+  /// Adds other ranks' sums to the local ones.
+  void sum_gradients(const AttentionMask& mask) {
+    const ContextRows local = grid_.keys(grid_.rank);
+    for (int step = 1; step < grid_.world; ++step) {
+      const int source = ag_target(grid_.rank, grid_.world, step);
+      exchange_.await(grid_.world + source, source);
+      const ContextRows rows = grid_.block(source, grid_.rank, mask.window).keys;
+      for (const int i : {0, 1}) {
+        add(gradients_.part(exchange_.shared() + gradients_at(source), rows, i),
+            gradients_.part(partial(grid_.rank), local, i));
+      }
+    }
+  }
+
+  ContextGrid grid_;
+  bool overlaps_;
+  ContextRowCopies copies_;
+  cpu::BlockAttention kernel_;
+  ChunkMessage keys_, gradients_;
+  ContextScratch queries_;
+  size_t key_area_, gradient_area_;
+  ContextExchange exchange_;
+};
+
+template <Strategy kStrategy>
+std::unique_ptr<ContextForm> make_keys_form(Communicator& comm, const ContextGrid& grid,
+                                            const RopeTable* rope) {
+  return std::make_unique<KeysForm>(comm, grid, rope, kStrategy);
+}
+
+std::string never(const ContextGrid&) {
+  return {};
+}
+
+}  // namespace
+
+constinit const ContextFormRow kGatherForm{"gather", Strategy::serial, never,
+                                           make_keys_form<Strategy::serial>};
+constinit const ContextFormRow kRingForm{"ring", Strategy::overlapped, never,
+                                         make_keys_form<Strategy::overlapped>};
+
+}  // namespace tandem

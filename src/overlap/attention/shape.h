@@ -1,0 +1,73 @@
+// Shape of context-parallel attention, operands of its passes, and the rows of every rank.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/attention.h"
+#include "overlap/attention/messages.h"
+#include "schedule/context.h"
+
+namespace tandem {
+
+struct ContextShape {
+  int64_t batch = 1;     ///< sequences; a rank has rows of each
+  int64_t seq = 0;       ///< positions of queries over all ranks, at least 1
+  int64_t keys = 0;      ///< positions of keys over all ranks; 0: seq
+  int64_t heads = 1;     ///< of queries; a multiple of kv_heads
+  int64_t kv_heads = 1;  ///< of keys and values
+  int64_t head_dim = 0;
+  DType dtype = DType::f32;  ///< of all rows: f32 or bf16
+  bool causal = true;        ///< needs keys == seq; false: every query reads every key
+  schedule::ContextSplit split = schedule::ContextSplit::balanced;
+};
+
+/// Operands of one rank. Row b * rows + i of q, out, dout and dq is row i of sequence b, whose
+/// position is schedule::context_rows(seq, ranks, rank, split).position(i); k, v, dk and dv have the
+/// rows of `keys` positions likewise. Rows may be strided. log_sums: f32 [batch * heads, rows].
+struct ContextForward {
+  const Tensor &q, &k, &v, &out, &log_sums;
+  const AttentionMask& mask;
+};
+struct ContextBackward {
+  const Tensor &q, &k, &v, &out, &log_sums, &dout, &dq, &dk, &dv;
+  const AttentionMask& mask;
+};
+
+/// Rows and blocks of all ranks.
+struct ContextGrid {
+  ContextShape shape;
+  int world = 1, rank = 0;
+
+  schedule::ContextRows queries(int of) const {
+    return schedule::context_rows(shape.seq, world, of, shape.split);
+  }
+  schedule::ContextRows keys(int of) const {
+    return schedule::context_rows(shape.keys, world, of, shape.split);
+  }
+  schedule::ContextMask mask(int64_t window) const { return {shape.causal, window}; }
+  schedule::ContextBlock block(int query_rank, int key_rank, int64_t window) const {
+    return schedule::context_block(queries(query_rank), keys(key_rank), mask(window));
+  }
+  int64_t q_columns() const { return shape.heads * shape.head_dim; }
+  int64_t kv_columns() const { return shape.kv_heads * shape.head_dim; }
+  /// Max positions of a chunk: those of rank 0's head.
+  int64_t max_query_chunk() const { return queries(0).head.count; }
+  int64_t max_key_chunk() const { return keys(0).head.count; }
+  ChunkMessage query_message(std::vector<ChunkMessage::Part> parts) const {
+    return {shape.batch, max_query_chunk(), std::move(parts)};
+  }
+  ChunkMessage key_message(std::vector<ChunkMessage::Part> parts) const {
+    return {shape.batch, max_key_chunk(), std::move(parts)};
+  }
+  /// Block of queries and keys that are those of a message's rows, with its tensors.
+  cpu::AttentionBlock attention(const schedule::ContextBlock& rows, const AttentionMask& mask_,
+                                const cpu::ChunkRows& q, const cpu::ChunkRows& k,
+                                const cpu::ChunkRows& v) const {
+    const bool has_documents = mask_.document_starts.dims() > 0;
+    return {rows,      mask(mask_.window), has_documents ? mask_.document_starts.as<int32_t>() : nullptr,
+            shape.seq, q,                  k,
+            v};
+  }
+};
+
+}  // namespace tandem
