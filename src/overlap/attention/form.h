@@ -35,6 +35,6 @@ struct ContextFormRow {
 };
 
 /// Forms; `gather`, the first, is serial.
-extern const ContextFormRow kGatherForm, kRingForm;
+extern const ContextFormRow kGatherForm, kRingForm, kHeadsForm, kQueriesForm;
 
 }  // namespace tandem

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::string_view kName = "context_attention";
 
-constexpr std::array<const ContextFormRow*, 2> kForms{&kGatherForm, &kRingForm};
+constexpr std::array<const ContextFormRow*, 4> kForms{&kGatherForm, &kRingForm, &kHeadsForm,
+                                                      &kQueriesForm};
 
 std::string describe(const ContextShape& s) {
   return fmt::format("batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {}", s.batch,

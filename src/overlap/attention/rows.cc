@@ -89,21 +89,24 @@ void ContextRowCopies::copy_out(const ChunkRows& from, const ContextRows& rows,
   });
 }
 
+void ContextRowCopies::rotate_back(const ChunkRows& gradients, const ContextRows& rows,
+                                   const AttentionMask& mask) const {
+  if (!rope_) return;
+  for_each_row(rows, grid_.shape.batch, gradients,
+               [&](const Tensor& chunk, int64_t in_chunk, int64_t, int64_t sequence, int64_t i) {
+                 const int64_t p = angle(mask, grid_.shape.seq, sequence, rows.position(i));
+                 for (int64_t c = 0; c < chunk.dim(1); c += grid_.shape.head_dim) {
+                   float* const row = at_mutable<float>(chunk, in_chunk, c);
+                   cpu::rotate_back(row, rope_->cos(p), rope_->sin(p), rope_->half(), 1.0f, row);
+                 }
+               });
+}
+
 void ContextRowCopies::rotate_out(const ChunkRows& from, const ContextRows& rows,
                                   int64_t first_column, const AttentionMask& mask,
                                   const Tensor& to) const {
-  if (!rope_) return copy_out(from, rows, first_column, to);
-  cpu::with_type(to.dtype(), "context_attention", [&]<typename T>(T) {
-    for_each_row(rows, grid_.shape.batch, from,
-                 [&](const Tensor& chunk, int64_t in_chunk, int64_t row, int64_t sequence,
-                     int64_t i) {
-                   const int64_t p = angle(mask, grid_.shape.seq, sequence, rows.position(i));
-                   for (int64_t c = 0; c < chunk.dim(1); c += grid_.shape.head_dim) {
-                     cpu::rotate_back(at<float>(chunk, in_chunk, c), rope_->cos(p), rope_->sin(p),
-                                      rope_->half(), 1.0f, at_mutable<T>(to, row, first_column + c));
-                   }
-                 });
-  });
+  rotate_back(from, rows, mask);
+  copy_out(from, rows, first_column, to);
 }
 
 void ContextRowCopies::log_sums_out(const ChunkRows& from, const ContextRows& rows,
@@ -142,6 +145,19 @@ void ContextRowCopies::deltas(const Tensor& dout, const Tensor& out, const Conte
                          cpu::dot(at<T>(dout, row, column), at<T>(out, row, column), dim);
                    }
                  });
+  });
+}
+
+void copy(const ChunkRows& from, const ChunkRows& to) {
+  cpu::with_type(to.head.dtype(), "context_attention", [&]<typename T>(T) {
+    for_both(from, to, [](const Tensor& source, const Tensor& target) {
+      cpu::parallel_ranges(source.elements(), 1 << 14, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) {
+          target.as<T>()[i] = cpu::from_f32<T>(source.as<float>()[i]);
+        }
+      });
+    });
   });
 }
 

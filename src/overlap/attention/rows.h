@@ -21,7 +21,10 @@ class ContextRowCopies {
   /// Columns of `to` from first_column on <- `from`, in the dtype of `to`.
   void copy_out(const cpu::ChunkRows& from, const schedule::ContextRows& rows,
                 int64_t first_column, const Tensor& to) const;
-  /// copy_out of gradients of rotated heads, f32.
+  /// Gradients of rotated heads, f32 <- those before the rotation.
+  void rotate_back(const cpu::ChunkRows& gradients, const schedule::ContextRows& rows,
+                   const AttentionMask& mask) const;
+  /// rotate_back, then copy_out.
   void rotate_out(const cpu::ChunkRows& from, const schedule::ContextRows& rows,
                   int64_t first_column, const AttentionMask& mask, const Tensor& to) const;
   /// Heads [first_head, ..) of log_sums [batch * heads, rows] <- `from` [.., heads], and back.
@@ -38,6 +41,8 @@ class ContextRowCopies {
   const RopeTable* rope_;
 };
 
+/// to <- from, f32, in the dtype of `to`; of equal shapes.
+void copy(const cpu::ChunkRows& from, const cpu::ChunkRows& to);
 /// Elements of both chunks <- value; f32.
 void fill(const cpu::ChunkRows& rows, float value);
 /// to += from, f32, of equal shapes.

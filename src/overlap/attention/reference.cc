@@ -1,0 +1,198 @@
+#include "overlap/attention/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/cpu/scalar.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+
+using schedule::ContextRows;
+
+namespace {
+
+double value(const Tensor& tensor, int64_t row, int64_t column) {
+  const int64_t i = row * tensor.stride(0) + column;
+  return tensor.dtype() == DType::f32 ? double(tensor.as<float>()[i])
+                                      : double(tensor.as<BFloat16>()[i].to_float());
+}
+
+}  // namespace
+
+ContextReference::ContextReference(Communicator& comm, const ContextGrid& grid,
+                                   const RopeTable* rope, const ContextForward& call)
+    : comm_(comm), grid_(grid), rope_(rope), mask_(call.mask) {
+  q_ = gather(call.q, grid.shape.seq);
+  k_ = gather(call.k, grid.shape.keys);
+  v_ = gather(call.v, grid.shape.keys);
+  rotate(q_, grid.shape.seq, 1);
+  rotate(k_, grid.shape.keys, 1);
+}
+
+std::vector<double> ContextReference::gather(const Tensor& local, int64_t positions) const {
+  const int64_t batch = grid_.shape.batch, columns = local.dim(1);
+  const auto rows_of = [&](int rank) {
+    return schedule::context_rows(positions, grid_.world, rank, grid_.shape.split);
+  };
+  int64_t max_rows = 0;
+  for (int rank = 0; rank < grid_.world; ++rank) {
+    max_rows = std::max(max_rows, batch * rows_of(rank).count());
+  }
+  std::vector<float> sent(size_t(max_rows * columns)), all(sent.size() * size_t(grid_.world));
+  for (int64_t i = 0; i < local.dim(0) * columns; ++i) {
+    sent[size_t(i)] = float(value(local, i / columns, i % columns));
+  }
+  all_gather(comm_, Tensor::of(sent.data(), {max_rows, columns}),
+             Tensor::of(all.data(), {grid_.world * max_rows, columns}));
+  std::vector<double> whole(size_t(batch * positions * columns));
+  for (int rank = 0; rank < grid_.world; ++rank) {
+    const ContextRows rows = rows_of(rank);
+    for (int64_t i = 0; i < batch * rows.count(); ++i) {
+      const int64_t to = i / rows.count() * positions + rows.position(i % rows.count());
+      std::copy_n(all.data() + (rank * max_rows + i) * columns, columns,
+                  whole.data() + to * columns);
+    }
+  }
+  return whole;
+}
+
+void ContextReference::rotate_row(double* row, int64_t sequence, int64_t position,
+                                  double sign) const {
+  if (!rope_) return;
+  if (mask_.document_starts.dims() > 0) {
+    position -= mask_.document_starts.as<int32_t>()[sequence * grid_.shape.seq + position];
+  }
+  const int64_t half = rope_->half();
+  for (int64_t i = 0; i < half; ++i) {
+    const double low = row[i], high = row[i + half];
+    const double cos = rope_->cos(position)[i], sin = sign * rope_->sin(position)[i];
+    row[i] = low * cos - high * sin;
+    row[i + half] = high * cos + low * sin;
+  }
+}
+
+void ContextReference::rotate(std::vector<double>& rows, int64_t positions, double sign) const {
+  const int64_t dim = grid_.shape.head_dim;
+  const int64_t count = grid_.shape.batch * positions, columns = int64_t(rows.size()) / count;
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t c = 0; c < columns; c += dim) {
+      rotate_row(rows.data() + row * columns + c, row / positions, row % positions, sign);
+    }
+  }
+}
+
+int64_t ContextReference::first_key(int64_t sequence, int64_t position) const {
+  if (!grid_.shape.causal) return 0;
+  const int64_t start =
+      mask_.document_starts.dims() > 0
+          ? mask_.document_starts.as<int32_t>()[sequence * grid_.shape.seq + position]
+          : 0;
+  return std::max(start, mask_.window > 0 ? position - mask_.window + 1 : 0);
+}
+
+int64_t ContextReference::end_key(int64_t position) const {
+  return grid_.shape.causal ? position + 1 : grid_.shape.keys;
+}
+
+const double* ContextReference::q_row(const std::vector<double>& rows, int64_t sequence,
+                                      int64_t head, int64_t position) const {
+  return rows.data() + (sequence * grid_.shape.seq + position) * grid_.q_columns() +
+         head * grid_.shape.head_dim;
+}
+const double* ContextReference::k_row(const std::vector<double>& rows, int64_t sequence,
+                                      int64_t head, int64_t position) const {
+  return rows.data() + (sequence * grid_.shape.keys + position) * grid_.kv_columns() +
+         head / (grid_.shape.heads / grid_.shape.kv_heads) * grid_.shape.head_dim;
+}
+
+double ContextReference::score(int64_t sequence, int64_t head, int64_t query, int64_t key) const {
+  const double *q = q_row(q_, sequence, head, query), *k = k_row(k_, sequence, head, key);
+  double sum = 0;
+  for (int64_t d = 0; d < grid_.shape.head_dim; ++d) sum += q[d] * k[d];
+  return sum / std::sqrt(double(grid_.shape.head_dim));
+}
+
+ContextReference::Query ContextReference::query(int64_t sequence, int64_t head,
+                                                int64_t position) const {
+  const int64_t first = first_key(sequence, position), end = end_key(position);
+  std::vector<double> scores;
+  for (int64_t key = first; key < end; ++key) {
+    scores.push_back(score(sequence, head, position, key));
+  }
+  const double largest = std::ranges::max(scores);
+  Query result{std::vector<double>(size_t(grid_.shape.head_dim)), 0};
+  double sum = 0;
+  for (int64_t key = first; key < end; ++key) {
+    const double weight = std::exp(scores[size_t(key - first)] - largest);
+    const double* const v = k_row(v_, sequence, head, key);
+    sum += weight;
+    for (size_t d = 0; d < result.out.size(); ++d) result.out[d] += weight * v[d];
+  }
+  for (double& x : result.out) x /= sum;
+  result.log_sum = largest + std::log(sum);
+  return result;
+}
+
+void ContextReference::gather_gradients(const ContextBackward& call) {
+  const int64_t rows = call.dout.dim(0), heads = grid_.shape.heads, dim = grid_.shape.head_dim;
+  const int64_t local = grid_.queries(grid_.rank).count();
+  std::vector<float> sums(size_t(rows * heads)), deltas(sums.size());
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const size_t i = size_t(row * heads + h);
+      sums[i] = float(value(call.log_sums, row / local * heads + h, row % local));
+      double delta = 0;
+      for (int64_t d = 0; d < dim; ++d) {
+        delta += value(call.dout, row, h * dim + d) * value(call.out, row, h * dim + d);
+      }
+      deltas[i] = float(delta);
+    }
+  }
+  dout_ = gather(call.dout, grid_.shape.seq);
+  log_sums_ = gather(Tensor::of(sums.data(), {rows, heads}), grid_.shape.seq);
+  delta_ = gather(Tensor::of(deltas.data(), {rows, heads}), grid_.shape.seq);
+}
+
+ContextReference::Pair ContextReference::pair(int64_t sequence, int64_t head, int64_t query,
+                                              int64_t key) const {
+  const size_t at = size_t((sequence * grid_.shape.seq + query) * grid_.shape.heads + head);
+  const double p = std::exp(score(sequence, head, query, key) - log_sums_[at]);
+  const double *dout = q_row(dout_, sequence, head, query), *v = k_row(v_, sequence, head, key);
+  double dp = -delta_[at];
+  for (int64_t d = 0; d < grid_.shape.head_dim; ++d) dp += dout[d] * v[d];
+  return {p, p * dp / std::sqrt(double(grid_.shape.head_dim))};
+}
+
+std::vector<double> ContextReference::dq(int64_t sequence, int64_t head, int64_t position) const {
+  std::vector<double> sum(size_t(grid_.shape.head_dim));
+  for (int64_t key = first_key(sequence, position); key < end_key(position); ++key) {
+    const double dscore = pair(sequence, head, position, key).dscore;
+    const double* const k = k_row(k_, sequence, head, key);
+    for (size_t d = 0; d < sum.size(); ++d) sum[d] += dscore * k[d];
+  }
+  rotate_row(sum.data(), sequence, position, -1);
+  return sum;
+}
+
+ContextReference::Key ContextReference::key(int64_t sequence, int64_t kv_head,
+                                            int64_t position) const {
+  const auto dim = size_t(grid_.shape.head_dim);
+  Key sum{std::vector<double>(dim), std::vector<double>(dim)};
+  const int64_t group = grid_.shape.heads / grid_.shape.kv_heads;
+  for (int64_t query = 0; query < grid_.shape.seq; ++query) {
+    if (position < first_key(sequence, query) || position >= end_key(query)) continue;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const auto [p, dscore] = pair(sequence, head, query, position);
+      const double *q = q_row(q_, sequence, head, query), *dout = q_row(dout_, sequence, head, query);
+      for (size_t d = 0; d < dim; ++d) {
+        sum.dk[d] += dscore * q[d];
+        sum.dv[d] += p * dout[d];
+      }
+    }
+  }
+  rotate_row(sum.dk.data(), sequence, position, -1);
+  return sum;
+}
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+// Reference: attention over the gathered rows of all ranks, one query or key at a time, in double.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "overlap/attention/shape.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+class ContextReference {
+ public:
+  /// Collective. `rope` and the mask's tensors must outlive this.
+  ContextReference(Communicator& comm, const ContextGrid& grid, const RopeTable* rope,
+                   const ContextForward& call);
+
+  struct Query {
+    std::vector<double> out;
+    double log_sum;
+  };
+  Query query(int64_t sequence, int64_t head, int64_t position) const;
+
+  /// Collective: gathers what the gradients below need. Log-sums and results are those of the call.
+  void gather_gradients(const ContextBackward& call);
+  std::vector<double> dq(int64_t sequence, int64_t head, int64_t position) const;
+  struct Key {
+    std::vector<double> dk, dv;
+  };
+  Key key(int64_t sequence, int64_t kv_head, int64_t position) const;
+
+ private:
+  /// Rows [batch x positions, columns] of all ranks in the order of positions.
+  std::vector<double> gather(const Tensor& local, int64_t positions) const;
+  void rotate(std::vector<double>& rows, int64_t positions, double sign) const;
+  int64_t first_key(int64_t sequence, int64_t position) const;
+  int64_t end_key(int64_t position) const;
+  double score(int64_t sequence, int64_t head, int64_t query, int64_t key) const;
+  const double* q_row(const std::vector<double>& rows, int64_t sequence, int64_t head,
+                      int64_t position) const;
+  const double* k_row(const std::vector<double>& rows, int64_t sequence, int64_t head,
+                      int64_t position) const;
+  /// Softmax and gradient of a score.
+  struct Pair {
+    double p, dscore;
+  };
+  Pair pair(int64_t sequence, int64_t head, int64_t query, int64_t key) const;
+  void rotate_row(double* row, int64_t sequence, int64_t position, double sign) const;
+
+  Communicator& comm_;
+  ContextGrid grid_;
+  const RopeTable* rope_;
+  AttentionMask mask_;
+  std::vector<double> q_, k_, v_, dout_, log_sums_, delta_;
+};
+
+}  // namespace tandem
