@@ -1,5 +1,6 @@
 // Rows of context-parallel ranks: which positions of a sequence a rank has, and which rows of
-// another rank its queries read. Pure functions, usable in constant expressions, on host and device.
+// another rank its queries read. Pure functions, usable in constant expressions, on host and
+// device.
 //
 // Causal attention gives later positions more work, so a sequence is split into 2 x ranks chunks,
 // and rank r has chunks r (the head) and 2 x ranks - 1 - r (the tail): every rank then has the same
@@ -51,12 +52,12 @@ constexpr ContextRows context_rows(int64_t seq, int ranks, int rank,
   return {split(seq, 2 * ranks, rank), split(seq, 2 * ranks, 2 * ranks - 1 - rank)};
 }
 
-struct ContextPlace {
+struct ContextOwner {
   int rank;
   int64_t row;
 };
 /// Rank and row of a position: the inverse of context_rows.
-constexpr ContextPlace context_place(int64_t seq, int ranks, int64_t position,
+constexpr ContextOwner context_owner(int64_t seq, int ranks, int64_t position,
                                      ContextSplit how = ContextSplit::balanced) {
   const bool is_balanced = how == ContextSplit::balanced;
   const int chunk = owner_of(seq, is_balanced ? 2 * ranks : ranks, position);
@@ -86,13 +87,13 @@ struct ContextBlock {
 };
 constexpr ContextBlock context_block(const ContextRows& queries, const ContextRows& keys,
                                      const ContextMask& mask) {
-  const auto kept = [](const Range& range, bool keep) {
+  const auto if_read = [](const Range& range, bool keep) {
     return Range{range.begin, keep ? range.count : 0};
   };
   const bool hh = mask.reads(queries.head, keys.head), ht = mask.reads(queries.head, keys.tail);
   const bool th = mask.reads(queries.tail, keys.head), tt = mask.reads(queries.tail, keys.tail);
-  return {{kept(queries.head, hh || ht), kept(queries.tail, th || tt)},
-          {kept(keys.head, hh || th), kept(keys.tail, ht || tt)}};
+  return {{if_read(queries.head, hh || ht), if_read(queries.tail, th || tt)},
+          {if_read(keys.head, hh || th), if_read(keys.tail, ht || tt)}};
 }
 
 }  // namespace tandem::schedule

@@ -34,20 +34,20 @@ struct BlockScratch {
 
 }  // namespace
 
-void merge_partial(float* out, float& log_sum, const float* part, float part_log_sum,
+void merge_partial(float* out, float& log_sum, const float* partial, float partial_log_sum,
                    int64_t columns) {
   constexpr float kNoKeys = -std::numeric_limits<float>::infinity();
-  if (part_log_sum == kNoKeys) return;
+  if (partial_log_sum == kNoKeys) return;
   if (log_sum == kNoKeys) {
-    std::copy_n(part, columns, out);
-    log_sum = part_log_sum;
+    std::copy_n(partial, columns, out);
+    log_sum = partial_log_sum;
     return;
   }
-  const float largest = std::max(log_sum, part_log_sum);
-  const float before = std::exp(log_sum - largest), added = std::exp(part_log_sum - largest);
+  const float largest = std::max(log_sum, partial_log_sum);
+  const float before = std::exp(log_sum - largest), added = std::exp(partial_log_sum - largest);
   const float sum = before + added, old_weight = before / sum, new_weight = added / sum;
 #pragma omp simd
-  for (int64_t i = 0; i < columns; ++i) out[i] = old_weight * out[i] + new_weight * part[i];
+  for (int64_t i = 0; i < columns; ++i) out[i] = old_weight * out[i] + new_weight * partial[i];
   log_sum = largest + std::log(sum);
 }
 
@@ -79,27 +79,29 @@ class BlockAttention::Impl {
   void forward_head(BlockScratch& s, const AttentionBlock& b, int64_t sequence, int64_t kv_head,
                     const ChunkRows& out, const ChunkRows& log_sums) {
     load_keys<T>(s, b, sequence, kv_head);
-    for_each_query<T>(s, b, sequence, kv_head, [&](bool tail, int64_t row, int64_t head,
-                                                   const Keys& keys) {
-      score(s, keys);
-      float inverse[kQueryBlock], sums[kQueryBlock];
-      for (int64_t i = 0; i < keys.queries; ++i) {
-        float largest;
-        const float sum = exponentials(s.scores.data() + i * score_row_, keys.row(i), largest);
-        inverse[i] = sum > 0 ? 1 / sum : 0;
-        sums[i] = sum > 0 ? largest + std::log(sum) : -std::numeric_limits<float>::infinity();
-      }
-      small_gemm(keys.queries, head_, keys.count, s.scores.data(), score_row_, 1,
-                 s.v.data() + keys.begin * head_, head_, s.block.data(), head_, false);
-      const Tensor &to = tail ? out.tail : out.head, &to_sums = tail ? log_sums.tail : log_sums.head;
-      for (int64_t i = 0; i < keys.queries; ++i) {
-        float* const part = s.block.data() + i * head_;
+    for_each_query<T>(
+        s, b, sequence, kv_head, [&](bool tail, int64_t row, int64_t head, const Keys& keys) {
+          score(s, keys);
+          float inverse[kQueryBlock], sums[kQueryBlock];
+          for (int64_t i = 0; i < keys.queries; ++i) {
+            float largest;
+            const float sum = exponentials(s.scores.data() + i * score_row_, keys.row(i), largest);
+            inverse[i] = sum > 0 ? 1 / sum : 0;
+            sums[i] = sum > 0 ? largest + std::log(sum) : -std::numeric_limits<float>::infinity();
+          }
+          small_gemm(keys.queries, head_, keys.count, s.scores.data(), score_row_, 1,
+                     s.v.data() + keys.begin * head_, head_, s.block.data(), head_, false);
+          const Tensor &to = tail ? out.tail : out.head,
+                       &to_sums = tail ? log_sums.tail : log_sums.head;
+          for (int64_t i = 0; i < keys.queries; ++i) {
+            float* const partial = s.block.data() + i * head_;
 #pragma omp simd
-        for (int64_t d = 0; d < shape_.head_dim; ++d) part[d] *= inverse[i];
-        merge_partial(at_mutable<float>(to, row + i, head * shape_.head_dim),
-                      *at_mutable<float>(to_sums, row + i, head), part, sums[i], shape_.head_dim);
-      }
-    });
+            for (int64_t d = 0; d < shape_.head_dim; ++d) partial[d] *= inverse[i];
+            merge_partial(at_mutable<float>(to, row + i, head * shape_.head_dim),
+                          *at_mutable<float>(to_sums, row + i, head), partial, sums[i],
+                          shape_.head_dim);
+          }
+        });
   }
 
   template <typename T>
@@ -132,9 +134,7 @@ class BlockAttention::Impl {
   struct Keys {
     int64_t queries = 0, begin = 0, count = 0, padded = 0;
     Range read[kQueryBlock] = {};  ///< by query, of the block's keys
-    Row row(int64_t i) const {
-      return Row(read[i].begin - begin, read[i].end() - begin, padded);
-    }
+    Row row(int64_t i) const { return Row(read[i].begin - begin, read[i].end() - begin, padded); }
   };
 
   static Keys find_keys(const AttentionBlock& b, const int32_t* starts, int64_t position,
@@ -246,10 +246,10 @@ class BlockAttention::Impl {
     small_gemm(rows, head_, keys.count, s.dscores.data(), score_row_, 1, s.k.data() + first_key,
                head_, s.block.data(), head_, false);
     for (int64_t i = 0; i < rows; ++i) {
-      float* const part = s.block.data() + i * head_;
+      float* const partial = s.block.data() + i * head_;
 #pragma omp simd
-      for (int64_t d = 0; d < shape_.head_dim; ++d) part[d] *= scale_;
-      add_row(part, at_mutable<float>(dq, row + i, column));
+      for (int64_t d = 0; d < shape_.head_dim; ++d) partial[d] *= scale_;
+      add_row(partial, at_mutable<float>(dq, row + i, column));
     }
   }
 

@@ -29,15 +29,16 @@ struct BlockShape {
 struct AttentionBlock {
   schedule::ContextBlock rows;
   schedule::ContextMask mask;
-  /// As AttentionMask's, of whole sequences of `seq` positions; nullptr: one document each.
+  /// Document starts as in AttentionMask, of whole sequences of `seq` positions; nullptr: one
+  /// document each.
   const int32_t* document_starts;
   int64_t seq;
   ChunkRows q, k, v;  ///< f32 or bf16, one dtype
 };
 
 /// `out` [columns] of softmax with the log-sum of exponentials `log_sum` <- the same over their
-/// keys and those of `part`. A log-sum of -infinity means no keys.
-void merge_partial(float* out, float& log_sum, const float* part, float part_log_sum,
+/// keys and those of `partial`. A log-sum of -infinity means no keys.
+void merge_partial(float* out, float& log_sum, const float* partial, float partial_log_sum,
                    int64_t columns);
 
 class BlockAttention {

@@ -2,9 +2,8 @@
 
 namespace tandem {
 
-void ContextExchange::send(int peer, const ChunkMessage& message,
-                           const schedule::ContextRows& rows, const std::byte* source,
-                           size_t offset, int slot) {
+void ContextExchange::send(int peer, const ChunkMessage& message, const schedule::ContextRows& rows,
+                           const std::byte* source, size_t offset, int slot) {
   if (rows.head.count > 0) {
     workspace_.put(peer, offset, source, message.chunk_bytes(rows.head.count), slots_ + slot);
   }

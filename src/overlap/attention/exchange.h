@@ -1,4 +1,4 @@
-// What all forms share: a rank's operands in scratch, the block kernel, and the transfer of a
+// Common state of the forms: a rank's operands in scratch, the block kernel, and the transfer of a
 // message's chunks.
 #pragma once
 
@@ -12,7 +12,8 @@ namespace tandem {
 class ContextExchange {
  public:
   ContextExchange(Communicator& comm, size_t shared_bytes, size_t private_bytes, int slots)
-      : slots_(slots), workspace_(comm, "context_attention", shared_bytes, private_bytes, 2 * slots) {}
+      : slots_(slots),
+        workspace_(comm, "context_attention", shared_bytes, private_bytes, 2 * slots) {}
 
   void begin() { workspace_.begin(); }
   std::byte* shared() const { return workspace_.shared(); }
@@ -33,8 +34,8 @@ class ContextExchange {
 struct ContextScratch {
   ContextScratch(const ChunkMessage& message_, int64_t max_tail)
       : message(message_), memory(message.capacity(max_tail)) {}
-  cpu::ChunkRows part(const schedule::ContextRows& rows, int index = 0) const {
-    return message.part(memory.data(), rows, index);
+  cpu::ChunkRows field(const schedule::ContextRows& rows, int index = 0) const {
+    return message.field(memory.data(), rows, index);
   }
   ChunkMessage message;
   Memory memory;

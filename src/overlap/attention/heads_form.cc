@@ -31,12 +31,12 @@ class HeadsForm final : public ContextForm {
                                                 {DType::f32, local_.shape.heads},  // delta
                                                 {grid.shape.dtype, local_.q_columns()},
                                                 {grid.shape.dtype, local_.q_columns()}})),
-        keys_(local_.key_message({{grid.shape.dtype, local_.kv_columns()},
-                                  {grid.shape.dtype, local_.kv_columns()}})),
-        query_sums_(local_.query_message({{DType::f32, local_.q_columns()},
-                                          {DType::f32, local_.shape.heads}})),
-        key_sums_(local_.key_message({{DType::f32, local_.kv_columns()},
-                                      {DType::f32, local_.kv_columns()}})),
+        keys_(local_.key_message(
+            {{grid.shape.dtype, local_.kv_columns()}, {grid.shape.dtype, local_.kv_columns()}})),
+        query_sums_(local_.query_message(
+            {{DType::f32, local_.q_columns()}, {DType::f32, local_.shape.heads}})),
+        key_sums_(local_.key_message(
+            {{DType::f32, local_.kv_columns()}, {DType::f32, local_.kv_columns()}})),
         world_(size_t(grid.world)),
         query_area_(gradient_queries_.capacity(grid.max_query_chunk())),
         key_area_(keys_.capacity(grid.max_key_chunk())),
@@ -57,15 +57,15 @@ class HeadsForm final : public ContextForm {
     exchange_.begin();
     const ContextRows rows = grid_.queries(grid_.rank);
     const auto pack = [&](int target) {
-      const cpu::ChunkRows q = queries_.part(outgoing(kQueries, target), rows, 0);
+      const cpu::ChunkRows q = queries_.field(outgoing(kQueries, target), rows, 0);
       copies_.rotate_in(call.q, rows, target * local_.q_columns(), call.mask, q);
     };
     send_rows(queries_, pack, call.k, call.v, call.mask);
     for (int step = 0; step < grid_.world; ++step) {
       const int source = rs_owner(grid_.rank, grid_.world, step);
       const ContextRows of = grid_.queries(source);
-      const cpu::ChunkRows out = query_sums_.part(query_sums(source), of, 0),
-                           log_sums = query_sums_.part(query_sums(source), of, 1);
+      const cpu::ChunkRows out = query_sums_.field(query_sums(source), of, 0),
+                           log_sums = query_sums_.field(query_sums(source), of, 1);
       fill(out, 0);
       fill(log_sums, -std::numeric_limits<float>::infinity());
       for (int k = 0; k < grid_.world; ++k) {
@@ -74,20 +74,20 @@ class HeadsForm final : public ContextForm {
         if (block.empty()) continue;
         await_rows(source);
         await_rows(owner);
-        kernel_.forward(attention(owner, block, call.mask,
-                                  queries_.part(incoming(kQueries, source), of, 0)),
-                        out, log_sums);
+        kernel_.forward(
+            attention(owner, block, call.mask, queries_.field(incoming(kQueries, source), of, 0)),
+            out, log_sums);
       }
       std::byte* const message = outgoing(kQueryResults, source);
-      copy(log_sums, results_.part(message, of, 0));
-      copy(out, results_.part(message, of, 1));
+      copy(log_sums, results_.field(message, of, 0));
+      copy(out, results_.field(message, of, 1));
       if (source != grid_.rank) send(kQueryResults, source, results_, of);
     }
     await_all_rows();
     each_result(kQueryResults, [&](int source, std::byte* message) {
-      copies_.log_sums_out(results_.part(message, rows, 0), rows, source * local_.shape.heads,
+      copies_.log_sums_out(results_.field(message, rows, 0), rows, source * local_.shape.heads,
                            call.log_sums);
-      copies_.copy_out(results_.part(message, rows, 1), rows, source * local_.q_columns(),
+      copies_.copy_out(results_.field(message, rows, 1), rows, source * local_.q_columns(),
                        call.out);
     });
   }
@@ -97,18 +97,18 @@ class HeadsForm final : public ContextForm {
     const ContextRows rows = grid_.queries(grid_.rank);
     const auto pack = [&](int target) {
       const int64_t head = target * local_.shape.heads, column = target * local_.q_columns();
-      const auto part = [&](int index) {
-        return gradient_queries_.part(outgoing(kQueries, target), rows, index);
+      const auto field = [&](int index) {
+        return gradient_queries_.field(outgoing(kQueries, target), rows, index);
       };
-      copies_.log_sums_in(call.log_sums, rows, head, part(0));
-      copies_.deltas(call.dout, call.out, rows, head, part(1));
-      copies_.rotate_in(call.q, rows, column, call.mask, part(2));
-      copies_.copy_in(call.dout, rows, column, part(3));
+      copies_.log_sums_in(call.log_sums, rows, head, field(0));
+      copies_.deltas(call.dout, call.out, rows, head, field(1));
+      copies_.rotate_in(call.q, rows, column, call.mask, field(2));
+      copies_.copy_in(call.dout, rows, column, field(3));
     };
     send_rows(gradient_queries_, pack, call.k, call.v, call.mask);
     for (int of = 0; of < grid_.world; ++of) {
-      fill(query_sums_.part(query_sums(of), grid_.queries(of), 0), 0);
-      for (const int i : {0, 1}) fill(key_sums_.part(key_sums(of), grid_.keys(of), i), 0);
+      fill(query_sums_.field(query_sums(of), grid_.queries(of), 0), 0);
+      for (const int i : {0, 1}) fill(key_sums_.field(key_sums(of), grid_.keys(of), i), 0);
     }
     for (int k = 0; k < grid_.world; ++k) {
       for (int step = 0; step < grid_.world; ++step) {
@@ -170,9 +170,7 @@ class HeadsForm final : public ContextForm {
     exchange_.send(target, message, rows, outgoing(area, target), offset(area, grid_.rank),
                    area * grid_.world + grid_.rank);
   }
-  void await(Area area, int source) {
-    exchange_.await(area * grid_.world + source, source);
-  }
+  void await(Area area, int source) { exchange_.await(area * grid_.world + source, source); }
 
   /// Sends each rank the rows of its heads; pack(target) writes those of queries.
   template <typename Pack>
@@ -184,8 +182,8 @@ class HeadsForm final : public ContextForm {
       const int target = (grid_.rank + step) % grid_.world;
       pack(target);
       const int64_t column = target * local_.kv_columns();
-      copies_.rotate_in(k, keys, column, mask, keys_.part(outgoing(kKeys, target), keys, 0));
-      copies_.copy_in(v, keys, column, keys_.part(outgoing(kKeys, target), keys, 1));
+      copies_.rotate_in(k, keys, column, mask, keys_.field(outgoing(kKeys, target), keys, 0));
+      copies_.copy_in(v, keys, column, keys_.field(outgoing(kKeys, target), keys, 1));
       if (target == grid_.rank) continue;
       send(kQueries, target, queries, grid_.queries(grid_.rank));
       send(kKeys, target, keys_, keys);
@@ -195,19 +193,19 @@ class HeadsForm final : public ContextForm {
   cpu::AttentionBlock attention(int owner, const ContextBlock& block, const AttentionMask& mask,
                                 const cpu::ChunkRows& q) const {
     const ContextRows keys = grid_.keys(owner);
-    return grid_.attention(block, mask, q, keys_.part(incoming(kKeys, owner), keys, 0),
-                           keys_.part(incoming(kKeys, owner), keys, 1));
+    return grid_.attention(block, mask, q, keys_.field(incoming(kKeys, owner), keys, 0),
+                           keys_.field(incoming(kKeys, owner), keys, 1));
   }
 
   void backward_block(int source, int owner, const ContextBlock& block, const AttentionMask& mask) {
     const ContextRows rows = grid_.queries(source), keys = grid_.keys(owner);
-    const auto part = [&](int index) {
-      return gradient_queries_.part(incoming(kQueries, source), rows, index);
+    const auto field = [&](int index) {
+      return gradient_queries_.field(incoming(kQueries, source), rows, index);
     };
-    kernel_.backward(attention(owner, block, mask, part(2)),
-                     {part(3), part(0), part(1), query_sums_.part(query_sums(source), rows, 0),
-                      key_sums_.part(key_sums(owner), keys, 0),
-                      key_sums_.part(key_sums(owner), keys, 1)});
+    kernel_.backward(
+        attention(owner, block, mask, field(2)),
+        {field(3), field(0), field(1), query_sums_.field(query_sums(source), rows, 0),
+         key_sums_.field(key_sums(owner), keys, 0), key_sums_.field(key_sums(owner), keys, 1)});
   }
 
   void return_gradients(const ContextBackward& call) {
@@ -215,25 +213,26 @@ class HeadsForm final : public ContextForm {
     for (int step = 1; step <= grid_.world; ++step) {
       const int target = (grid_.rank + step) % grid_.world;
       const ContextRows queries = grid_.queries(target), keys = grid_.keys(target);
-      const cpu::ChunkRows dq = query_sums_.part(query_sums(target), queries, 0),
-                           dk = key_sums_.part(key_sums(target), keys, 0);
+      const cpu::ChunkRows dq = query_sums_.field(query_sums(target), queries, 0),
+                           dk = key_sums_.field(key_sums(target), keys, 0);
       copies_.rotate_back(dq, queries, call.mask);
       copies_.rotate_back(dk, keys, call.mask);
-      copy(dq, queries_.part(outgoing(kQueryResults, target), queries, 0));
-      copy(dk, keys_.part(outgoing(kKeyResults, target), keys, 0));
-      copy(key_sums_.part(key_sums(target), keys, 1),
-           keys_.part(outgoing(kKeyResults, target), keys, 1));
+      copy(dq, queries_.field(outgoing(kQueryResults, target), queries, 0));
+      copy(dk, keys_.field(outgoing(kKeyResults, target), keys, 0));
+      copy(key_sums_.field(key_sums(target), keys, 1),
+           keys_.field(outgoing(kKeyResults, target), keys, 1));
       if (target == grid_.rank) continue;
       send(kQueryResults, target, queries_, queries);
       send(kKeyResults, target, keys_, keys);
     }
     each_result(kQueryResults, [&](int source, std::byte* message) {
-      copies_.copy_out(queries_.part(message, rows, 0), rows, source * local_.q_columns(), call.dq);
+      copies_.copy_out(queries_.field(message, rows, 0), rows, source * local_.q_columns(),
+                       call.dq);
     });
     each_result(kKeyResults, [&](int source, std::byte* message) {
       const int64_t column = source * local_.kv_columns();
-      copies_.copy_out(keys_.part(message, local_keys, 0), local_keys, column, call.dk);
-      copies_.copy_out(keys_.part(message, local_keys, 1), local_keys, column, call.dv);
+      copies_.copy_out(keys_.field(message, local_keys, 0), local_keys, column, call.dk);
+      copies_.copy_out(keys_.field(message, local_keys, 1), local_keys, column, call.dv);
     });
   }
 
@@ -261,9 +260,7 @@ class HeadsForm final : public ContextForm {
 
 constinit const ContextFormRow kHeadsForm{
     "heads", Strategy::overlapped, HeadsForm::refusal,
-    [](Communicator& comm, const ContextGrid& grid,
-       const RopeTable* rope) -> std::unique_ptr<ContextForm> {
-      return std::make_unique<HeadsForm>(comm, grid, rope);
-    }};
+    [](Communicator& comm, const ContextGrid& grid, const RopeTable* rope)
+        -> std::unique_ptr<ContextForm> { return std::make_unique<HeadsForm>(comm, grid, rope); }};
 
 }  // namespace tandem

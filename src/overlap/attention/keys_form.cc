@@ -1,7 +1,7 @@
 // Forms in which keys and values travel and queries stay. `gather` waits for all keys, then
 // computes; `ring` computes the local block first and each other one when its keys have arrived. In
-// the backward pass keys and values travel again, and the gradients that their rank's queries do not
-// give return to it as partial sums.
+// the backward pass keys and values travel again, and the gradients that their rank's queries do
+// not give return to it as partial sums.
 #include <limits>
 
 #include "overlap/attention/exchange.h"
@@ -20,13 +20,13 @@ class KeysForm final : public ContextForm {
         copies_(grid, rope),
         kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
                  2 * grid.max_key_chunk()}),
-        keys_(grid.key_message({{grid.shape.dtype, grid.kv_columns()},
-                                {grid.shape.dtype, grid.kv_columns()}})),
-        gradients_(grid.key_message({{DType::f32, grid.kv_columns()},
-                                     {DType::f32, grid.kv_columns()}})),
-        queries_(grid.query_message({{DType::f32, grid.q_columns()},      // out, or dq
-                                     {DType::f32, grid.shape.heads},      // log_sums
-                                     {DType::f32, grid.shape.heads},      // delta
+        keys_(grid.key_message(
+            {{grid.shape.dtype, grid.kv_columns()}, {grid.shape.dtype, grid.kv_columns()}})),
+        gradients_(
+            grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
+        queries_(grid.query_message({{DType::f32, grid.q_columns()},          // out, or dq
+                                     {DType::f32, grid.shape.heads},          // log_sums
+                                     {DType::f32, grid.shape.heads},          // delta
                                      {grid.shape.dtype, grid.q_columns()},    // q
                                      {grid.shape.dtype, grid.q_columns()}}),  // dout
                  grid.max_query_chunk()),
@@ -38,29 +38,29 @@ class KeysForm final : public ContextForm {
   void forward(const ContextForward& call) override {
     begin(call.q, call.k, call.v, call.mask);
     const ContextRows rows = grid_.queries(grid_.rank);
-    fill(part(kSums), 0);
-    fill(part(kLogSums), -std::numeric_limits<float>::infinity());
+    fill(field(kSums), 0);
+    fill(field(kLogSums), -std::numeric_limits<float>::infinity());
     each_block(call.mask, [&](int, const cpu::AttentionBlock& block) {
-      kernel_.forward(block, part(kSums), part(kLogSums));
+      kernel_.forward(block, field(kSums), field(kLogSums));
     });
-    copies_.copy_out(part(kSums), rows, 0, call.out);
-    copies_.log_sums_out(part(kLogSums), rows, 0, call.log_sums);
+    copies_.copy_out(field(kSums), rows, 0, call.out);
+    copies_.log_sums_out(field(kLogSums), rows, 0, call.log_sums);
   }
 
   void backward(const ContextBackward& call) override {
     begin(call.q, call.k, call.v, call.mask);
     const ContextRows rows = grid_.queries(grid_.rank), local = grid_.keys(grid_.rank);
-    copies_.copy_in(call.dout, rows, 0, part(kDout));
-    copies_.log_sums_in(call.log_sums, rows, 0, part(kLogSums));
-    copies_.deltas(call.dout, call.out, rows, 0, part(kDelta));
-    fill(part(kSums), 0);
-    for (const int i : {0, 1}) fill(gradients_.part(partial(grid_.rank), local, i), 0);
+    copies_.copy_in(call.dout, rows, 0, field(kDout));
+    copies_.log_sums_in(call.log_sums, rows, 0, field(kLogSums));
+    copies_.deltas(call.dout, call.out, rows, 0, field(kDelta));
+    fill(field(kSums), 0);
+    for (const int i : {0, 1}) fill(gradients_.field(partial(grid_.rank), local, i), 0);
     each_block(call.mask, [&](int owner, const cpu::AttentionBlock& block) {
       const ContextRows& keys = owner == grid_.rank ? local : block.rows.keys;
-      const cpu::ChunkRows dk = gradients_.part(partial(owner), keys, 0),
-                           dv = gradients_.part(partial(owner), keys, 1);
+      const cpu::ChunkRows dk = gradients_.field(partial(owner), keys, 0),
+                           dv = gradients_.field(partial(owner), keys, 1);
       if (owner != grid_.rank) fill(dk, 0), fill(dv, 0);
-      kernel_.backward(block, {part(kDout), part(kLogSums), part(kDelta), part(kSums), dk, dv});
+      kernel_.backward(block, {field(kDout), field(kLogSums), field(kDelta), field(kSums), dk, dv});
       if (overlaps_) send_gradients(owner, call.mask);
     });
     for (int step = 1; step < grid_.world; ++step) {
@@ -68,17 +68,17 @@ class KeysForm final : public ContextForm {
       const bool sent = overlaps_ && !grid_.block(grid_.rank, owner, call.mask.window).empty();
       if (!sent) send_gradients(owner, call.mask);
     }
-    copies_.rotate_out(part(kSums), rows, 0, call.mask, call.dq);
+    copies_.rotate_out(field(kSums), rows, 0, call.mask, call.dq);
     sum_gradients(call.mask);
-    copies_.rotate_out(gradients_.part(partial(grid_.rank), local, 0), local, 0, call.mask,
+    copies_.rotate_out(gradients_.field(partial(grid_.rank), local, 0), local, 0, call.mask,
                        call.dk);
-    copies_.copy_out(gradients_.part(partial(grid_.rank), local, 1), local, 0, call.dv);
+    copies_.copy_out(gradients_.field(partial(grid_.rank), local, 1), local, 0, call.dv);
   }
 
  private:
-  enum Part : uint8_t { kSums, kLogSums, kDelta, kQueries, kDout };
-  cpu::ChunkRows part(Part index) const {
-    return queries_.part(grid_.queries(grid_.rank), index);
+  enum Field : uint8_t { kSums, kLogSums, kDelta, kQueries, kDout };
+  cpu::ChunkRows field(Field index) const {
+    return queries_.field(grid_.queries(grid_.rank), index);
   }
   /// Key gradients that this rank computes for `owner`.
   std::byte* partial(int owner) const {
@@ -93,14 +93,14 @@ class KeysForm final : public ContextForm {
   void begin(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     exchange_.begin();
     const ContextRows local = grid_.keys(grid_.rank);
-    copies_.rotate_in(k, local, 0, mask, keys_.part(exchange_.scratch(), local, 0));
-    copies_.copy_in(v, local, 0, keys_.part(exchange_.scratch(), local, 1));
+    copies_.rotate_in(k, local, 0, mask, keys_.field(exchange_.scratch(), local, 0));
+    copies_.copy_in(v, local, 0, keys_.field(exchange_.scratch(), local, 1));
     for (int step = 1; step < grid_.world; ++step) {
       const int target = ag_target(grid_.rank, grid_.world, step);
       exchange_.send(target, keys_, grid_.block(target, grid_.rank, mask.window).keys,
                      exchange_.scratch(), keys_at(grid_.rank), grid_.rank);
     }
-    copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, part(kQueries));
+    copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, field(kQueries));
   }
 
   /// Calls body(owner of the keys, block) for the blocks of the local queries.
@@ -123,8 +123,8 @@ class KeysForm final : public ContextForm {
       std::byte* const base =
           owner == grid_.rank ? exchange_.scratch() : exchange_.shared() + keys_at(owner);
       const ContextRows& rows = owner == grid_.rank ? grid_.keys(owner) : block.keys;
-      body(owner, grid_.attention(block, mask, part(kQueries), keys_.part(base, rows, 0),
-                                  keys_.part(base, rows, 1)));
+      body(owner, grid_.attention(block, mask, field(kQueries), keys_.field(base, rows, 0),
+                                  keys_.field(base, rows, 1)));
     }
     await_from(arrived, grid_.world);
   }
@@ -143,8 +143,8 @@ class KeysForm final : public ContextForm {
       exchange_.await(grid_.world + source, source);
       const ContextRows rows = grid_.block(source, grid_.rank, mask.window).keys;
       for (const int i : {0, 1}) {
-        add(gradients_.part(exchange_.shared() + gradients_at(source), rows, i),
-            gradients_.part(partial(grid_.rank), local, i));
+        add(gradients_.field(exchange_.shared() + gradients_at(source), rows, i),
+            gradients_.field(partial(grid_.rank), local, i));
       }
     }
   }

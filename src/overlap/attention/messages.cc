@@ -9,9 +9,9 @@ size_t aligned(size_t bytes) {
 }
 }  // namespace
 
-ChunkMessage::ChunkMessage(int64_t batch, int64_t max_head, std::vector<Part> parts)
-    : batch_(batch), parts_(std::move(parts)) {
-  for (const Part& part : parts_) row_bytes_ += size_t(part.columns) * size_of(part.dtype);
+ChunkMessage::ChunkMessage(int64_t batch, int64_t max_head, std::vector<Field> fields)
+    : batch_(batch), fields_(std::move(fields)) {
+  for (const Field& field : fields_) row_bytes_ += size_t(field.columns) * size_of(field.dtype);
   tail_at_ = aligned(chunk_bytes(max_head));
 }
 
@@ -19,15 +19,15 @@ size_t ChunkMessage::capacity(int64_t max_tail) const {
   return tail_at_ + aligned(chunk_bytes(max_tail));
 }
 
-cpu::ChunkRows ChunkMessage::part(std::byte* base, const schedule::ContextRows& rows,
-                                  int index) const {
-  const Part& part = parts_[size_t(index)];
+cpu::ChunkRows ChunkMessage::field(std::byte* base, const schedule::ContextRows& rows,
+                                   int index) const {
+  const Field& field = fields_[size_t(index)];
   const auto view = [&](std::byte* chunk, int64_t positions) {
     const int64_t count = batch_ * positions;
     for (int i = 0; i < index; ++i) {
-      chunk += size_t(count * parts_[size_t(i)].columns) * size_of(parts_[size_t(i)].dtype);
+      chunk += size_t(count * fields_[size_t(i)].columns) * size_of(fields_[size_t(i)].dtype);
     }
-    return Tensor(chunk, part.dtype, {count, part.columns});
+    return Tensor(chunk, field.dtype, {count, field.columns});
   };
   return {view(base, rows.head.count), view(base + tail_at_, rows.tail.count)};
 }

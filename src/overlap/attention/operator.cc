@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
+#include <vector>
 
 #include "comm/call_card.h"
 #include "comm/workspace.h"
 #include "core/operands.h"
+#include "core/random_buffer.h"
 #include "overlap/contract/check.h"
 #include "tandem/error.h"
+#include "tune/measure.h"
+#include "tune/tuner.h"
 
 namespace tandem {
 
@@ -55,18 +60,24 @@ ContextShape checked(ContextShape s) {
 }
 
 /// Forms to run with `options`.
-std::vector<const ContextFormRow*> allowed(const ContextGrid& grid, const ContextOptions& options) {
+std::vector<const ContextFormRow*> allowed(const ContextGrid& grid, const ContextOptions& options,
+                                           std::string& refusals) {
   std::vector<const ContextFormRow*> forms;
   std::string names;
   for (const ContextFormRow* row : kForms) {
     names += (names.empty() ? "" : ", ") + std::string(row->name);
     if (!options.form.empty() && options.form != row->name) continue;
+    const bool fits = options.strategy == Strategy::automatic || options.strategy == row->strategy;
+    if (options.form.empty() && !fits) continue;
     const std::string refusal = row->refusal(grid);
     if (refusal.empty()) {
       forms.push_back(row);
-    } else if (!options.form.empty()) {
-      throw InvalidArgument(fmt::format("{}: form {}: {}", kName, row->name, refusal));
+      continue;
     }
+    refusals += fmt::format("{}{}: {}", refusals.empty() ? "" : "; ", row->name, refusal);
+  }
+  if (forms.empty() && !refusals.empty()) {
+    throw InvalidArgument(fmt::format("{}: form {}", kName, refusals));
   }
   if (forms.empty()) {
     throw InvalidArgument(
@@ -75,41 +86,114 @@ std::vector<const ContextFormRow*> allowed(const ContextGrid& grid, const Contex
   return forms;
 }
 
+/// The local attention of one rank.
+class LocalForm final : public ContextForm {
+ public:
+  LocalForm(const ContextShape& s, const RopeTable& rope)
+      : attention_(Exec{}, {s.batch, s.seq, s.heads, s.kv_heads, s.head_dim}, rope) {}
+  void forward(const ContextForward& c) override {
+    attention_.forward(Exec{}, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
+  }
+  void backward(const ContextBackward& c) override {
+    attention_.backward(Exec{}, c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk, c.dv, c.mask);
+  }
+
+ private:
+  Attention attention_;
+};
+constinit const ContextFormRow kLocalForm{
+    "local", Strategy::serial, nullptr,
+    [](Communicator&, const ContextGrid& grid, const RopeTable* rope)
+        -> std::unique_ptr<ContextForm> { return std::make_unique<LocalForm>(grid.shape, *rope); }};
+
+/// Random operands of a rank, with which candidates are measured.
+struct Sample {
+  Sample(const ContextGrid& grid, int64_t window) : mask(window) {
+    const ContextShape& s = grid.shape;
+    const int64_t rows = grid.queries(grid.rank).count(), keys = grid.keys(grid.rank).count();
+    const auto make = [&](DType dtype, int64_t r, int64_t columns) {
+      memory.push_back(random_buffer(dtype, r * columns, memory.size()));
+      return memory.back().view(dtype, {r, columns});
+    };
+    for (Tensor* t : {&q, &out, &dout, &dq}) *t = make(s.dtype, s.batch * rows, grid.q_columns());
+    for (Tensor* t : {&k, &v, &dk, &dv}) *t = make(s.dtype, s.batch * keys, grid.kv_columns());
+    log_sums = make(DType::f32, s.batch * s.heads, rows);
+  }
+  std::vector<Memory> memory;
+  AttentionMask mask;
+  Tensor q, k, v, out, log_sums, dout, dq, dk, dv;
+};
+
 }  // namespace
 
 std::span<const ContextFormRow* const> context_forms() {
   return kForms;
 }
 
+template <typename Call>
+ContextAttention::Pass<Call> ContextAttention::choose_form(
+    std::string_view name, std::span<const std::shared_ptr<ContextForm>> forms,
+    std::span<const ContextFormRow* const> rows, const ContextOptions& options,
+    const std::string& refusals, const Call& sample) {
+  std::vector<CandidateOf<const Call&>> candidates;
+  std::vector<std::string> names;
+  std::vector<Strategy> strategies;
+  for (size_t i = 0; i < forms.size(); ++i) {
+    const auto run = [this, form = forms[i]](const Call& call) {
+      progress_.during([&] {
+        if constexpr (std::is_same_v<Call, ContextForward>) {
+          form->forward(call);
+        } else {
+          form->backward(call);
+        }
+      });
+    };
+    candidates.push_back({.name = rows[i]->name, .form = rows[i]->strategy, .run = run});
+    names.emplace_back(rows[i]->name);
+    strategies.push_back(rows[i]->strategy);
+  }
+  Choice choice;
+  if (candidates.size() > 1 && comm_.size() > 1) {
+    const std::string shape = fmt::format("{} window {}", describe(grid_.shape), options.window);
+    choice = tune(comm_, name, shape, names,
+                  [&](size_t i) { return timed(comm_, [&] { candidates[i].run(sample); })(); });
+  }
+  Pass<Call> pass{candidates[choice],
+                  list_receipt({.op = std::string(name),
+                                .shape = describe(grid_.shape),
+                                .dtype = std::string(name_of(grid_.shape.dtype)),
+                                .group = comm_.size(),
+                                .asked = options.strategy})};
+  record_choice(*pass.receipt, strategies, choice.us, choice, refusals);
+  return pass;
+}
+
 ContextAttention::ContextAttention(Communicator& comm, const ContextShape& shape,
                                    const RopeTable* rope, const ContextOptions& options)
-    : comm_(comm),
-      grid_{checked(shape), comm.size(), comm.rank()},
-      progress_(comm, kName.data()) {
+    : comm_(comm), grid_{checked(shape), comm.size(), comm.rank()}, progress_(comm, kName.data()) {
   if (comm.on_gpu()) {
     throw Unsupported(fmt::format("{}: GPU ranks: expected CPU ranks", kName));
   }
   keep(comm);
-  const auto rows = allowed(grid_, options);
-  comm.require_same(kName, fmt::format("{}{} form '{}'", describe(grid_.shape),
-                                       rope ? " rotated" : "", options.form));
-  card_ = fmt::format("{} {}, operator {}", kName, describe(grid_.shape),
-                      ++comm.workspace().operators);
-  if (comm.size() == 1 && grid_.shape.causal && rope) {
-    const ContextShape& s = grid_.shape;
-    local_ = std::make_unique<Attention>(
-        Exec{}, AttentionShape{s.batch, s.seq, s.heads, s.kv_heads, s.head_dim}, *rope);
-    return;
-  }
-  for (const ContextFormRow* row : rows) {
-    ContextForm* const form = forms_.emplace_back(row->make(comm, grid_, rope)).get();
-    forward_.push_back({.name = row->name,
-                        .form = row->strategy,
-                        .run = [form](const ContextForward& call) { form->forward(call); }});
-    backward_.push_back({.name = row->name,
-                         .form = row->strategy,
-                         .run = [form](const ContextBackward& call) { form->backward(call); }});
-  }
+  std::string refusals;
+  std::vector<const ContextFormRow*> rows = allowed(grid_, options, refusals);
+  comm.require_same(kName,
+                    fmt::format("{}{} {} form '{}'{} window {}", describe(grid_.shape),
+                                rope ? " rotated" : "", name_of(options.strategy), options.form,
+                                options.backward ? " backward" : "", options.window));
+  card_ =
+      fmt::format("{} {}, operator {}", kName, describe(grid_.shape), ++comm.workspace().operators);
+  if (comm.size() == 1 && grid_.shape.causal && rope) rows = {&kLocalForm};
+  std::vector<std::shared_ptr<ContextForm>> forms;
+  for (const ContextFormRow* row : rows) forms.push_back(row->make(comm, grid_, rope));
+  const bool measures = rows.size() > 1 && comm.size() > 1;
+  const Sample s(measures ? grid_ : ContextGrid{{.keys = 0}, 1, 0}, options.window);
+  forward_ = choose_form<ContextForward>("context_attention", forms, rows, options, refusals,
+                                         {s.q, s.k, s.v, s.out, s.log_sums, s.mask});
+  if (!options.backward) return;
+  backward_ = choose_form<ContextBackward>(
+      "context_attention backward", forms, rows, options, refusals,
+      {s.q, s.k, s.v, s.out, s.log_sums, s.dout, s.dq, s.dk, s.dv, s.mask});
 }
 ContextAttention::~ContextAttention() = default;
 
@@ -165,17 +249,15 @@ void ContextAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v
                                const Tensor& log_sums, const AttentionMask& mask) {
   const ContextForward call{q, k, v, out, log_sums, mask};
   check(call);
-  if (local_) return local_->forward(Exec{}, q, k, v, out, log_sums, mask);
+  ++forward_.receipt->calls;
   CallOnCard card(comm_, card_);
   card.writes("out", out);
   card.writes("log_sums", log_sums);
   card.reads("q", q);
   card.reads("k", k);
   card.reads("v", v);
-  progress_.during([&] {
-    card.require_apart(kName);
-    forward_[chosen_forward_].run(call);
-  });
+  progress_.during([&] { card.require_apart(kName); });
+  forward_.chosen.run(call);
 }
 
 void ContextAttention::backward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -183,8 +265,12 @@ void ContextAttention::backward(const Tensor& q, const Tensor& k, const Tensor& 
                                 const Tensor& dq, const Tensor& dk, const Tensor& dv,
                                 const AttentionMask& mask) {
   const ContextBackward call{q, k, v, out, log_sums, dout, dq, dk, dv, mask};
+  if (!backward_.receipt) {
+    throw InvalidArgument(
+        fmt::format("{}: backward pass: expected an operator made with backward", kName));
+  }
   check(call);
-  if (local_) return local_->backward(Exec{}, q, k, v, out, log_sums, dout, dq, dk, dv, mask);
+  ++backward_.receipt->calls;
   CallOnCard card(comm_, card_);
   card.writes("dq", dq);
   card.writes("dk", dk);
@@ -194,10 +280,8 @@ void ContextAttention::backward(const Tensor& q, const Tensor& k, const Tensor& 
   card.reads("v", v);
   card.reads("out", out);
   card.reads("dout", dout);
-  progress_.during([&] {
-    card.require_apart(kName);
-    backward_[chosen_backward_].run(call);
-  });
+  progress_.during([&] { card.require_apart(kName); });
+  backward_.chosen.run(call);
 }
 
 }  // namespace tandem

@@ -3,15 +3,16 @@
 // embedding, grouped heads, sliding windows and documents, or cross-attention without a mask, whose
 // keys may have another length.
 //
-// Candidates differ in what travels: `gather` (serial) and `ring` send keys and values. They give
-// the same bits, forward and backward, on every run; the tuner chooses one per pass. A world of one
-// rank runs the local attention, with its bits.
+// Candidates differ in what travels: keys and values (`gather`, serial, and `ring`), heads
+// (`heads`), or queries and their results (`queries`). All give the same bits, forward and
+// backward, on every run; the tuner chooses one for each pass. A world of one rank runs the local
+// attention, with its bits.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "comm/progress.h"
 #include "overlap/attention/form.h"
@@ -22,13 +23,11 @@
 namespace tandem {
 
 struct ContextOptions {
-  Strategy strategy = Strategy::automatic;
+  Strategy strategy = Strategy::automatic;  ///< overlapped: the fastest of those that overlap
   std::string_view form = {};  ///< name of the candidate for both passes; empty: chosen
   bool backward = true;        ///< backward passes will run: their candidate is chosen, too
+  int64_t window = 0;          ///< of most calls, with which candidates are measured
 };
-
-using ContextForwardCandidate = CandidateOf<const ContextForward&>;
-using ContextBackwardCandidate = CandidateOf<const ContextBackward&>;
 
 /// Owns its memory; runs allocate nothing. CPU ranks.
 class ContextAttention : public CommunicatorOwner {
@@ -41,6 +40,8 @@ class ContextAttention : public CommunicatorOwner {
                    const ContextOptions& options = {});
   ~ContextAttention();
 
+  /// Rows of all ranks.
+  const ContextGrid& grid() const { return grid_; }
   /// Positions of this rank's rows of q and out, and of k and v.
   schedule::ContextRows query_rows() const { return grid_.queries(grid_.rank); }
   schedule::ContextRows key_rows() const { return grid_.keys(grid_.rank); }
@@ -55,12 +56,22 @@ class ContextAttention : public CommunicatorOwner {
                 const Tensor& log_sums, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                 const Tensor& dv, const AttentionMask& mask = {});
 
-  /// Candidates that can run, serial first. A caller that runs one directly must pass valid
-  /// operands. With a choice made, only the chosen ones remain.
-  const std::vector<ContextForwardCandidate>& forward_candidates() const { return forward_; }
-  const std::vector<ContextBackwardCandidate>& backward_candidates() const { return backward_; }
+  /// Names of the candidates that run: "ring"; "local" on one rank.
+  std::string_view forward_form() const { return forward_.chosen.name; }
+  std::string_view backward_form() const { return backward_.chosen.name; }
 
  private:
+  /// Chosen candidate of a pass, which keeps its form alive.
+  template <typename Call>
+  struct Pass {
+    CandidateOf<const Call&> chosen = {};
+    std::shared_ptr<Receipt> receipt = {};
+  };
+  template <typename Call>
+  Pass<Call> choose_form(std::string_view name, std::span<const std::shared_ptr<ContextForm>> forms,
+                         std::span<const ContextFormRow* const> rows, const ContextOptions& options,
+                         const std::string& refusals, const Call& sample);
+
   void check(const ContextForward& call) const;
   void check(const ContextBackward& call) const;
   void check_mask(const AttentionMask& mask) const;
@@ -70,12 +81,8 @@ class ContextAttention : public CommunicatorOwner {
   ContextGrid grid_;
   Progress progress_;
   std::string card_;
-  std::unique_ptr<Attention> local_;  ///< one rank, causal
-  std::vector<std::unique_ptr<ContextForm>> forms_;
-  std::vector<ContextForwardCandidate> forward_;
-  std::vector<ContextBackwardCandidate> backward_;
-  size_t chosen_forward_ = 0, chosen_backward_ = 0;
-  std::shared_ptr<Receipt> forward_receipt_, backward_receipt_;
+  Pass<ContextForward> forward_;
+  Pass<ContextBackward> backward_;
 };
 
 /// All forms, serial first.

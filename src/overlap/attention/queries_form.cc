@@ -1,7 +1,7 @@
 // Form in which queries travel and keys and values stay (LV-XAttn, arXiv 2502.02406): each rank
 // computes other ranks' queries over its keys and returns the partial results, in f32 with their
-// log-sums, straight to the queries' rank, which merges them. In the backward pass gradients of keys
-// never travel.
+// log-sums, straight to the queries' rank, which merges them. In the backward pass gradients of
+// keys never travel.
 #include <limits>
 
 #include "overlap/attention/exchange.h"
@@ -20,17 +20,17 @@ class QueriesForm final : public ContextForm {
         kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
                  2 * grid.max_key_chunk()}),
         queries_(grid.query_message({{grid.shape.dtype, grid.q_columns()}})),
-        results_(grid.query_message(
-            {{DType::f32, grid.q_columns()}, {DType::f32, grid.shape.heads}})),
+        results_(
+            grid.query_message({{DType::f32, grid.q_columns()}, {DType::f32, grid.shape.heads}})),
         gradient_queries_(grid.query_message({{DType::f32, grid.shape.heads},  // log_sums
                                               {DType::f32, grid.shape.heads},  // delta
                                               {grid.shape.dtype, grid.q_columns()},
                                               {grid.shape.dtype, grid.q_columns()}})),
         gradients_(grid.query_message({{DType::f32, grid.q_columns()}})),
-        keys_(grid.key_message({{DType::f32, grid.kv_columns()},       // dk
-                                {DType::f32, grid.kv_columns()},       // dv
-                                {grid.shape.dtype, grid.kv_columns()},     // k
-                                {grid.shape.dtype, grid.kv_columns()}}),   // v
+        keys_(grid.key_message({{DType::f32, grid.kv_columns()},          // dk
+                                {DType::f32, grid.kv_columns()},          // dv
+                                {grid.shape.dtype, grid.kv_columns()},    // k
+                                {grid.shape.dtype, grid.kv_columns()}}),  // v
               grid.max_key_chunk()),
         query_area_(gradient_queries_.capacity(grid.max_query_chunk())),
         result_area_(results_.capacity(grid.max_query_chunk())),
@@ -40,23 +40,23 @@ class QueriesForm final : public ContextForm {
   void forward(const ContextForward& call) override {
     const ContextRows rows = grid_.queries(grid_.rank);
     exchange_.begin();
-    copies_.rotate_in(call.q, rows, 0, call.mask, queries_.part(exchange_.scratch(), rows, 0));
+    copies_.rotate_in(call.q, rows, 0, call.mask, queries_.field(exchange_.scratch(), rows, 0));
     send_queries(queries_, call.mask);
     load_keys(call.k, call.v, call.mask);
     const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows out = results_.part(result(source), in_message, 0),
-                           log_sums = results_.part(result(source), in_message, 1);
+      const cpu::ChunkRows out = results_.field(result(source), in_message, 0),
+                           log_sums = results_.field(result(source), in_message, 1);
       fill(out, 0);
       fill(log_sums, -std::numeric_limits<float>::infinity());
       if (block.empty()) return;
-      const cpu::ChunkRows q = queries_.part(queries_of(source), in_message, 0);
+      const cpu::ChunkRows q = queries_.field(queries_of(source), in_message, 0);
       kernel_.forward(attention(block, call.mask, q), out, log_sums);
     };
     each_block(results_, call.mask, compute);
-    const cpu::ChunkRows out = results_.part(result(grid_.rank), rows, 0),
-                         log_sums = results_.part(result(grid_.rank), rows, 1);
-    each_result(call.mask, [&](std::byte* base, const ContextRows& part) {
-      merge(results_.part(base, part, 0), results_.part(base, part, 1), out, log_sums);
+    const cpu::ChunkRows out = results_.field(result(grid_.rank), rows, 0),
+                         log_sums = results_.field(result(grid_.rank), rows, 1);
+    each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
+      merge(results_.field(base, field, 0), results_.field(base, field, 1), out, log_sums);
     });
     copies_.copy_out(out, rows, 0, call.out);
     copies_.log_sums_out(log_sums, rows, 0, call.log_sums);
@@ -66,7 +66,7 @@ class QueriesForm final : public ContextForm {
     const ContextRows rows = grid_.queries(grid_.rank), keys = grid_.keys(grid_.rank);
     exchange_.begin();
     const auto local = [&](int index) {
-      return gradient_queries_.part(exchange_.scratch(), rows, index);
+      return gradient_queries_.field(exchange_.scratch(), rows, index);
     };
     copies_.log_sums_in(call.log_sums, rows, 0, local(0));
     copies_.deltas(call.dout, call.out, rows, 0, local(1));
@@ -74,24 +74,24 @@ class QueriesForm final : public ContextForm {
     copies_.copy_in(call.dout, rows, 0, local(3));
     send_queries(gradient_queries_, call.mask);
     load_keys(call.k, call.v, call.mask);
-    const cpu::ChunkRows dk = keys_.part(keys, 0), dv = keys_.part(keys, 1);
+    const cpu::ChunkRows dk = keys_.field(keys, 0), dv = keys_.field(keys, 1);
     fill(dk, 0), fill(dv, 0);
     const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows dq = gradients_.part(result(source), in_message, 0);
+      const cpu::ChunkRows dq = gradients_.field(result(source), in_message, 0);
       fill(dq, 0);
       if (block.empty()) return;
-      const auto part = [&](int index) {
-        return gradient_queries_.part(queries_of(source), in_message, index);
+      const auto field = [&](int index) {
+        return gradient_queries_.field(queries_of(source), in_message, index);
       };
-      kernel_.backward(attention(block, call.mask, part(2)),
-                       {part(3), part(0), part(1), dq, dk, dv});
+      kernel_.backward(attention(block, call.mask, field(2)),
+                       {field(3), field(0), field(1), dq, dk, dv});
     };
     each_block(gradients_, call.mask, compute);
     copies_.rotate_out(dk, keys, 0, call.mask, call.dk);
     copies_.copy_out(dv, keys, 0, call.dv);
-    const cpu::ChunkRows dq = gradients_.part(result(grid_.rank), rows, 0);
-    each_result(call.mask, [&](std::byte* base, const ContextRows& part) {
-      add(gradients_.part(base, part, 0), dq);
+    const cpu::ChunkRows dq = gradients_.field(result(grid_.rank), rows, 0);
+    each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
+      add(gradients_.field(base, field, 0), dq);
     });
     copies_.rotate_out(dq, rows, 0, call.mask, call.dq);
   }
@@ -119,14 +119,14 @@ class QueriesForm final : public ContextForm {
 
   void load_keys(const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     const ContextRows rows = grid_.keys(grid_.rank);
-    copies_.rotate_in(k, rows, 0, mask, keys_.part(rows, 2));
-    copies_.copy_in(v, rows, 0, keys_.part(rows, 3));
+    copies_.rotate_in(k, rows, 0, mask, keys_.field(rows, 2));
+    copies_.copy_in(v, rows, 0, keys_.field(rows, 3));
   }
 
   cpu::AttentionBlock attention(const ContextBlock& block, const AttentionMask& mask,
                                 const cpu::ChunkRows& q) const {
     const ContextRows rows = grid_.keys(grid_.rank);
-    return grid_.attention(block, mask, q, keys_.part(rows, 2), keys_.part(rows, 3));
+    return grid_.attention(block, mask, q, keys_.field(rows, 2), keys_.field(rows, 3));
   }
 
   /// Computes the local queries, then those of each other rank when they have arrived, and returns

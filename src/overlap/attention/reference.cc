@@ -20,6 +20,23 @@ double value(const Tensor& tensor, int64_t row, int64_t column) {
 
 }  // namespace
 
+class ContextReference::Sum {
+ public:
+  explicit Sum(int64_t columns) : sum_(size_t(columns)), magnitudes_(size_t(columns)) {}
+  /// `terms`: magnitude of the terms that the weight is a sum of.
+  void add(double weight, double terms, const double* row) {
+    for (size_t d = 0; d < sum_.size(); ++d) {
+      sum_[d] += weight * row[d];
+      magnitudes_[d] += std::abs(terms * row[d]);
+    }
+  }
+  std::vector<double>& value() { return sum_; }
+  double magnitude() const { return std::ranges::max(magnitudes_); }
+
+ private:
+  std::vector<double> sum_, magnitudes_;
+};
+
 ContextReference::ContextReference(Communicator& comm, const ContextGrid& grid,
                                    const RopeTable* rope, const ContextForward& call)
     : comm_(comm), grid_(grid), rope_(rope), mask_(call.mask) {
@@ -121,17 +138,33 @@ ContextReference::Query ContextReference::query(int64_t sequence, int64_t head,
     scores.push_back(score(sequence, head, position, key));
   }
   const double largest = std::ranges::max(scores);
-  Query result{std::vector<double>(size_t(grid_.shape.head_dim)), 0};
-  double sum = 0;
+  Sum sum(grid_.shape.head_dim);
+  double total = 0;
   for (int64_t key = first; key < end; ++key) {
     const double weight = std::exp(scores[size_t(key - first)] - largest);
-    const double* const v = k_row(v_, sequence, head, key);
-    sum += weight;
-    for (size_t d = 0; d < result.out.size(); ++d) result.out[d] += weight * v[d];
+    total += weight;
+    sum.add(weight, weight, k_row(v_, sequence, head, key));
   }
-  for (double& x : result.out) x /= sum;
-  result.log_sum = largest + std::log(sum);
-  return result;
+  for (double& x : sum.value()) x /= total;
+  return {sum.value(), largest + std::log(total), sum.magnitude() / total};
+}
+
+double ContextReference::relative_bound(int64_t terms) const {
+  const auto largest_norm = [&](const std::vector<double>& rows) {
+    double largest = 0;
+    for (size_t i = 0; i < rows.size(); i += size_t(grid_.shape.head_dim)) {
+      double sum = 0;
+      for (size_t d = 0; d < size_t(grid_.shape.head_dim); ++d) sum += rows[i + d] * rows[i + d];
+      largest = std::max(largest, std::sqrt(sum));
+    }
+    return largest;
+  };
+  constexpr double kUnit = 0x1p-24, kBf16 = 0x1p-9;
+  const double dim = double(grid_.shape.head_dim);
+  const double operands = grid_.shape.dtype == DType::bf16 && rope_ ? 2 * kBf16 : 0;
+  const double score =
+      largest_norm(q_) * largest_norm(k_) / std::sqrt(dim) * (operands + (dim + 8) * kUnit);
+  return std::expm1(2 * score) + double(terms + 16) * kUnit;
 }
 
 void ContextReference::gather_gradients(const ContextBackward& call) {
@@ -159,40 +192,40 @@ ContextReference::Pair ContextReference::pair(int64_t sequence, int64_t head, in
   const size_t at = size_t((sequence * grid_.shape.seq + query) * grid_.shape.heads + head);
   const double p = std::exp(score(sequence, head, query, key) - log_sums_[at]);
   const double *dout = q_row(dout_, sequence, head, query), *v = k_row(v_, sequence, head, key);
-  double dp = -delta_[at];
-  for (int64_t d = 0; d < grid_.shape.head_dim; ++d) dp += dout[d] * v[d];
-  return {p, p * dp / std::sqrt(double(grid_.shape.head_dim))};
+  double dp = -delta_[at], terms = std::abs(delta_[at]);
+  for (int64_t d = 0; d < grid_.shape.head_dim; ++d) {
+    dp += dout[d] * v[d];
+    terms += std::abs(dout[d] * v[d]);
+  }
+  const double scale = p / std::sqrt(double(grid_.shape.head_dim));
+  return {p, scale * dp, scale * terms};
 }
 
-std::vector<double> ContextReference::dq(int64_t sequence, int64_t head, int64_t position) const {
-  std::vector<double> sum(size_t(grid_.shape.head_dim));
+ContextReference::Gradient ContextReference::dq(int64_t sequence, int64_t head,
+                                                int64_t position) const {
+  Sum sum(grid_.shape.head_dim);
   for (int64_t key = first_key(sequence, position); key < end_key(position); ++key) {
-    const double dscore = pair(sequence, head, position, key).dscore;
-    const double* const k = k_row(k_, sequence, head, key);
-    for (size_t d = 0; d < sum.size(); ++d) sum[d] += dscore * k[d];
+    const Pair of = pair(sequence, head, position, key);
+    sum.add(of.dscore, of.terms, k_row(k_, sequence, head, key));
   }
-  rotate_row(sum.data(), sequence, position, -1);
-  return sum;
+  rotate_row(sum.value().data(), sequence, position, -1);
+  return {sum.value(), sum.magnitude()};
 }
 
 ContextReference::Key ContextReference::key(int64_t sequence, int64_t kv_head,
                                             int64_t position) const {
-  const auto dim = size_t(grid_.shape.head_dim);
-  Key sum{std::vector<double>(dim), std::vector<double>(dim)};
+  Sum dk(grid_.shape.head_dim), dv(grid_.shape.head_dim);
   const int64_t group = grid_.shape.heads / grid_.shape.kv_heads;
   for (int64_t query = 0; query < grid_.shape.seq; ++query) {
     if (position < first_key(sequence, query) || position >= end_key(query)) continue;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      const auto [p, dscore] = pair(sequence, head, query, position);
-      const double *q = q_row(q_, sequence, head, query), *dout = q_row(dout_, sequence, head, query);
-      for (size_t d = 0; d < dim; ++d) {
-        sum.dk[d] += dscore * q[d];
-        sum.dv[d] += p * dout[d];
-      }
+      const auto [p, dscore, terms] = pair(sequence, head, query, position);
+      dk.add(dscore, terms, q_row(q_, sequence, head, query));
+      dv.add(p, p, q_row(dout_, sequence, head, query));
     }
   }
-  rotate_row(sum.dk.data(), sequence, position, -1);
-  return sum;
+  rotate_row(dk.value().data(), sequence, position, -1);
+  return {{dk.value(), dk.magnitude()}, {dv.value(), dv.magnitude()}};
 }
 
 }  // namespace tandem

@@ -15,21 +15,32 @@ class ContextReference {
   ContextReference(Communicator& comm, const ContextGrid& grid, const RopeTable* rope,
                    const ContextForward& call);
 
+  /// Magnitudes: the largest element of the sum of the terms' magnitudes, for error bounds.
   struct Query {
     std::vector<double> out;
-    double log_sum;
+    double log_sum, magnitude;
   };
   Query query(int64_t sequence, int64_t head, int64_t position) const;
 
   /// Collective: gathers what the gradients below need. Log-sums and results are those of the call.
   void gather_gradients(const ContextBackward& call);
-  std::vector<double> dq(int64_t sequence, int64_t head, int64_t position) const;
+  struct Gradient {
+    std::vector<double> value;
+    double magnitude;
+  };
+  Gradient dq(int64_t sequence, int64_t head, int64_t position) const;
   struct Key {
-    std::vector<double> dk, dv;
+    Gradient dk, dv;
   };
   Key key(int64_t sequence, int64_t kv_head, int64_t position) const;
 
+  /// Bound of the relative error of an exponential of a score, whose operands are rounded to the
+  /// shape's dtype after their rotation, and of a sum of `terms` of them in f32.
+  double relative_bound(int64_t terms) const;
+
  private:
+  /// Sum of terms, and of their magnitudes.
+  class Sum;
   /// Rows [batch x positions, columns] of all ranks in the order of positions.
   std::vector<double> gather(const Tensor& local, int64_t positions) const;
   void rotate(std::vector<double>& rows, int64_t positions, double sign) const;
@@ -40,9 +51,9 @@ class ContextReference {
                       int64_t position) const;
   const double* k_row(const std::vector<double>& rows, int64_t sequence, int64_t head,
                       int64_t position) const;
-  /// Softmax and gradient of a score.
+  /// Softmax and gradient of a score, and the magnitude of the terms of that gradient.
   struct Pair {
-    double p, dscore;
+    double p, dscore, terms;
   };
   Pair pair(int64_t sequence, int64_t head, int64_t query, int64_t key) const;
   void rotate_row(double* row, int64_t sequence, int64_t position, double sign) const;

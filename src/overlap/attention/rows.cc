@@ -24,8 +24,8 @@ void for_each_row(const ContextRows& rows, int64_t batch, const ChunkRows& chunk
     for (int64_t row = begin; row < end; ++row) {
       const int64_t sequence = row / count, i = row % count;
       const bool tail = i >= rows.head.count;
-      const int64_t in_chunk = tail ? sequence * rows.tail.count + i - rows.head.count
-                                    : sequence * rows.head.count + i;
+      const int64_t in_chunk =
+          tail ? sequence * rows.tail.count + i - rows.head.count : sequence * rows.head.count + i;
       body(tail ? chunks.tail : chunks.head, in_chunk, row, sequence, i);
     }
   });
@@ -60,15 +60,15 @@ void ContextRowCopies::rotate_in(const Tensor& from, const ContextRows& rows, in
                                  const AttentionMask& mask, const ChunkRows& to) const {
   if (!rope_) return copy_in(from, rows, first_column, to);
   cpu::with_type(from.dtype(), "context_attention", [&]<typename T>(T) {
-    for_each_row(rows, grid_.shape.batch, to,
-                 [&](const Tensor& chunk, int64_t in_chunk, int64_t row, int64_t sequence,
-                     int64_t i) {
-                   const int64_t p = angle(mask, grid_.shape.seq, sequence, rows.position(i));
-                   for (int64_t c = 0; c < chunk.dim(1); c += grid_.shape.head_dim) {
-                     cpu::rotate(at<T>(from, row, first_column + c), rope_->cos(p), rope_->sin(p),
-                                 rope_->half(), 1.0f, at_mutable<T>(chunk, in_chunk, c));
-                   }
-                 });
+    for_each_row(
+        rows, grid_.shape.batch, to,
+        [&](const Tensor& chunk, int64_t in_chunk, int64_t row, int64_t sequence, int64_t i) {
+          const int64_t p = angle(mask, grid_.shape.seq, sequence, rows.position(i));
+          for (int64_t c = 0; c < chunk.dim(1); c += grid_.shape.head_dim) {
+            cpu::rotate(at<T>(from, row, first_column + c), rope_->cos(p), rope_->sin(p),
+                        rope_->half(), 1.0f, at_mutable<T>(chunk, in_chunk, c));
+          }
+        });
   });
 }
 
@@ -168,17 +168,17 @@ void fill(const ChunkRows& rows, float value) {
 }
 
 void add(const ChunkRows& from, const ChunkRows& to) {
-  for_both(from, to, [](const Tensor& part, const Tensor& sum) {
-    const float* const source = part.as<float>();
+  for_both(from, to, [](const Tensor& partial, const Tensor& sum) {
+    const float* const source = partial.as<float>();
     float* const target = sum.as<float>();
-    cpu::parallel_ranges(part.elements(), 1 << 14, [&](int64_t begin, int64_t end) {
+    cpu::parallel_ranges(partial.elements(), 1 << 14, [&](int64_t begin, int64_t end) {
 #pragma omp simd
       for (int64_t i = begin; i < end; ++i) target[i] += source[i];
     });
   });
 }
 
-void merge(const ChunkRows& part, const ChunkRows& part_log_sums, const ChunkRows& out,
+void merge(const ChunkRows& partial, const ChunkRows& partial_log_sums, const ChunkRows& out,
            const ChunkRows& log_sums) {
   const auto merge_chunk = [](const Tensor& p, const Tensor& p_sums, const Tensor& o,
                               const Tensor& o_sums) {
@@ -193,8 +193,8 @@ void merge(const ChunkRows& part, const ChunkRows& part_log_sums, const ChunkRow
       }
     });
   };
-  merge_chunk(part.head, part_log_sums.head, out.head, log_sums.head);
-  merge_chunk(part.tail, part_log_sums.tail, out.tail, log_sums.tail);
+  merge_chunk(partial.head, partial_log_sums.head, out.head, log_sums.head);
+  merge_chunk(partial.tail, partial_log_sums.tail, out.tail, log_sums.tail);
 }
 
 }  // namespace tandem

@@ -19,8 +19,8 @@ class ContextRowCopies {
   void rotate_in(const Tensor& from, const schedule::ContextRows& rows, int64_t first_column,
                  const AttentionMask& mask, const cpu::ChunkRows& to) const;
   /// Columns of `to` from first_column on <- `from`, in the dtype of `to`.
-  void copy_out(const cpu::ChunkRows& from, const schedule::ContextRows& rows,
-                int64_t first_column, const Tensor& to) const;
+  void copy_out(const cpu::ChunkRows& from, const schedule::ContextRows& rows, int64_t first_column,
+                const Tensor& to) const;
   /// Gradients of rotated heads, f32 <- those before the rotation.
   void rotate_back(const cpu::ChunkRows& gradients, const schedule::ContextRows& rows,
                    const AttentionMask& mask) const;
@@ -49,7 +49,7 @@ void fill(const cpu::ChunkRows& rows, float value);
 void add(const cpu::ChunkRows& from, const cpu::ChunkRows& to);
 /// Merges the partial results of queries, f32: see cpu::merge_partial. [.., heads x head_dim] and
 /// [.., heads].
-void merge(const cpu::ChunkRows& part, const cpu::ChunkRows& part_log_sums,
+void merge(const cpu::ChunkRows& partial, const cpu::ChunkRows& partial_log_sums,
            const cpu::ChunkRows& out, const cpu::ChunkRows& log_sums);
 
 }  // namespace tandem

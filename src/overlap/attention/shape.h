@@ -22,8 +22,8 @@ struct ContextShape {
 };
 
 /// Operands of one rank. Row b * rows + i of q, out, dout and dq is row i of sequence b, whose
-/// position is schedule::context_rows(seq, ranks, rank, split).position(i); k, v, dk and dv have the
-/// rows of `keys` positions likewise. Rows may be strided. log_sums: f32 [batch * heads, rows].
+/// position is schedule::context_rows(seq, ranks, rank, split).position(i); k, v, dk and dv have
+/// the rows of `keys` positions likewise. Rows may be strided. log_sums: f32 [batch * heads, rows].
 struct ContextForward {
   const Tensor &q, &k, &v, &out, &log_sums;
   const AttentionMask& mask;
@@ -53,19 +53,23 @@ struct ContextGrid {
   /// Max positions of a chunk: those of rank 0's head.
   int64_t max_query_chunk() const { return queries(0).head.count; }
   int64_t max_key_chunk() const { return keys(0).head.count; }
-  ChunkMessage query_message(std::vector<ChunkMessage::Part> parts) const {
-    return {shape.batch, max_query_chunk(), std::move(parts)};
+  ChunkMessage query_message(std::vector<ChunkMessage::Field> fields) const {
+    return {shape.batch, max_query_chunk(), std::move(fields)};
   }
-  ChunkMessage key_message(std::vector<ChunkMessage::Part> parts) const {
-    return {shape.batch, max_key_chunk(), std::move(parts)};
+  ChunkMessage key_message(std::vector<ChunkMessage::Field> fields) const {
+    return {shape.batch, max_key_chunk(), std::move(fields)};
   }
   /// Block of queries and keys that are those of a message's rows, with its tensors.
   cpu::AttentionBlock attention(const schedule::ContextBlock& rows, const AttentionMask& mask_,
                                 const cpu::ChunkRows& q, const cpu::ChunkRows& k,
                                 const cpu::ChunkRows& v) const {
     const bool has_documents = mask_.document_starts.dims() > 0;
-    return {rows,      mask(mask_.window), has_documents ? mask_.document_starts.as<int32_t>() : nullptr,
-            shape.seq, q,                  k,
+    return {rows,
+            mask(mask_.window),
+            has_documents ? mask_.document_starts.as<int32_t>() : nullptr,
+            shape.seq,
+            q,
+            k,
             v};
   }
 };

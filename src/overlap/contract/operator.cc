@@ -69,19 +69,9 @@ void OverlapOperator::note_refusals(const std::vector<Candidate>& all) {
 
 void OverlapOperator::choose_by(const Choice& choice) {
   chosen_ = choice;
-  Receipt& r = *receipt_;
-  r.ran = chosen().form;
-  double serial_us = 0;
-  for (size_t i = 0; i < choice.us.size(); ++i) {
-    if (candidates_[i].form != Strategy::serial) continue;
-    serial_us = serial_us > 0 ? std::min(serial_us, choice.us[i]) : choice.us[i];
-  }
-  if (serial_us > 0 && choice.us[chosen_] > 0) r.speedup = serial_us / choice.us[chosen_];
-  if (r.ran == Strategy::overlapped || r.asked == Strategy::serial) return;
-  const bool overlaps = std::ranges::count(candidates_, Strategy::overlapped, &Candidate::form) > 0;
-  r.why = overlaps            ? "no overlapped candidate is faster"
-          : refusals_.empty() ? "no candidate overlaps"
-                              : "no candidate overlaps: " + refusals_;
+  std::vector<Strategy> forms;
+  for (const Candidate& candidate : candidates_) forms.push_back(candidate.form);
+  record_choice(*receipt_, forms, choice.us, chosen_, refusals_);
 }
 
 Tensor OverlapOperator::gathered() const {

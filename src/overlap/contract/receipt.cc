@@ -28,6 +28,23 @@ void add(std::vector<Receipt>& rows, const Receipt& receipt) {
 
 }  // namespace
 
+void record_choice(Receipt& receipt, std::span<const Strategy> forms, std::span<const double> us,
+                   size_t chosen, const std::string& refusals) {
+  Receipt& r = receipt;
+  r.ran = forms[chosen];
+  double serial_us = 0;
+  for (size_t i = 0; i < us.size(); ++i) {
+    if (forms[i] != Strategy::serial) continue;
+    serial_us = serial_us > 0 ? std::min(serial_us, us[i]) : us[i];
+  }
+  if (serial_us > 0 && us[chosen] > 0) r.speedup = serial_us / us[chosen];
+  if (r.ran == Strategy::overlapped || r.asked == Strategy::serial) return;
+  const bool overlaps = std::ranges::count(forms, Strategy::overlapped) > 0;
+  r.why = overlaps           ? "no overlapped candidate is faster"
+          : refusals.empty() ? "no candidate overlaps"
+                             : "no candidate overlaps: " + refusals;
+}
+
 std::shared_ptr<Receipt> list_receipt(Receipt receipt) {
   auto& [live, ended] = of_thread;
   std::erase_if(live, [&](const auto& each) {

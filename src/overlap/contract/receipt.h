@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct Receipt {
                          ///< they were not compared
 };
 
+/// Records the choice among candidates of `forms`, whose times are `us` (none: not compared).
+/// `refusals`: why others cannot run.
+void record_choice(Receipt& receipt, std::span<const Strategy> forms, std::span<const double> us,
+                   size_t chosen, const std::string& refusals);
 /// Lists a receipt, whose calls are counted, among those of this thread's rank.
 std::shared_ptr<Receipt> list_receipt(Receipt receipt);
 /// Forgets the receipts of this thread's rank, at the begin of a run.
