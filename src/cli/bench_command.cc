@@ -150,6 +150,7 @@ void add_bench(CLI::App& app) {
       app.add_subcommand("bench", "Time an operator or collective: GEMM alone, serial, overlapped");
   auto options = std::make_shared<BenchOptions>();
   declare(*command, *options);
+  add_bench_attention(*command);
   add_bench_train(*command);
   add_bench_generate(*command);
   add_bench_pipeline(*command);

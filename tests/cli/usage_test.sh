@@ -69,6 +69,7 @@ expect 2 'ranks 4000: what they send each other first needs .* GB: expected' \
 expect 2 'gemm_rs of m 1099511627776 .* need .* GB: expected at most this machine' \
   bench gemm_rs --m 1099511627776 --n 1099511627776 --k 1099511627776
 expect 2 '^tandem: error: --m: Value 0 not in range' bench ag_gemm --m 0
+expect 2 '--cross excludes --causal' bench attention --cross --causal
 expect 2 'schedule "zb-x": expected one of .*zb-v' bench pipeline --schedule zb-x
 expect 3 '/nowhere/p.json: cannot be written: No such file' bench pipeline --json /nowhere/p.json
 expect 2 '--dtype: f64 not in .f32,bf16,f16,e4m3.' bench ag_gemm --dtype f64

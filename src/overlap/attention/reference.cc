@@ -63,13 +63,11 @@ std::vector<double> ContextReference::gather(const Tensor& local, int64_t positi
   all_gather(comm_, Tensor::of(sent.data(), {max_rows, columns}),
              Tensor::of(all.data(), {grid_.world * max_rows, columns}));
   std::vector<double> whole(size_t(batch * positions * columns));
-  for (int rank = 0; rank < grid_.world; ++rank) {
-    const ContextRows rows = rows_of(rank);
-    for (int64_t i = 0; i < batch * rows.count(); ++i) {
-      const int64_t to = i / rows.count() * positions + rows.position(i % rows.count());
-      std::copy_n(all.data() + (rank * max_rows + i) * columns, columns,
-                  whole.data() + to * columns);
-    }
+  for (int64_t row = 0; row < batch * positions; ++row) {
+    const auto [rank, in_rank] =
+        schedule::context_owner(positions, grid_.world, row % positions, grid_.shape.split);
+    const int64_t from = rank * max_rows + row / positions * rows_of(rank).count() + in_rank;
+    std::copy_n(all.data() + from * columns, columns, whole.data() + row * columns);
   }
   return whole;
 }

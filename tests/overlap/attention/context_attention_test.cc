@@ -158,10 +158,10 @@ TEST(ContextAttention, MatchesReferenceWithinItsBound) {
         ContextProblem local(c, comm.size(), comm.rank());
         ContextAttention attention(comm, c.shape, used, {.form = "ring"});
         local.run(attention);
-        Worst local;
-        compare_with_reference(comm, local, used, local);
+        Worst found;
+        compare_with_reference(comm, local, used, found);
         const std::scoped_lock lock(mutex);
-        worst.over_bound = std::max(worst.over_bound, local.over_bound);
+        worst.over_bound = std::max(worst.over_bound, found.over_bound);
       });
       EXPECT_LE(worst.over_bound, 1) << c.describe();
     }

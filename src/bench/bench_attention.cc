@@ -1,0 +1,309 @@
+#include "bench/bench_attention.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench/bare_transfer.h"
+#include "core/random_buffer.h"
+#include "overlap/attention/bytes.h"
+#include "overlap/attention/operator.h"
+#include "overlap/attention/reference.h"
+#include "tandem/error.h"
+#include "tune/measure.h"
+
+namespace tandem {
+namespace {
+
+using schedule::ContextRows;
+
+constexpr double kRopeTheta = 10000;
+
+/// Largest value of all ranks.
+template <typename T>
+T max_of_ranks(Communicator& comm, T local) {
+  T maximum = local;
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bench attention")) {
+    T other;
+    std::memcpy(&other, blob.data(), sizeof other);
+    maximum = std::max(maximum, other);
+  }
+  return maximum;
+}
+
+/// Random operands of a rank, and its results.
+class AttentionOperands {
+ public:
+  AttentionOperands(const ContextGrid& grid, int64_t window) : mask(window) {
+    const ContextShape& s = grid.shape;
+    const int64_t rows = grid.queries(grid.rank).count(), keys = grid.keys(grid.rank).count();
+    for (Tensor* t : {&q, &out, &dout, &dq}) *t = make(s.dtype, s.batch * rows, grid.q_columns());
+    for (Tensor* t : {&k, &v, &dk, &dv}) *t = make(s.dtype, s.batch * keys, grid.kv_columns());
+    log_sums = make(DType::f32, s.batch * s.heads, rows);
+  }
+  ContextForward forward() const { return {q, k, v, out, log_sums, mask}; }
+  ContextBackward backward() const { return {q, k, v, out, log_sums, dout, dq, dk, dv, mask}; }
+  uint64_t digest(bool backward) const {
+    uint64_t sum = 0;
+    for (const Tensor* t : {&out, &log_sums, &dq, &dk, &dv}) {
+      if (t == &dq && !backward) break;
+      sum = XXH3_64bits_withSeed(t->data(), t->bytes(), sum);
+    }
+    return sum;
+  }
+
+  AttentionMask mask;
+  Tensor q, k, v, out, log_sums, dout, dq, dk, dv;
+
+ private:
+  Tensor make(DType dtype, int64_t rows, int64_t columns) {
+    memory_.push_back(random_buffer(dtype, rows * columns, 17 + memory_.size()));
+    return memory_.back().view(dtype, {rows, columns});
+  }
+  std::vector<Memory> memory_;
+};
+
+/// The blocks of a rank's queries, on keys that are here.
+class BlocksAlone {
+ public:
+  explicit BlocksAlone(const AttentionBench& q, const ContextGrid& grid)
+      : q_(q),
+        grid_(grid),
+        kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
+                 2 * grid.max_key_chunk()}) {
+    const auto rows = [&](DType dtype, int64_t chunk, int64_t columns) {
+      const auto one = [&] {
+        memory_.push_back(random_buffer(dtype, grid.shape.batch * chunk * columns, memory_.size()));
+        return memory_.back().view(dtype, {grid.shape.batch * chunk, columns});
+      };
+      return cpu::ChunkRows{one(), one()};
+    };
+    const DType dtype = grid.shape.dtype, f32 = DType::f32;
+    const int64_t queries = grid.max_query_chunk(), keys = grid.max_key_chunk();
+    for (auto* t : {&query_, &dout_}) *t = rows(dtype, queries, grid.q_columns());
+    for (auto* t : {&key_, &value_}) *t = rows(dtype, keys, grid.kv_columns());
+    for (auto* t : {&out_, &dq_}) *t = rows(f32, queries, grid.q_columns());
+    for (auto* t : {&log_sums_, &delta_}) *t = rows(f32, queries, grid.shape.heads);
+    for (auto* t : {&dk_, &dv_}) *t = rows(f32, keys, grid.kv_columns());
+  }
+  void run() {
+    for (int owner = 0; owner < grid_.world; ++owner) {
+      const auto block = grid_.block(grid_.rank, owner, q_.window);
+      if (block.empty()) continue;
+      const cpu::AttentionBlock all =
+          grid_.attention(block, AttentionMask(q_.window), query_, key_, value_);
+      kernel_.forward(all, out_, log_sums_);
+      if (q_.backward) kernel_.backward(all, {dout_, log_sums_, delta_, dq_, dk_, dv_});
+    }
+  }
+
+ private:
+  AttentionBench q_;
+  ContextGrid grid_;
+  cpu::BlockAttention kernel_;
+  std::vector<Memory> memory_;
+  cpu::ChunkRows query_, key_, value_, out_, log_sums_, dout_, delta_, dq_, dk_, dv_;
+};
+
+/// A few rows, from the first to the last.
+std::vector<int64_t> sampled_rows(int64_t count) {
+  std::vector<int64_t> rows;
+  for (const int64_t i : {int64_t{0}, count / 3, count - 1}) {
+    if (i >= 0 && i < count && (rows.empty() || rows.back() != i)) rows.push_back(i);
+  }
+  return rows;
+}
+
+class AttentionBenchRun {
+ public:
+  AttentionBenchRun(Communicator& comm, const AttentionBench& request)
+      : comm_(comm),
+        q_(request),
+        rope_(Exec{}, std::max<int64_t>(1, request.shape.seq), request.shape.head_dim, kRopeTheta) {
+    for (const ContextFormRow* row : context_forms()) add_form(*row);
+    chosen_ = std::make_unique<ContextAttention>(
+        comm, q_.shape, rope(), ContextOptions{.backward = q_.backward, .window = q_.window});
+    result_.chosen_forward = chosen_->forward_form();
+    if (q_.backward) result_.chosen_backward = chosen_->backward_form();
+    operands_ = std::make_unique<AttentionOperands>(chosen_->grid(), q_.window);
+  }
+
+  AttentionBenchResult run() {
+    check();
+    measure_all();
+    return result_;
+  }
+
+ private:
+  struct Form {
+    std::string name;
+    Strategy strategy;
+    std::unique_ptr<ContextAttention> attention;
+  };
+
+  const RopeTable* rope() const { return q_.shape.causal ? &rope_ : nullptr; }
+
+  void add_form(const ContextFormRow& row) {
+    ContextGrid grid{q_.shape, comm_.size(), comm_.rank()};
+    const std::string refusal = row.refusal(grid);
+    if (!refusal.empty()) {
+      result_.refusals +=
+          fmt::format("{}{}: {}", result_.refusals.empty() ? "" : "; ", row.name, refusal);
+      return;
+    }
+    forms_.push_back(
+        {row.name, row.strategy,
+         std::make_unique<ContextAttention>(
+             comm_, q_.shape, rope(), ContextOptions{.form = row.name, .backward = q_.backward})});
+  }
+
+  void run(ContextAttention& attention) const {
+    const AttentionOperands& o = *operands_;
+    attention.forward(o.q, o.k, o.v, o.out, o.log_sums, o.mask);
+    if (!q_.backward) return;
+    attention.backward(o.q, o.k, o.v, o.out, o.log_sums, o.dout, o.dq, o.dk, o.dv, o.mask);
+  }
+
+  /// Counts bytes and compares bits of every form, and sampled rows of the first with the
+  /// reference.
+  void check() {
+    uint64_t first = 0;
+    bool same = true;
+    for (const Form& form : forms_) {
+      for (int again = 0; again < 2; ++again) {
+        const uint64_t before = comm_.bytes_sent();
+        run(*form.attention);
+        const auto sent = int64_t(comm_.bytes_sent() - before);
+        AttentionForm& of = result_.forms[form.name];
+        of.strategy = form.strategy;
+        of.bytes = max_of_ranks(comm_, sent);
+        of.bytes_formula = max_of_ranks(comm_, formula(form.name));
+        const uint64_t digest = operands_->digest(q_.backward);
+        if (&form == &forms_.front() && again == 0) first = digest;
+        same = same && digest == first && sent == formula(form.name);
+      }
+    }
+    result_.same_bits = max_of_ranks(comm_, same ? 0 : 1) == 0;
+    compare_with_reference();
+    result_.max_rel = max_of_ranks(comm_, difference_) / max_of_ranks(comm_, size_);
+    result_.of_bound = max_of_ranks(comm_, result_.of_bound);
+  }
+
+  int64_t formula(std::string_view form) const {
+    const ContextGrid& grid = chosen_->grid();
+    return context_bytes(form, ContextPass::forward, grid, q_.window) +
+           (q_.backward ? context_bytes(form, ContextPass::backward, grid, q_.window) : 0);
+  }
+
+  void compare_with_reference() {
+    const ContextGrid& grid = chosen_->grid();
+    const ContextShape& s = grid.shape;
+    ContextReference reference(comm_, grid, rope(), operands_->forward());
+    if (q_.backward) reference.gather_gradients(operands_->backward());
+    relative_ = 2 * reference.relative_bound(std::max(s.seq * s.heads / s.kv_heads, s.keys));
+    const ContextRows rows = grid.queries(grid.rank), keys = grid.keys(grid.rank);
+    const int64_t b = s.batch - 1;
+    for (const int64_t i : sampled_rows(rows.count())) {
+      for (const int64_t h : sampled_rows(s.heads)) {
+        const auto query = reference.query(b, h, rows.position(i));
+        compare(operands_->out, b * rows.count() + i, h, query.out, query.magnitude);
+        if (!q_.backward) continue;
+        const auto dq = reference.dq(b, h, rows.position(i));
+        compare(operands_->dq, b * rows.count() + i, h, dq.value, dq.magnitude);
+      }
+    }
+    if (!q_.backward) return;
+    for (const int64_t i : sampled_rows(keys.count())) {
+      for (const int64_t h : sampled_rows(s.kv_heads)) {
+        const auto key = reference.key(b, h, keys.position(i));
+        compare(operands_->dk, b * keys.count() + i, h, key.dk.value, key.dk.magnitude);
+        compare(operands_->dv, b * keys.count() + i, h, key.dv.value, key.dv.magnitude);
+      }
+    }
+  }
+
+  void compare(const Tensor& tensor, int64_t row, int64_t head, const std::vector<double>& expected,
+               double magnitude) {
+    const bool is_f32 = tensor.dtype() == DType::f32;
+    for (size_t d = 0; d < expected.size(); ++d) {
+      const int64_t i = row * tensor.stride(0) + head * q_.shape.head_dim + int64_t(d);
+      const double value =
+          is_f32 ? double(tensor.as<float>()[i]) : double(tensor.as<BFloat16>()[i].to_float());
+      const double off = std::isnan(value) ? INFINITY : std::abs(value - expected[d]);
+      const double rounding = (is_f32 ? 0x1p-23 : 0x1p-8) * std::abs(expected[d]);
+      difference_ = std::max(difference_, off);
+      size_ = std::max(size_, std::abs(expected[d]));
+      result_.of_bound =
+          std::max(result_.of_bound, off / (relative_ * magnitude + rounding + 1e-12));
+    }
+  }
+
+  void measure_all() {
+    std::string min_form = forms_.front().name;
+    for (const auto& [name, form] : result_.forms) {
+      if (form.bytes < result_.forms[min_form].bytes) min_form = name;
+    }
+    BlocksAlone alone(q_, chosen_->grid());
+    BareTransfer transfer(comm_, formula(min_form));
+    std::vector<std::function<void()>> variants{[&] { alone.run(); }, [&] { transfer.run(); },
+                                                [&] { run(*chosen_); }};
+    for (const Form& form : forms_) {
+      variants.emplace_back([this, attention = form.attention.get()] { run(*attention); });
+    }
+    const auto seconds =
+        measure(comm_, variants, {.min_rounds = q_.repeats, .max_rounds = q_.repeats});
+    result_.compute = times_of(seconds[0]);
+    result_.wire = times_of(seconds[1]);
+    result_.chosen = times_of(seconds[2]);
+    for (size_t i = 0; i < forms_.size(); ++i) {
+      result_.forms[forms_[i].name].times = times_of(seconds[3 + i]);
+    }
+  }
+
+  Communicator& comm_;
+  AttentionBench q_;
+  RopeTable rope_;
+  std::vector<Form> forms_;
+  std::unique_ptr<ContextAttention> chosen_;
+  std::unique_ptr<AttentionOperands> operands_;
+  AttentionBenchResult result_;
+  double relative_ = 0, difference_ = 0, size_ = 1e-30;
+};
+
+}  // namespace
+
+const std::string& AttentionBenchResult::fastest() const {
+  return std::ranges::min_element(forms, {},
+                                  [](const auto& form) { return form.second.times.median_us; })
+      ->first;
+}
+
+double AttentionBenchResult::limit_us() const {
+  return std::max(compute.median_us, wire.median_us);
+}
+
+double AttentionBenchResult::hidden(const BenchTimes& times) const {
+  const double smaller = std::min(compute.median_us, wire.median_us);
+  return (compute.median_us + wire.median_us - times.median_us) / smaller;
+}
+
+bool AttentionBenchResult::bytes_agree() const {
+  return std::ranges::all_of(
+      forms, [](const auto& form) { return form.second.bytes == form.second.bytes_formula; });
+}
+
+AttentionBenchResult run_attention_bench(Communicator& comm, const AttentionBench& request) {
+  if (comm.size() == 1) {
+    throw InvalidArgument("bench attention: 1 rank, which sends nothing: expected 2 or more");
+  }
+  AttentionBench complete = request;
+  if (complete.shape.keys == 0) complete.shape.keys = complete.shape.seq;
+  return AttentionBenchRun(comm, complete).run();
+}
+
+}  // namespace tandem
