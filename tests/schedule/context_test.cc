@@ -103,5 +103,25 @@ TEST(ContextBlock, EveryPairOfRanksHasTheSameWork) {
   }
 }
 
+/// Pairs of the rank with most of them.
+int64_t max_pairs(int64_t seq, int ranks, ContextSplit how) {
+  int64_t maximum = 0;
+  for (int q = 0; q < ranks; ++q) {
+    int64_t count = 0;
+    for (int k = 0; k < ranks; ++k) {
+      count += pairs(context_rows(seq, ranks, q, how), context_rows(seq, ranks, k, how), {});
+    }
+    maximum = std::max(maximum, count);
+  }
+  return maximum;
+}
+
+TEST(ContextRows, ContiguousOnesGiveTheLastRankHalfAsMuchAgain) {
+  const int64_t balanced = max_pairs(64, 2, ContextSplit::balanced),
+                contiguous = max_pairs(64, 2, ContextSplit::contiguous);
+  EXPECT_EQ(balanced, 64 * 65 / 4);
+  EXPECT_GE(double(contiguous), 1.4 * double(balanced));
+}
+
 }  // namespace
 }  // namespace tandem::schedule
