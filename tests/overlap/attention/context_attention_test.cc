@@ -18,7 +18,11 @@ using namespace tandem::test;
 using schedule::ContextRows;
 
 constexpr double kTheta = 100;
-constexpr std::string_view kForms[] = {"gather", "ring", "heads", "queries"};
+const std::vector<std::string> kForms = [] {
+  std::vector<std::string> names;
+  for (const ContextFormRow* row : context_forms()) names.emplace_back(row->name);
+  return names;
+}();
 
 bool runs(std::string_view form, const ContextCase& c) {
   return form != "heads" || c.shape.kv_heads % c.ranks == 0;
@@ -91,7 +95,7 @@ TEST(ContextAttention, AllFormsEqualOneProcess) {
     on_ranks(c, [&](Communicator& comm) {
       const RopeTable rope(Exec{}, c.shape.seq, c.shape.head_dim, kTheta);
       std::vector<std::byte> first;
-      for (const std::string_view form : kForms) {
+      for (const std::string& form : kForms) {
         if (!runs(form, c)) continue;
         ContextProblem local(c, comm.size(), comm.rank());
         ContextAttention attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
@@ -173,7 +177,7 @@ TEST(ContextAttention, Bf16FormsGiveTheSameBits) {
     on_ranks(c, [&](Communicator& comm) {
       const RopeTable rope(Exec{}, c.shape.seq, c.shape.head_dim, kTheta);
       std::vector<std::byte> first;
-      for (const std::string_view form : kForms) {
+      for (const std::string& form : kForms) {
         if (!runs(form, c)) continue;
         ContextProblem local(c, comm.size(), comm.rank());
         ContextAttention attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
@@ -192,7 +196,7 @@ TEST(ContextAttention, SendsTheBytesOfItsFormulas) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const ContextCase& c : generate_cases(24, dtype)) {
       on_ranks(c, [&](Communicator& comm) {
-        for (const std::string_view form : kForms) {
+        for (const std::string& form : kForms) {
           if (!runs(form, c)) continue;
           ContextProblem local(c, comm.size(), comm.rank());
           ContextAttention attention(comm, c.shape, nullptr, {.form = form});
