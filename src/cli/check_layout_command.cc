@@ -26,7 +26,7 @@ namespace {
 struct CheckArguments {
   std::string config, schedule, init, json;
   std::vector<std::string> overrides;
-  int tp = 0, pp = 0, dp = 0, ep = 0;
+  int tp = 0, cp = 0, pp = 0, dp = 0, ep = 0;
 };
 
 constexpr int kDiffers = 1;  // exit code
@@ -40,6 +40,7 @@ TrainConfig make_config(const CheckArguments& arguments) {
   for (const std::string& each : notes) note("note: " + each);
   auto& parallel = config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
+  if (arguments.cp > 0) parallel.cp = arguments.cp;
   if (arguments.pp > 0) parallel.pp = arguments.pp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
   if (arguments.ep > 0) parallel.ep = arguments.ep;
@@ -129,6 +130,7 @@ void add_check_layout(CLI::App& app) {
     command->add_option(name, size, help)->check(CLI::Range(1, kMaxRanks));
   };
   add_size("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)");
+  add_size("--cp", arguments->cp, "Context parallel ranks (parallel.cp)");
   add_size("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)");
   add_size("--dp", arguments->dp, "Data parallel ranks (parallel.dp)");
   add_size("--ep", arguments->ep,

@@ -25,7 +25,7 @@ namespace {
 struct PlacementsOptions {
   std::string config, init, json;
   std::vector<std::string> overrides;
-  int64_t tp = 0, pp = 0, dp = 0, ep = 0;
+  int64_t tp = 0, cp = 0, pp = 0, dp = 0, ep = 0;
   bool all = false;
 };
 
@@ -35,6 +35,7 @@ TrainConfig load_layout(const PlacementsOptions& options) {
   for (const std::string& each : notes) note("note: " + each);
   auto& parallel = config.parallel;
   for (const auto& [given, size] : {std::pair{options.tp, &parallel.tp},
+                                    {options.cp, &parallel.cp},
                                     {options.pp, &parallel.pp},
                                     {options.dp, &parallel.dp},
                                     {options.ep, &parallel.ep}}) {
@@ -140,6 +141,7 @@ void add_plan_placements(CLI::App& plan) {
     command->add_option(name, size, help)->check(CLI::Range(1, 4096));
   };
   add_size("--tp", options->tp, "Tensor parallel ranks (parallel.tp)");
+  add_size("--cp", options->cp, "Context parallel ranks (parallel.cp)");
   add_size("--pp", options->pp, "Pipeline parallel ranks (parallel.pp)");
   add_size("--dp", options->dp, "Data parallel ranks (parallel.dp)");
   add_size("--ep", options->ep,

@@ -41,7 +41,7 @@ namespace {
 struct TrainArguments {
   std::string config, out, codec, init, inject, live;
   std::vector<std::string> overrides;
-  int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0;
+  int ranks = 0, tp = 0, cp = 0, dp = 0, ep = 0, pp = 0;
   DeviceOptions devices;
   bool resume = false;
 };
@@ -131,17 +131,19 @@ void check_fewer_replicas(TrainConfig fewer, int min_dp) {
 /// Layout of the command line over the job's.
 void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
   if (arguments.tp > 0) parallel.tp = arguments.tp;
+  if (arguments.cp > 0) parallel.cp = arguments.cp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
   if (!arguments.codec.empty()) parallel.codec = CodecPolicy::parse(arguments.codec).describe();
   if (arguments.ep > 0) parallel.ep = arguments.ep;
   if (arguments.pp > 0) parallel.pp = arguments.pp;
   if (arguments.ranks == 0) return;
-  const int64_t replica = parallel.tp * parallel.pp;
+  const int64_t replica = parallel.tp * parallel.cp * parallel.pp;
   if (arguments.dp == 0 && arguments.ranks % replica == 0) parallel.dp = arguments.ranks / replica;
   if (replica * parallel.dp != arguments.ranks) {
-    throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp x pp = {} x {} x {} = {}",
-                                      arguments.ranks, parallel.tp, parallel.dp, parallel.pp,
-                                      replica * parallel.dp));
+    throw InvalidArgument(fmt::format(
+        "--ranks {}: expected {} = {}", arguments.ranks,
+        describe_product(parallel.tp, parallel.cp, parallel.dp, parallel.pp),
+        replica * parallel.dp));
   }
 }
 
@@ -205,7 +207,9 @@ bool train_as_member(control::Member& member, TrainRequest& request, const Devic
   request.leave_corrupt = [&member] { member.leave(control::ProcessFault::corrupt); };
   const ParallelConfig& parallel = request.config.parallel;
   if (parallel.sync.num_learners() == 1) {  // others cannot lose a replica: no --min-dp
-    member.note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
+    // Ranks of a replica and stage leave together.
+    member.note_layout(int(parallel.tp * parallel.cp), int(parallel.dp), int(parallel.pp),
+                       int(parallel.ep));
   }
   return run_recovering(member, [&] {
     request.resume |= member.resumes();
@@ -325,6 +329,7 @@ void add_layout_options(CLI::App& command, TrainArguments& arguments) {
                   "All ranks; without --dp, data parallel ranks are ranks / (tp x pp)")
       ->check(sizes);
   command.add_option("--tp", arguments.tp, "Tensor parallel ranks (parallel.tp)")->check(sizes);
+  command.add_option("--cp", arguments.cp, "Context parallel ranks (parallel.cp)")->check(sizes);
   command.add_option("--dp", arguments.dp, "Data parallel ranks (parallel.dp)")->check(sizes);
   command.add_option("--pp", arguments.pp, "Pipeline parallel ranks (parallel.pp)")->check(sizes);
   command

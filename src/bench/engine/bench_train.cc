@@ -349,7 +349,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   result.deterministic = q.deterministic;
   check_gradients(groups, config.model, config.train, q.documents, result);
 
-  const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own
+  const auto tokens = uint64_t(groups.copies().rank());  // each EP rank has its own
   const auto options_of = [&](const ParallelGroups* of, Strategy strategy) {
     TransformerOptions options = make_options(config.train, q.batch, of, strategy);
     options.documents = q.documents > 0;

@@ -92,12 +92,13 @@ void sort_by_difference(std::vector<TensorDifference>& differences) {
 }
 
 constexpr std::string_view kRecompute = "recompute";
-constexpr std::array<std::string_view, 5> kAxes{"tp", "ep", "dp", "pp", kRecompute};
+constexpr std::array<std::string_view, 6> kAxes{"tp", "cp", "ep", "dp", "pp", kRecompute};
 constexpr std::string_view kMicrobatches = "microbatches";
 
 int64_t size_of_axis(const ParallelConfig& parallel, const RunConfig& train,
                      std::string_view axis) {
   if (axis == "tp") return parallel.tp;
+  if (axis == "cp") return parallel.cp;
   if (axis == "ep") return parallel.ep;
   if (axis == kRecompute) return train.recompute == "none" ? 1 : 2;
   return axis == "dp" ? parallel.learner_dp() : parallel.pp;
@@ -107,6 +108,7 @@ int64_t size_of_axis(const ParallelConfig& parallel, const RunConfig& train,
 void remove_axis(TrainConfig& config, std::string_view axis) {
   auto& parallel = config.parallel;
   if (axis == "tp") parallel.tp = 1;
+  if (axis == "cp") parallel.cp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
     const int64_t learners = parallel.sync.num_learners();

@@ -26,7 +26,7 @@ void check_patterns(const OptimizerConfig& optimizer, const ModelConfig& model) 
 void check_codec(const ParallelConfig& parallel, const ModelConfig& model) {
   try {
     CodecPolicy::parse(parallel.codec)
-        .require_used(model, int(parallel.tp), int(parallel.learner_dp()), int(parallel.ep),
+        .require_used(model, int(parallel.tp), int(parallel.copies()), int(parallel.ep),
                       int(parallel.pp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
@@ -137,7 +137,7 @@ void check_batch(const RunConfig& train, const ParallelConfig& parallel) {
 /// Gradients that leave after every backward pass are complete then.
 void check_gradient_window(const ParallelConfig& parallel, const ModelConfig& model,
                            schedule::PipelineKind kind) {
-  if (parallel.zero < 2 || parallel.logical_replicas() == 1) return;
+  if (parallel.zero < 2 || parallel.logical_replicas() * parallel.cp == 1) return;
   const char* problem = nullptr;
   if (schedule::splits_backward(kind)) {
     problem = "a schedule without separate weight gradients (gpipe, 1f1b, interleaved)";
@@ -201,7 +201,7 @@ void check_bf16_gradients(const RunConfig& train, const ParallelConfig& parallel
                     samples / train.microbatch, samples));
   }
   const bool encodes =
-      parallel.learner_dp() > 1 && !CodecPolicy::parse(parallel.codec).gradients.is_none();
+      parallel.copies() > 1 && !CodecPolicy::parse(parallel.codec).gradients.is_none();
   for (const auto& [is_set, key] :
        {std::pair(parallel.zero != 1, fmt::format("parallel.zero = {}", parallel.zero)),
         std::pair(parallel.replicas > parallel.dp,

@@ -59,8 +59,8 @@ DType choose_dtype(Communicator& tp, const ModelConfig& config) {
   return config.experts > 0 ? device_traits(make_exec(tp)).validated_experts : DType::f32;
 }
 
-/// A learner scores its share with weights of its own.
-constexpr Axes kScorers{Axis::ep, Axis::expert_dp, Axis::pp, Axis::sync};
+/// A learner scores its share with weights of its own. Context-parallel ranks score whole windows.
+constexpr Axes kScorers{Axis::cp, Axis::ep, Axis::expert_dp, Axis::pp, Axis::sync};
 
 /// Sums of one rank after a batch.
 struct BatchSums {

@@ -162,7 +162,7 @@ class Probe {
       record.world = now();
       const ParallelGroups groups(*world, dims_, false);
       check(groups.tp(), kTp, rank);
-      check(groups.dp(), kDp, rank);
+      check(groups.copies(), kCopies, rank);
       if (Communicator* pp = groups.along(kPp)) check(*pp, kPp, rank);
       world->barrier("groups");
       record.groups = now();

@@ -56,6 +56,12 @@ ModelContext& with_gemms(ModelContext& c, const BranchLayout& l) {
   return c;
 }
 
+schedule::ContextRows find_rows(const TransformerOptions& options) {
+  const Communicator* const context = options.context;
+  return schedule::context_rows(options.seq, context ? context->size() : 1,
+                                context ? context->rank() : 0);
+}
+
 std::vector<int64_t> attention_windows(const ModelLayout& layout) {
   std::set<int64_t> windows;
   for (const BranchLayout& branch : layout.branches) {
@@ -92,7 +98,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       weights(exec, layout, options.dtype, options.f32_weights),
       gradients(exec, assign_gradients(layout, config, options.gradient_window),
                 options.gradient_dtype),
-      tokens(options.batch * options.seq),
+      sequence_rows(find_rows(options)),
+      tokens(options.batch * sequence_rows.count()),
       quantized(options.fp8
                     ? std::make_unique<QuantizedOperands>(
                           exec, layout, tokens, quantizes_weight_gradients(), options.fp8_scales)
@@ -111,6 +118,18 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
   PlacementTable placements;  // throws if an operator of the stage cannot consume a tensor
   declare_stage(config, layout, layers, placements);
   set_exec(experts, exec);
+}
+
+std::span<const int32_t> ModelContext::take_rows(std::span<const int32_t> of_sequences) {
+  if (!options.context || of_sequences.empty()) return of_sequences;
+  taken_rows.clear();
+  for (int64_t sequence = 0; sequence < options.batch; ++sequence) {
+    for (int64_t row = 0; row < sequence_rows.count(); ++row) {
+      taken_rows.push_back(
+          of_sequences[size_t(sequence * options.seq + sequence_rows.position(row))]);
+    }
+  }
+  return taken_rows;
 }
 
 ModelLayout ModelContext::whole_layout() const {
@@ -315,11 +334,11 @@ struct Branch::Run final : program::Runner {
                          next->x_norm, next->inverse_rms);
   }
   AttentionMask mask(const program::Op& op) const { return {op.window, saved.document_starts}; }
-  /// f32 [batch x heads, seq]
+  /// f32 [batch x heads, rows of a sequence]
   Tensor log_sums(const program::Op& op) const {
     const Tensor& sums = saved.values[size_t(op.out[1])];
-    const int64_t seq = context.options.seq;
-    return Tensor(sums.data(), DType::f32, {sums.elements() / seq, seq}, sums.device());
+    const int64_t sequences = context.options.batch * context.layout.heads;
+    return Tensor(sums.data(), DType::f32, {sequences, sums.elements() / sequences}, sums.device());
   }
 
   program::Values make_gradients(const BranchLayout& branch) const {

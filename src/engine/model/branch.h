@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "engine/model/branch_gemm.h"
 #include "engine/model/expert_load.h"
@@ -12,6 +14,7 @@
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
 #include "kernels/attention/attention.h"
+#include "schedule/context.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
 #include "tandem/overlap.h"
@@ -31,7 +34,8 @@ struct ModelContext {
   ModelLayout layout;
   Weights weights;
   GradientMemory gradients;
-  int64_t tokens;                                ///< batch * seq
+  schedule::ContextRows sequence_rows;           ///< of each sequence, here; without options.context all
+  int64_t tokens;                                ///< batch * sequence_rows.count()
   std::unique_ptr<QuantizedOperands> quantized;  ///< with options.fp8, else nullptr
   Shard local_rows;                              ///< this rank's rows of the residual stream
   RopeTable rope;
@@ -42,9 +46,14 @@ struct ModelContext {
   /// Scratch of write_gradient, f32; empty if gradients are in f32.
   Memory gradient_sum;
 
+  /// Values of this rank's rows, of those of whole sequences, [batch x seq]; valid until the next
+  /// call.
+  std::span<const int32_t> take_rows(std::span<const int32_t> of_sequences);
+
   /// Called between operators of long passes; may be empty.
   std::function<void()> between_operators;
 
+  std::vector<int32_t> taken_rows;  ///< of take_rows
   /// Made last.
   std::unique_ptr<RecomputedActivations> recomputed;
 

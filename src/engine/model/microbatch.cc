@@ -52,11 +52,12 @@ int64_t layer_of(const ModelContext& c, size_t branch) {
 }
 
 void check_documents(const ModelContext& c, std::span<const int32_t> starts) {
-  if (int64_t(starts.size()) != c.tokens) {
+  const int64_t positions = c.options.batch * c.options.seq;
+  if (int64_t(starts.size()) != positions) {
     throw InvalidArgument(
-        fmt::format("documents: {} values: expected batch x seq = {}", starts.size(), c.tokens));
+        fmt::format("documents: {} values: expected batch x seq = {}", starts.size(), positions));
   }
-  for (int64_t i = 0, begin = 0; i < c.tokens; ++i) {
+  for (int64_t i = 0, begin = 0; i < positions; ++i) {
     const int64_t position = i % c.options.seq, start = starts[size_t(i)];
     if (position == 0 || start == position) begin = position;
     if (start == begin) continue;
@@ -220,10 +221,10 @@ void set_tokens(const ModelContext& c, std::span<const int32_t> tokens, bool emb
 void set_documents(const ModelContext& c, std::span<const int32_t> starts, MicrobatchState& m) {
   check_documents(c, starts);
   if (!m.document_starts) {
-    m.document_starts.emplace(c.make(DType::i32, 1, c.tokens));
+    m.document_starts.emplace(c.make(DType::i32, 1, int64_t(starts.size())));
     m.document_upload.emplace(c.exec, (*m.document_starts)->bytes());
   }
-  m.document_upload->run(c.exec, Tensor::of(starts, {1, c.tokens}), *m.document_starts);
+  m.document_upload->run(c.exec, Tensor::of(starts, {1, int64_t(starts.size())}), *m.document_starts);
   for (BranchActivations& branch : m.branches) branch.document_starts = *m.document_starts;
 }
 

@@ -104,7 +104,7 @@ struct MicrobatchState {
   size_t bytes() const;
   Activation tokens, targets;  ///< i32 [1, tokens]
   Upload token_upload, target_upload;
-  std::optional<Activation> document_starts;  ///< i32 [1, tokens]
+  std::optional<Activation> document_starts;  ///< i32 [1, batch x seq]
   std::optional<Upload> document_upload;
   bool is_filled = false;           ///< by a forward pass
   bool has_weight_pass = false;     ///< backward_input was run, backward_weight was not

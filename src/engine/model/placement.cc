@@ -25,6 +25,8 @@ const char* name_of(Axis axis) {
   switch (axis) {
     case Axis::tp:
       return "tp";
+    case Axis::cp:
+      return "cp";
     case Axis::ep:
       return "ep";
     case Axis::expert_dp:

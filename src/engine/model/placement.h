@@ -4,7 +4,7 @@
 // runs.
 //
 // Rules do not depend on the sizes of the axes, so a model on one rank is checked for all sizes of
-// tp, ep and expert_dp. Stages are declared as they are split over pp.
+// tp, cp, ep and expert_dp. Stages are declared as they are split over pp.
 #pragma once
 
 #include <array>
@@ -126,7 +126,8 @@ PlacedTensor sum_of_rows(const char* op, const Operands& operands, std::string n
 /// Sums of a matrix's columns.
 PlacedTensor column_sums(const PlacedTensor& x, std::string name);
 PlacedTensor sum_of_squares(const PlacedTensor& x, std::string name);
-/// Needs heads sharded over tp, and whole sequences on every rank of the other axes.
+/// Needs heads sharded over tp, and whole sequences on every rank of the other axes; but over cp
+/// rows of them, whose keys and values ranks exchange.
 PlacedTensor attention(const char* op, const Operands& operands, std::string name);
 /// Rows of a table sharded over the vocabulary; 0 for tokens of other ranks.
 PlacedTensor embedding(const PlacedTensor& tokens, const PlacedTensor& table, std::string name);

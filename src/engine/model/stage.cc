@@ -72,13 +72,15 @@ class Stage::Impl {
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                MicrobatchState& m) {
     check_no_pending("forward", m);
+    const int64_t num_values = context_.options.batch * context_.options.seq;
     if (embedding_ || !tokens.empty()) {
-      check_tokens("tokens", tokens, context_.tokens, -1, context_.config.vocab);
+      check_tokens("tokens", tokens, num_values, -1, context_.config.vocab);
     }
-    set_tokens(context_, tokens, embedding_.has_value(), m);
+    set_tokens(context_, context_.take_rows(tokens), embedding_.has_value(), m);
     if (head_) {
-      check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
-      m.target_upload.run(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
+      check_tokens("targets", targets, num_values, -1, context_.config.vocab);
+      m.target_upload.run(context_.exec,
+                          Tensor::of(context_.take_rows(targets), {1, context_.tokens}), m.targets);
     }
     if (m.residuals[0].dims() == 0) throw InvalidArgument("forward: expected set_input before");
     m.is_filled = true;

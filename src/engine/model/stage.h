@@ -35,7 +35,7 @@ struct GradientWindow {
 
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
-  int64_t seq = 128;         ///< tokens per sequence
+  int64_t seq = 128;         ///< tokens per sequence, of all ranks of `context`
   DType dtype = DType::f32;  ///< GEMM operands and activations
   /// Gradients of the weights, and of the residual stream: f32, or `dtype`. A step's gradients are
   /// rounded after each microbatch.
@@ -54,12 +54,14 @@ struct TransformerOptions {
   /// every expert. On GPU ranks its calls are enqueued on `tp`'s stream from now on, so it must be
   /// destroyed before `tp`.
   Communicator* experts = nullptr;
+  /// Ranks that divide every sequence (schedule/context.h); nullptr: this one has all rows.
+  Communicator* context = nullptr;
   /// Communicators along which expert counts are summed in turn: together all ranks of a step.
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
-  /// Rows of all ranks whose logits the head computes at once, with loss and gradients, in the
-  /// backward pass: a divisor of batch x seq and a multiple of the ranks; 0: all, in the forward
-  /// pass. Not where the embedding is tied to another stage's.
+  /// Rows of all tensor-parallel ranks whose logits the head computes at once, with loss and
+  /// gradients, in the backward pass: a divisor of their rows and a multiple of these ranks; 0: all,
+  /// in the forward pass. Not where the embedding is tied to another stage's.
   int64_t head_rows = 0;
   GradientWindow gradient_window = {};
   CodecPolicy codec = {};  ///< for the forward pass
@@ -184,7 +186,8 @@ class Stage {
   /// begins. Throws InvalidArgument for others.
   void set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const;
 
-  /// tokens, targets: batch x seq. Token -1 is padding: its row is zeros at first, goes to no
+  /// tokens, targets: batch x seq, of which ranks of a context-parallel group take their rows. Token
+  /// -1 is padding: its row is zeros at first, goes to no
   /// expert and counts in no expert's load; target -1 is ignored. Without embedding, tokens may be
   /// empty if none is padding. Returns the cross-entropy summed over targets in nats, the same on
   /// every TP rank; 0 without head. The losses of enqueued passes that were not taken are included.

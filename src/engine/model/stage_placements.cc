@@ -43,7 +43,7 @@ class StageDeclaration {
   PlacedTensor rows(std::string name, std::string made_by, Placement over_tp) const {
     return {std::move(name),
             std::move(made_by),
-            {over_tp, kRows, kRows, Placement::on_rank(layers_.pp_rank)}};
+            {over_tp, kRows, kRows, kRows, Placement::on_rank(layers_.pp_rank)}};
   }
   PlacedTensor tokens(const char* name) const { return rows(name, "read", kReplicated); }
 

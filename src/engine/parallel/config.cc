@@ -13,6 +13,8 @@ namespace {
 
 constexpr Key<ParallelConfig> kParallelKeys[] = {
     {"tp", &ParallelConfig::tp, Range(1, 4096), "tensor parallel ranks (--tp)"},
+    {"cp", &ParallelConfig::cp, Range(1, 4096),
+     "context parallel ranks, which divide every sequence (--cp)"},
     {"dp", &ParallelConfig::dp, Range(1, 4096), "data parallel ranks (--dp)"},
     {"replicas", &ParallelConfig::replicas, Range(0, 4096),
      "replicas whose sums a run keeps at fewer ranks (0: parallel.dp, or a resumed run's)"},
@@ -170,6 +172,10 @@ std::span<const Key<ParallelConfig>> ParallelConfig::keys() {
 
 void ParallelConfig::check() const {
   sync.check(dp);
+  if (cp > 1 && sync.num_learners() > 1) {
+    throw ConfigError(fmt::format("parallel.cp is {} with sync.learners = {}: expected cp = 1", cp,
+                                  sync.num_learners()));
+  }
   check_learners(*this, parse_codec(codec));
   check_replicas(*this, parse_codec(codec));
   if (learner_dp() % ep != 0) {

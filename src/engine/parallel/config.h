@@ -15,6 +15,7 @@ struct Key;  // engine/config/section.h
 
 struct ParallelConfig {
   int64_t tp = 1;
+  int64_t cp = 1;
   int64_t dp = 1;        ///< of all learners
   int64_t replicas = 0;  ///< 0: dp
   int64_t dp_shard = 0;  ///< 0: dp
@@ -35,6 +36,8 @@ struct ParallelConfig {
 
   /// Data-parallel ranks of a learner.
   int64_t learner_dp() const { return dp / sync.num_learners(); }
+  /// Ranks of a learner that have copies of parameters, and gradients that are summed.
+  int64_t copies() const { return learner_dp() * cp; }
   const char* learner_dp_key() const {
     return sync.num_learners() > 1 ? "parallel.dp / sync.learners" : "parallel.dp";
   }
@@ -53,7 +56,7 @@ struct ParallelConfig {
     return dp_host != 0 && (dp_host != learner_dp() || replicas > dp);
   }
   /// Whether every data-parallel rank has all optimizer state, and reduced gradients are gathered.
-  bool replicates_state() const { return zero == 0 || (dp_shard == 1 && learner_dp() > 1); }
+  bool replicates_state() const { return zero == 0 || (dp_shard * cp == 1 && learner_dp() > 1); }
 
   static std::span<const Key<ParallelConfig>> keys();
   /// Throws ConfigError if keys contradict each other: sizes that do not divide, fewer replicas

@@ -12,23 +12,23 @@
 
 namespace tandem {
 
-ParallelDims::ParallelDims(int tp, int dp, int ep, int pp, int learners)
-    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp, learners},
+ParallelDims::ParallelDims(int tp, int dp, int ep, int pp, int learners, int cp)
+    : sizes_{tp, cp, ep, ep < 1 ? 0 : dp / ep, pp, learners},
       replicas_(dp),
-      state_shards_(dp),
-      host_replicas_(dp) {
-  if (tp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
-  throw InvalidArgument(
-      fmt::format("tp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp",
-                  tp, dp, ep, pp));
+      state_shards_(dp * cp),
+      host_copies_(dp * cp) {
+  if (tp >= 1 && cp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
+  throw InvalidArgument(fmt::format(
+      "tp {} cp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp", tp, cp,
+      dp, ep, pp));
 }
 
 ParallelDims::ParallelDims(const ParallelConfig& parallel)
     : ParallelDims(int(parallel.tp), int(parallel.learner_dp()), int(parallel.ep), int(parallel.pp),
-                   int(parallel.sync.num_learners())) {
+                   int(parallel.sync.num_learners()), int(parallel.cp)) {
   replicas_ = int(parallel.logical_replicas()) / learners();
-  state_shards_ = int(parallel.state_shards());
-  if (parallel.dp_host > 1) host_replicas_ = int(parallel.dp_host);
+  state_shards_ = parallel.zero == 0 ? 1 : int(parallel.state_shards()) * cp();
+  if (parallel.dp_host > 1) host_copies_ = int(parallel.dp_host) * cp();
 }
 
 int ParallelDims::ranks() const {
@@ -82,11 +82,11 @@ int ParallelDims::replica(int round, int rank) const {
   return replica < replicas_ ? replica : -1;
 }
 
-std::vector<int> ParallelDims::replicas(Axes axes, int rank) const {
-  const int stride = dp() / size(axes);
+std::vector<int> ParallelDims::gradients(Axes axes, int rank) const {
+  const int stride = copies() / size(axes);
   std::vector<int> all;
   for (int replica = index(kDp, rank) % stride; replica < replicas_; replica += stride) {
-    all.push_back(replica);
+    for (int context = 0; context < cp(); ++context) all.push_back(replica * cp() + context);
   }
   return all;
 }
@@ -121,10 +121,16 @@ int64_t ParallelDims::sample_at(int64_t batch, int64_t microbatch, int64_t posit
 }
 
 std::string ParallelDims::describe() const {
-  return fmt::format("tp {} dp {} ep {}{}{}{}", tp(), dp(), ep(),
+  return fmt::format("tp {}{} dp {} ep {}{}{}{}", tp(), cp() > 1 ? fmt::format(" cp {}", cp()) : "",
+                     dp(), ep(),
                      pp() > 1 ? fmt::format(" pp {}", pp()) : "",
                      replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "",
                      learners() > 1 ? fmt::format(" in {} learners", learners()) : "");
+}
+
+std::string describe_product(int64_t tp, int64_t cp, int64_t dp, int64_t pp) {
+  return cp > 1 ? fmt::format("tp x cp x dp x pp = {} x {} x {} x {}", tp, cp, dp, pp)
+                : fmt::format("tp x dp x pp = {} x {} x {}", tp, dp, pp);
 }
 
 int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train) {
@@ -135,26 +141,28 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
     : world_(world), dims_(dims) {
   if (world.size() != dims.ranks()) {
     throw InvalidArgument(
-        fmt::format("world of {} ranks: expected tp x dp x pp = {} x {} x {} = {}", world.size(),
-                    dims.tp(), dims.dp() * dims.learners(), dims.pp(), dims.ranks()));
+        fmt::format("world of {} ranks: expected {} = {}", world.size(),
+                    describe_product(dims.tp(), dims.cp(), dims.dp() * dims.learners(), dims.pp()),
+                    dims.ranks()));
   }
   tp_ = make("tp", kTp);
-  dp_ = make("dp", kDp);
+  if (dims.cp() > 1) cp_ = make("cp", kCp);
+  copies_ = make("dp", kCopies);
   if (dims.pp() > 1) pp_ = make("pp", kPp);
   if (dims.learners() > 1) sync_ = make("sync", kSync);
   if (with_experts) {
     experts_ = make("experts", kExperts);
-    expert_dp_ = make("expert dp", kExpertDp);
+    expert_copies_ = make("expert dp", kExpertCopies);
   }
   if (dims.state_shards() > 1) state_groups_ = split_all(dims.state_shards());
-  host_groups_ = split_all(dims.host_replicas());
+  host_groups_ = split_all(dims.host_copies());
 }
 
-/// Groups of `size` data-parallel ranks.
+/// Groups of `size` ranks with copies of the parameters.
 ParallelGroups::Splits ParallelGroups::split_all(int size) const {
   Splits splits;
-  splits[0] = split(*dp_, size);
-  if (expert_dp_) splits[1] = split(*expert_dp_, size / dims_.ep());
+  splits[0] = split(*copies_, size);
+  if (expert_copies_) splits[1] = split(*expert_copies_, size / dims_.ep());
   return splits;
 }
 
@@ -170,11 +178,12 @@ ParallelGroups::Split ParallelGroups::split(Communicator& ranks, int size) const
 
 Communicator* ParallelGroups::along(Axes axes) const {
   for (const auto& [key, communicator] : {std::pair{kTp, tp_.get()},
-                                          {kDp, dp_.get()},
+                                          {kCp, cp_.get()},
+                                          {kCopies, copies_.get()},
                                           {kPp, pp_.get()},
                                           {kSync, sync_.get()},
                                           {kExperts, experts_.get()},
-                                          {kExpertDp, expert_dp_.get()}}) {
+                                          {kExpertCopies, expert_copies_.get()}}) {
     if (key == axes) return communicator;
   }
   return nullptr;

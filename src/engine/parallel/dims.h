@@ -1,10 +1,12 @@
 // Parallel dimensions of a run: the only place where ranks are computed from coordinates.
 //
 // A rank has a coordinate on each axis, and a group is the ranks that differ only on some of them.
-// The first axis varies fastest, so a tensor-parallel group is contiguous. Experts are sharded
+// The first axis varies fastest, so a tensor-parallel group is contiguous. The cp ranks of a
+// context-parallel group compute rows of the same sequences (schedule/context.h); parameters are
+// copied over them as over data-parallel ranks, and gradients summed over both. Experts are sharded
 // inside data parallelism, as in Megatron-Core: data parallelism is the axes ep and expert_dp
-// together, and the ranks that share the experts, tp and ep, are contiguous, too. Pipeline stages
-// come next: each is the tp x dp ranks of a contiguous range of a learner. Learners, which train
+// together; experts are copied over cp. Pipeline stages come next: each is the tp x cp x dp ranks
+// of a contiguous range of a learner. Learners, which train
 // apart (engine/parallel/sync/config.h), are outermost; all else here is of one of them.
 #pragma once
 
@@ -24,31 +26,37 @@ namespace tandem {
 class ParallelDims {
  public:
   /// Throws InvalidArgument for a size below 1, or if `ep` does not divide `dp`.
-  ParallelDims(int tp, int dp, int ep = 1, int pp = 1, int learners = 1);
+  ParallelDims(int tp, int dp, int ep = 1, int pp = 1, int learners = 1, int cp = 1);
   explicit ParallelDims(const ParallelConfig& parallel);
 
   int tp() const { return size(kTp); }
+  int cp() const { return size(kCp); }
   int dp() const { return size(kDp); }
   int ep() const { return size({Axis::ep}); }
   int pp() const { return size(kPp); }
   int learners() const { return size(kSync); }
   int learner(int rank) const { return index(kSync, rank); }
   int ranks() const;  ///< of all learners
+  /// Ranks of a stage that have copies of a parameter, unless it is an expert's.
+  int copies() const { return size(kCopies); }
   /// Logical replicas, at least dp().
   int replicas() const { return replicas_; }
-  /// Data-parallel ranks that divide the optimizer state; groups of as many consecutive ones have
-  /// copies.
+  /// Ranks, of copies(), that divide the optimizer state; groups of as many consecutive ones have
+  /// copies of it.
   int state_shards() const { return state_shards_; }
-  /// Consecutive data-parallel ranks whose gradients are summed first; dp() if all are at once.
-  int host_replicas() const { return host_replicas_; }
+  /// Consecutive ranks, of copies(), whose gradients are summed first; copies() if all are at once.
+  int host_copies() const { return host_copies_; }
+  /// Gradients of a step that are summed: each logical replica has one of each of its cp ranks.
+  int num_gradients() const { return replicas_ * cp(); }
   /// Rounds of a step: in round r data-parallel rank i runs logical replica r x dp + i, if there is
   /// one.
   int rounds() const { return (replicas_ + dp() - 1) / dp(); }
   /// Logical replica of the rank in a round, or -1.
   int replica(int round, int rank) const;
-  /// Logical replicas that have a copy of the parameters of this rank's group along `axes`, kDp or
-  /// kExpertDp, in order.
-  std::vector<int> replicas(Axes axes, int rank) const;
+  /// Gradients of the parameters that this rank's group along `axes` has copies of, kCopies or
+  /// kExpertCopies, in the order in which they are summed: of logical replica i and index j over
+  /// cp, i x cp + j.
+  std::vector<int> gradients(Axes axes, int rank) const;
 
   /// Ranks of a group.
   int size(Axes axes) const;
@@ -67,7 +75,7 @@ class ParallelDims {
   /// replica in one.
   int64_t microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const;
   int64_t sample_at(int64_t batch, int64_t microbatch, int64_t position) const;
-  /// "tp 2 dp 4 ep 2", and " pp 2" and " in 4 learners" if there are several
+  /// "tp 2 dp 4 ep 2", and " cp 2", " pp 2" and " in 4 learners" if there are several
   std::string describe() const;
 
  private:
@@ -75,8 +83,11 @@ class ParallelDims {
   int position(Axes axes, bool on_other_axes, int rank) const;
 
   std::array<int, kNumAxes> sizes_;
-  int replicas_, state_shards_, host_replicas_;
+  int replicas_, state_shards_, host_copies_;
 };
+
+/// "tp x dp x pp = 2 x 1 x 1", and cp if there are several.
+std::string describe_product(int64_t tp, int64_t cp, int64_t dp, int64_t pp);
 
 /// Samples of a microbatch: train.microbatch, or all of a logical replica.
 int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train);
@@ -92,12 +103,14 @@ class ParallelGroups {
   Communicator& world() const { return world_; }
   bool on_gpus() const;
   Communicator& tp() const { return *tp_; }
-  Communicator& dp() const { return *dp_; }
+  /// nullptr without context parallelism.
+  Communicator* cp() const { return cp_.get(); }
+  Communicator& copies() const { return *copies_; }
   /// nullptr without experts.
   Communicator* experts() const { return experts_.get(); }
-  Communicator* expert_dp() const { return expert_dp_.get(); }
-  /// Consecutive ranks of `along(axes)`, kDp or kExpertDp, and those with the same index among
-  /// these; nullptr if all ranks are one group.
+  Communicator* expert_copies() const { return expert_copies_.get(); }
+  /// Consecutive ranks of `along(axes)`, kCopies or kExpertCopies, and those with the same index
+  /// among these; nullptr if all ranks are one group.
   struct SplitGroups {
     Communicator *group = nullptr, *across = nullptr;
   };
@@ -105,7 +118,7 @@ class ParallelGroups {
   SplitGroups state_groups(Axes axes) const { return view(axes, state_groups_); }
   /// Gradients are summed within a group first.
   SplitGroups host_groups(Axes axes) const { return view(axes, host_groups_); }
-  /// Communicator along `axes` (kTp, kDp, kExpertDp, …), or nullptr.
+  /// Communicator along `axes` (kTp, kCp, kCopies, kExpertCopies, …), or nullptr.
   Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
   Communicator* pp() const { return pp_.get(); }
@@ -113,7 +126,7 @@ class ParallelGroups {
   Communicator* sync() const { return sync_.get(); }
   /// Communicators whose ranks together are the pipeline stage: a sum along each in turn is over
   /// it.
-  std::vector<Communicator*> stage_axes() const { return {tp_.get(), dp_.get()}; }
+  std::vector<Communicator*> stage_axes() const { return {tp_.get(), copies_.get()}; }
   /// Communicators that together reach all ranks of the learner.
   std::vector<Communicator*> learner_axes() const;
   /// Communicators that together reach all ranks of the world.
@@ -124,16 +137,16 @@ class ParallelGroups {
 
   Communicator& world_;
   ParallelDims dims_;
-  std::unique_ptr<Communicator> tp_, dp_, pp_, sync_, experts_, expert_dp_;
+  std::unique_ptr<Communicator> tp_, cp_, copies_, pp_, sync_, experts_, expert_copies_;
   struct Split {
     std::unique_ptr<Communicator> group, across;
   };
   Split split(Communicator& ranks, int size) const;
-  /// By kDp and kExpertDp.
+  /// By kCopies and kExpertCopies.
   using Splits = std::array<Split, 2>;
   Splits split_all(int size) const;
   static SplitGroups view(Axes axes, const Splits& splits) {
-    const Split& of = splits[axes == kDp ? 0 : 1];
+    const Split& of = splits[axes == kCopies ? 0 : 1];
     return {of.group.get(), of.across.get()};
   }
   Splits state_groups_, host_groups_;

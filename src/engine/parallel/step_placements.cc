@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr Axes kAllAxes{Axis::tp, Axis::ep, Axis::expert_dp, Axis::pp};
+constexpr Axes kAllAxes{Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp, Axis::pp};
 
 /// Sum of scalars with equal placements.
 class Sum {
@@ -89,7 +89,7 @@ void check_received(const PlacedTensor& sent, const std::optional<PlacedTensor>&
 }  // namespace
 
 std::vector<CopiedParameters> split_experts(std::span<const Parameter> list) {
-  CopiedParameters dense{{}, kDp}, experts{{}, kExpertDp};
+  CopiedParameters dense{{}, kCopies}, experts{{}, kExpertCopies};
   for (const Parameter& p : list) (p.sharding.over_ep() ? experts : dense).list.push_back(p);
   return {dense, experts};
 }

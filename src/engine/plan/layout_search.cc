@@ -301,6 +301,7 @@ TrainConfig LayoutSearch::config_in(const Layout& layout) const {
   config.train.microbatch = int64_t(row.mbs);
   config.train.recompute = row.recompute == "full" ? "full" : "none";
   config.parallel.tp = int64_t(row.tp);
+  config.parallel.cp = int64_t(row.cp);
   config.parallel.pp = int64_t(row.pp);
   config.parallel.dp = int64_t(row.dp) * config.parallel.sync.num_learners();
   config.parallel.ep = int64_t(row.ep);

@@ -37,7 +37,7 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     Communicator* const copies = groups.along(copied.copies);
     if (!copies) continue;  // no experts
     const int64_t begin = stage.experts_begin();
-    const bool is_dense = copied.copies == kDp;
+    const bool is_dense = copied.copies == kCopies;
     const ParallelGroups::SplitGroups state = groups.state_groups(copied.copies);
     const ParallelGroups::SplitGroups host = groups.host_groups(copied.copies);
     std::vector<FlatRange> undivided;
@@ -49,7 +49,7 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
          std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
          is_dense ? window.dense : window.experts, window.every_pass, parallel.replicates_state(),
          state.group, state.across, host.group, host.across,
-         groups.dims().replicas(copied.copies, groups.world().rank()), std::move(undivided)});
+         groups.dims().gradients(copied.copies, groups.world().rank()), std::move(undivided)});
   }
   return all;
 }
@@ -93,6 +93,7 @@ TransformerOptions make_transformer_options(
   options.codec = CodecPolicy::parse(parallel.codec);
   options.gradient_window = gradient_window(parallel, groups.on_gpus());
   options.f32_weights = !options.codec.weights.is_none();
+  options.context = groups.cp();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
   if (routed) options.routed = std::bind_front(routed, groups.world().rank());
@@ -166,8 +167,8 @@ void ModelRanks::copy_weights(Stage& whole) const {
       all_reduce(*axis, values.narrow(0, begin, end - begin));
     }
   };
-  add_along(groups_.along(kDp), 0, whole.experts_begin());
-  add_along(groups_.along(kExpertDp), whole.experts_begin(), whole.experts_end());
+  add_along(groups_.along(kCopies), 0, whole.experts_begin());
+  add_along(groups_.along(kExpertCopies), whole.experts_begin(), whole.experts_end());
   add_along(groups_.pp(), 0, values.elements());
 }
 

@@ -132,7 +132,7 @@ void Run::make_checkpoints() {
                               .schedule = CheckpointSchedule(config.checkpoint),
                               .keep = config.checkpoint.keep,
                               .memory = &*memory,
-                              .peers = config.checkpoint.peer_copy ? &groups.dp() : nullptr,
+                              .peers = config.checkpoint.peer_copy ? &groups.copies() : nullptr,
                               .prepare = [this] { files->prepare_checkpoint(); }},
       state);
   if (const size_t bytes = checkpoints->snapshot_bytes(); bytes > 0) {

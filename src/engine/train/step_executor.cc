@@ -187,8 +187,8 @@ double StepExecutor::sum_losses() {
   take_loss();
   if (groups_.tp().rank() > 0) losses_.assign(losses_.size(), 0.0);
   if (losses_.size() == 1) return losses_[0];
-  const auto all = groups_.dp().exchange(std::as_bytes(std::span(losses_)), "losses");
-  if (groups_.dp().rank() > 0) return 0;
+  const auto all = groups_.copies().exchange(std::as_bytes(std::span(losses_)), "losses");
+  if (groups_.copies().rank() > 0) return 0;
   double sum = 0;
   for (size_t round = 0; round < losses_.size(); ++round) {
     for (const auto& blob : all) sum += reinterpret_cast<const double*>(blob.data())[round];
@@ -216,7 +216,9 @@ TextRead StepExecutor::text_read() const {
   if (!reads_text_) return {};
   uint64_t hash = 0;
   for (const auto& block : text_) hash += block->hash();
-  const bool counts = groups_.tp().rank() == 0 && (!groups_.pp() || groups_.pp()->rank() == 0);
+  const auto is_first = [](const Communicator* axis) { return !axis || axis->rank() == 0; };
+  const bool counts =
+      is_first(&groups_.tp()) && is_first(groups_.cp()) && is_first(groups_.pp());
   return {counts ? hash : 0, hash, 1};
 }
 
@@ -239,17 +241,17 @@ double StepExecutor::sum_squares() {
     const Squares squares = sum_terms(std::move(of_replica));
     return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   };
-  const bool has_groups = groups_.state_groups(kDp).across || groups_.host_groups(kDp).across;
+  const bool has_groups = groups_.state_groups(kCopies).across || groups_.host_groups(kCopies).across;
   const bool is_in_order = groups_.dims().rounds() == 1 && !has_groups;
   if (is_in_order) return is_first_stage ? sum(std::move(terms)) : 0;
   // Ranks own the shards of several replicas, or of another one than their own.
-  if (groups_.dp().size() > 1) terms = gather_terms(groups_.dp(), terms);
-  std::vector<std::vector<SquareTerm>> by_replica(size_t(groups_.dims().replicas()));
+  if (groups_.copies().size() > 1) terms = gather_terms(groups_.copies(), terms);
+  std::vector<std::vector<SquareTerm>> by_replica(size_t(groups_.dims().num_gradients()));
   for (const SquareTerm& term : terms) by_replica[size_t(term.replica)].push_back(term);
   std::vector<double> sums;
   for (std::vector<SquareTerm>& of_replica : by_replica) sums.push_back(sum(std::move(of_replica)));
   const auto all = groups_.tp().exchange(std::as_bytes(std::span(sums)), "squares");
-  const bool is_first = groups_.tp().rank() == 0 && groups_.dp().rank() == 0;
+  const bool is_first = groups_.tp().rank() == 0 && groups_.copies().rank() == 0;
   if (!is_first || !is_first_stage) return 0;
   double total = 0;
   for (size_t replica = 0; replica < sums.size(); ++replica) {

@@ -103,8 +103,8 @@ GradientWindow gradient_window(const ParallelConfig& parallel, bool on_gpus) {
   const ParallelDims dims(parallel);
   const bool every_pass = parallel.zero == 2;
   const bool is_used = every_pass || dims.rounds() > 1;
-  return {.dense = is_used && dims.replicas() > 1,
-          .experts = is_used && dims.replicas() > dims.ep(),
+  return {.dense = is_used && dims.num_gradients() > 1,
+          .experts = is_used && dims.num_gradients() > dims.ep(),
           .every_pass = every_pass,
           .bucket_elements = bucket_elements(parallel, on_gpus)};
 }

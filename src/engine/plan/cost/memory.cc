@@ -53,7 +53,7 @@ MemoryEstimate::MemoryEstimate(const TrainConfig& config, bool on_gpus)
 /// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
 /// shards of one logical replica or several.
 double MemoryEstimate::owned_share(int64_t ranks) const {
-  const int64_t shards = dims_.replicas() * ranks / dims_.dp();
+  const int64_t shards = dims_.num_gradients() * ranks / dims_.copies();
   return double((shards + ranks - 1) / ranks) / double(shards);
 }
 
@@ -71,7 +71,7 @@ StateBytes MemoryEstimate::state(int64_t replicas) const {
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
   const double share = owned_share(replicas);
   // Groups of ranks have copies of the state.
-  const double copies = double(dims_.dp()) / double(dims_.state_shards());
+  const double copies = double(dims_.copies()) / double(dims_.state_shards());
   const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
   const bool has_sums = dims_.rounds() > 1;  // beside the gradients of one replica
   bytes.gradients =
@@ -90,7 +90,7 @@ double MemoryEstimate::training_bytes() const {
     return parameters * double(replicas * dims_.learners()) *
            (state(replicas).total() + validation);
   };
-  return of(dense, dims_.dp()) + of(experts, dims_.size(kExpertDp));
+  return of(dense, dims_.copies()) + of(experts, dims_.size(kExpertCopies));
 }
 
 ModelLayout MemoryEstimate::layout(int stage) const {
@@ -105,8 +105,8 @@ double MemoryEstimate::gradient_window_bytes(int pp_rank) const {
 
 /// Bytes of the messages of a rank with `parameters` to and from its replicas.
 double MemoryEstimate::message_bytes(double parameters) const {
-  const double ranks = dims_.dp();
-  const double share = owned_share(dims_.dp());
+  const double ranks = dims_.copies();
+  const double share = owned_share(dims_.copies());
   const auto buckets = int64_t(parameters / double(bucket_)) + 1;
   const auto ring = [&](bool is_staged, double element = 4) {
     const int window = MessageRing::max_window(buckets, bucket_, is_staged, on_gpus_);
@@ -122,7 +122,7 @@ double MemoryEstimate::message_bytes(double parameters) const {
   const double shards = dims_.state_shards();  // gathered among the copies of their state
   const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
   // Within a host and between hosts.
-  const double host = dims_.host_replicas();
+  const double host = dims_.host_copies();
   const double levels = host > 1 && host < ranks ? 1 + 1 / host : 1;
   return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
@@ -188,8 +188,8 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
   const double validated = (double(model_.parameters()) - all_experts) / double(parallel_.tp) +
                            all_experts / double(parallel_.tp * parallel_.ep);
   RankMemory memory;
-  memory.state = dense * state(dims_.dp()).total() +
-                 experts * state(dims_.size(kExpertDp)).total() + quantized + sums +
+  memory.state = dense * state(dims_.copies()).total() +
+                 experts * state(dims_.size(kExpertCopies)).total() + quantized + sums +
                  (train_.validate_every > 0 ? kValidationBytes * validated : 0);
   memory.messages = message_bytes(dense + experts) + gradient_window_bytes(pp_rank);
   memory.exchanges = exchange_bytes(pp_rank);
@@ -206,7 +206,7 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
 double MemoryEstimate::activation_bytes() const {
   double bytes = 0;
   for (const double of_stage : activations_) bytes += of_stage;
-  return bytes * double(parallel_.tp * parallel_.dp);
+  return bytes * double(parallel_.tp * parallel_.cp * parallel_.dp);
 }
 
 RankMemory MemoryEstimate::largest_rank(bool with_packing) const {
@@ -234,7 +234,7 @@ double MemoryEstimate::checkpoint_bytes() const {
     return parameters * dims_.learners() * of_learner;
   };
   const auto experts = double(model_.expert_parameters());
-  return of(double(model_.parameters()) - experts, dims_.dp()) + of(experts, dims_.size(kExpertDp));
+  return of(double(model_.parameters()) - experts, dims_.copies()) + of(experts, dims_.size(kExpertCopies));
 }
 
 std::string MemoryEstimate::describe_recompute() const {
@@ -263,7 +263,7 @@ std::string MemoryEstimate::describe(const RankMemory& memory) const {
 }
 
 std::string MemoryEstimate::describe() const {
-  const StateBytes bytes = state(dims_.dp());
+  const StateBytes bytes = state(dims_.copies());
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);

@@ -17,7 +17,7 @@ std::vector<FlatRange> owned_ranges(const ParallelConfig& parallel, const ModelL
   const ParallelDims dims(parallel);
   std::vector<FlatRange> owned;
   for (const CopiedParameters& copied : split_experts(stage.parameters)) {
-    const bool is_dense = copied.copies == kDp;
+    const bool is_dense = copied.copies == kCopies;
     const FlatRange range = is_dense ? FlatRange{0, stage.experts_begin} : stage.experts();
     if (range.count == 0) continue;
     const FlatWindow window = make_window(
@@ -30,7 +30,7 @@ std::vector<FlatRange> owned_ranges(const ParallelConfig& parallel, const ModelL
       }
     }
     const Buckets buckets(window, bucket_elements, ranks,
-                          int(dims.replicas(copied.copies, rank).size()), std::move(undivided));
+                          int(dims.gradients(copied.copies, rank).size()), std::move(undivided));
     for (int b = buckets.count() - 1; b >= 0; --b) {
       const FlatRange shard = buckets.shard(b, dims.index(copied.copies, rank));
       owned.push_back({range.begin + shard.begin, shard.count});
@@ -51,11 +51,11 @@ ExchangeBytes largest_exchange_bytes(const ParallelConfig& parallel, const Model
     slices.emplace_back(stage.parameters, sync.num_fragments());
   }
   ExchangeBytes largest;
-  for (int owner = 0; owner < dims.dp(); ++owner) {
+  for (int owner = 0; owner < dims.copies(); ++owner) {
     std::vector<SyncShard> fragments(size_t(sync.num_fragments()));
     for (size_t i = 0; i < stages.size(); ++i) {
       for (const FlatRange& range :
-           owned_ranges(parallel, whole, stages[i], bucket_elements, dims.rank_of(kDp, 0, owner))) {
+           owned_ranges(parallel, whole, stages[i], bucket_elements, dims.rank_of(kCopies, 0, owner))) {
         slices[i].add(range, fragments);
       }
     }

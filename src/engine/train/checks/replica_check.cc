@@ -80,7 +80,7 @@ ReplicaCheck::ReplicaCheck(const ParallelGroups& groups, const ModelRanks& ranks
 
 std::vector<Axes> ReplicaCheck::copied_along(const WeightUnit& unit) const {
   std::vector<Axes> found;
-  const Axes replicas = unit.expert ? kExpertDp : kDp;
+  const Axes replicas = unit.expert ? kExpertCopies : kCopies;
   if (groups_.dims().size(replicas) > 1) found.push_back(replicas);
   if (!unit.sharded && groups_.dims().tp() > 1) found.push_back(kTp);
   return found;
@@ -122,8 +122,8 @@ uint64_t ReplicaCheck::imbalance(int64_t step) const {
 
 std::vector<CheckFinding> ReplicaCheck::find(int64_t step) const {
   std::string lines;
-  for (const Axes& axes : {kDp, kExpertDp, kTp}) {
-    if (axes == kExpertDp && !groups_.expert_dp()) continue;
+  for (const Axes& axes : {kCopies, kExpertCopies, kTp}) {
+    if (axes == kExpertCopies && !groups_.expert_copies()) continue;
     for (const CheckFinding& finding : compare(groups_.along(axes), axes, step)) {
       if (groups_.dims().index(axes, groups_.world().rank()) == 0) lines += to_json_line(finding);
     }

@@ -30,7 +30,7 @@ PhaseLog::PhaseLog(const TraceConfig& trace, const std::string& folder,
   const RankPosition position{rank,
                               dims.ranks(),
                               dims.index(kTp, rank),
-                              dims.learner(rank) * dims.dp() + dims.index(kDp, rank),
+                              dims.learner(rank) * dims.copies() + dims.index(kCopies, rank),
                               dims.index(kPp, rank),
                               groups.on_gpus(),
                               host_name()};

@@ -5,7 +5,7 @@ namespace tandem::program {
 namespace {
 
 /// Ranks that share a step's tokens.
-constexpr Axes kTokens{Axis::tp, Axis::ep, Axis::expert_dp};
+constexpr Axes kTokens{Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp};
 
 struct Router {
   static void declare(const Op& op, Declaration& d) {
@@ -28,7 +28,7 @@ struct Router {
     if (op.weights.size() == 1) return {};
     const PlacedTensor& bias = d.at(d.parameter(op, 1));
     PlacedTensor zero{gradient_name(bias.name), "clear", bias.placements};
-    zero.over(Axis::ep) = zero.over(Axis::expert_dp) = Placement::partial();
+    for (const Axis axis : {Axis::cp, Axis::ep, Axis::expert_dp}) zero.over(axis) = Placement::partial();
     d.add(std::move(zero));
     return {bias};
   }
