@@ -20,9 +20,10 @@ enum class Phase : uint8_t {
   dp_wait,           ///< waits for gradients and weights of other replicas
   step_wait,         ///< waits for the slowest rank's sums
   checkpoint,        ///< waits for snapshots and checkpoints
-  sync_wait          ///< waits for what other learners have changed
+  sync_wait,         ///< waits for what other learners have changed
+  cp_wait            ///< waits for the ranks that have other rows of the same sequences
 };
-constexpr size_t kPhases = 12;
+constexpr size_t kPhases = 13;
 std::string_view name_of(Phase phase);
 
 /// Work of the rank itself: if it takes longer there than on other ranks, these wait for it.

@@ -17,8 +17,12 @@
 namespace tandem {
 namespace {
 
-constexpr char kRecordsMagic[9] = "tdmrank2";
-constexpr char kFormerMagic[9] = "tdmrank1";  // its frames lack the last phase
+/// Frames of earlier formats lack the last phases.
+struct RecordsFormat {
+  char magic[9];
+  size_t phases;
+};
+constexpr RecordsFormat kFormats[] = {{"tdmrank3", kPhases}, {"tdmrank2", 12}, {"tdmrank1", 11}};
 constexpr std::chrono::milliseconds kFrameTime{80}, kWriteEvery{1000};
 constexpr int64_t kMaxSteps = 4096;  // of a frame
 
@@ -48,8 +52,9 @@ struct PackedFrame {
   uint32_t step;
   uint16_t steps, step_time, phases[kPhases];
 };
-constexpr size_t kFrameBytes = 32, kFormerFrameBytes = kFrameBytes - sizeof(uint16_t);
-static_assert(offsetof(PackedFrame, phases) + sizeof(PackedFrame::phases) == kFrameBytes);
+constexpr size_t frame_bytes(size_t phases) {
+  return offsetof(PackedFrame, phases) + phases * sizeof(uint16_t);
+}
 
 IoError damaged_records(const std::string& path, const std::string& what) {
   return IoError(fmt::format("{}: {}: expected the records of a rank", printable(path), what));
@@ -79,7 +84,7 @@ RankRecords::RankRecords(const std::string& folder, const RankPosition& position
       file_(path_, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW),
       written_(std::chrono::steady_clock::now()) {
   RecordsHeader header{};
-  std::memcpy(header.magic, kRecordsMagic, sizeof header.magic);
+  std::memcpy(header.magic, kFormats[0].magic, sizeof header.magic);
   header.begin = begin;
   header.began_ns =
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -122,7 +127,7 @@ void RankRecords::end_frame() {
   packed.steps = uint16_t(sums_.steps);
   packed.step_time = pack_ms(sums_.step_ms / sums_.steps);
   for (size_t i = 0; i < kPhases; ++i) packed.phases[i] = pack_ms(sums_.phases[i] / sums_.steps);
-  unwritten_.append(reinterpret_cast<const char*>(&packed), kFrameBytes);
+  unwritten_.append(reinterpret_cast<const char*>(&packed), frame_bytes(kPhases));
   const double step_ms = std::max(1e-3, sums_.step_ms / sums_.steps);
   steps_per_frame_ = std::min(
       kMaxSteps, int64_t(std::bit_ceil(uint64_t(std::ceil(double(kFrameTime.count()) / step_ms)))));
@@ -134,11 +139,11 @@ bool RankRecordsReader::read_header() {
   const FileDescriptor file = open_for_reading(path_, Source::no_link);
   RecordsHeader header;
   if (read_at(file.get(), path_, &header, sizeof header, 0) < sizeof header) return false;
-  const bool is_former = std::memcmp(header.magic, kFormerMagic, sizeof header.magic) == 0;
-  frame_bytes_ = is_former ? kFormerFrameBytes : kFrameBytes;
-  if (!is_former && std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
-    throw damaged_records(path_, "has another format");
-  }
+  const auto* const format = std::ranges::find_if(kFormats, [&](const RecordsFormat& each) {
+    return std::memcmp(header.magic, each.magic, sizeof header.magic) == 0;
+  });
+  if (format == std::end(kFormats)) throw damaged_records(path_, "has another format");
+  frame_bytes_ = frame_bytes(format->phases);
   begin_ = last_step_ = header.begin;
   began_ns_ = header.began_ns;
   position_ = {header.rank,

@@ -126,27 +126,33 @@ TEST(RankRecords, AnIncompleteLastFrameIsIgnored) {
   const TempDir dir;
   write_steps(dir / "ranks", {}, 0, 10, 100, 1);
   const std::string path = dir / "ranks/0.from-0.records", bytes = read_file(path);
-  for (size_t cut = 1; cut < 32; cut += 7) {
+  for (size_t cut = 1; cut < 34; cut += 7) {
     write_file(path, bytes.substr(0, bytes.size() - cut));
     EXPECT_EQ(read_rank_records(dir / "ranks").at(0).frames.size(), 9u);
   }
 }
 
-// Files written before waits for learners were a phase have frames of 30 bytes.
-TEST(RankRecords, FilesWithoutTheLastPhaseAreRead) {
+// Files written before waits for learners, or for context-parallel ranks, were a phase have frames
+// of 30 and 32 bytes.
+TEST(RankRecords, FilesWithoutTheLastPhasesAreRead) {
   const TempDir dir;
   write_steps(dir / "ranks", {}, 0, 10, 100, 1);
   const auto expected = read_rank_records(dir / "ranks").at(0).frames;
   const std::string path = dir / "ranks/0.from-0.records", bytes = read_file(path);
-  std::string former = "tdmrank1" + bytes.substr(8, 104);
-  for (size_t at = 112; at < bytes.size(); at += 32) former += bytes.substr(at, 30);
-  write_file(path, former);
-  const auto frames = read_rank_records(dir / "ranks").at(0).frames;
-  ASSERT_EQ(frames.size(), expected.size());
-  for (size_t i = 0; i < frames.size(); ++i) {
-    EXPECT_EQ(frames[i].step, expected[i].step);
-    EXPECT_EQ(frames[i].phases[size_t(Phase::forward)], expected[i].phases[size_t(Phase::forward)]);
-    EXPECT_EQ(frames[i].phases[size_t(Phase::sync_wait)], 0);
+  for (const auto& [magic, frame_bytes] :
+       {std::pair("tdmrank1", size_t{30}), std::pair("tdmrank2", size_t{32})}) {
+    std::string former = magic + bytes.substr(8, 104);
+    for (size_t at = 112; at < bytes.size(); at += 34) former += bytes.substr(at, frame_bytes);
+    write_file(path, former);
+    const auto frames = read_rank_records(dir / "ranks").at(0).frames;
+    ASSERT_EQ(frames.size(), expected.size());
+    for (size_t i = 0; i < frames.size(); ++i) {
+      EXPECT_EQ(frames[i].step, expected[i].step);
+      EXPECT_EQ(frames[i].phases[size_t(Phase::forward)],
+                expected[i].phases[size_t(Phase::forward)]);
+      EXPECT_EQ(frames[i].phases[size_t(Phase::cp_wait)], 0);
+      if (frame_bytes == 30) EXPECT_EQ(frames[i].phases[size_t(Phase::sync_wait)], 0);
+    }
   }
 }
 

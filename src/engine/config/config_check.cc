@@ -11,6 +11,7 @@
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
 #include "kernels/dct.h"
+#include "schedule/context.h"
 #include "schedule/pipeline.h"
 #include "tandem/error.h"
 
@@ -245,12 +246,17 @@ void check_head_rows(const RunConfig& train, const ParallelConfig& parallel,
                      const ModelConfig& model) {
   if (train.head_rows == 0) return;
   const int64_t samples = train.batch / parallel.logical_replicas();
-  const int64_t tokens = train.seq * (train.microbatch > 0 ? train.microbatch : samples);
-  if (tokens % train.head_rows != 0 || train.head_rows % parallel.tp != 0) {
-    throw ConfigError(
-        fmt::format("train.head_rows is {}: expected 0, or a divisor of the {} tokens of a "
-                    "microbatch that is a multiple of parallel.tp = {}",
-                    train.head_rows, tokens, parallel.tp));
+  const int64_t microbatch = train.microbatch > 0 ? train.microbatch : samples;
+  for (int rank = 0; rank < int(parallel.cp); ++rank) {
+    const int64_t tokens =
+        microbatch * schedule::context_rows(train.seq, int(parallel.cp), rank).count();
+    if (tokens % train.head_rows == 0 && train.head_rows % parallel.tp == 0) continue;
+    throw ConfigError(fmt::format(
+        "train.head_rows is {}: expected 0, or a divisor of the {} tokens of a microbatch{} that "
+        "is a multiple of parallel.tp = {}",
+        train.head_rows, tokens,
+        parallel.cp > 1 ? fmt::format(" on index {} of parallel.cp = {}", rank, parallel.cp) : "",
+        parallel.tp));
   }
   if (!model.tie_word_embeddings || parallel.pp == 1) return;
   throw ConfigError(fmt::format(

@@ -63,6 +63,9 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
+  if (parallel.cp > 1) {
+    throw ConfigError(fmt::format("parallel.cp = {}: expected 1 on GPUs", parallel.cp));
+  }
   // Tensor-parallel groups wait for each other in kernels, and one context serializes the launches
   // of groups that do not know each other's.
   if (ranks_share_gpu && parallel.tp > 1 && parallel.dp * parallel.pp > 1) {

@@ -14,6 +14,7 @@
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
 #include "kernels/attention/attention.h"
+#include "overlap/attention/operator.h"
 #include "schedule/context.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
@@ -123,9 +124,10 @@ std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m, 
 /// is collective.
 struct BranchProducts {
   BranchProducts(ModelContext& context, const BranchLayout& layout);
-  /// Nullptr if the branch has none. Made first: on a GPU it loads kernels, which must not wait for
+  /// Nullptr if the branch has none, or shares rows with context-parallel ranks. Made first: on a GPU it loads kernels, which must not wait for
   /// those of an operator that wait for peers.
   std::unique_ptr<Attention> attention;
+  std::unique_ptr<ContextAttention> context_attention;  ///< with options.context
   BranchGemm<AgGemm> in;
   BranchGemm<GemmRs> out;
   /// dgrad of a row-parallel GEMM; its gathered input also serves the wgrad

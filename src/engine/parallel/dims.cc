@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/exec.h"
 #include "comm/group.h"
 #include "engine/config/device_traits.h"
 #include "engine/parallel/sharded/buckets.h"
+#include "schedule/context.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -135,6 +137,14 @@ std::string describe_product(int64_t tp, int64_t cp, int64_t dp, int64_t pp) {
 
 int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train) {
   return train.microbatch > 0 ? train.microbatch : ParallelDims(parallel).local_batch(train.batch);
+}
+
+int64_t microbatch_tokens(const ParallelConfig& parallel, const RunConfig& train) {
+  int64_t rows = 0;
+  for (int rank = 0; rank < int(parallel.cp); ++rank) {
+    rows = std::max(rows, schedule::context_rows(train.seq, int(parallel.cp), rank).count());
+  }
+  return microbatch_size(parallel, train) * rows;
 }
 
 ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts)

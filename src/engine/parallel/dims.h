@@ -92,6 +92,10 @@ std::string describe_product(int64_t tp, int64_t cp, int64_t dp, int64_t pp);
 /// Samples of a microbatch: train.microbatch, or all of a logical replica.
 int64_t microbatch_size(const ParallelConfig& parallel, const RunConfig& train);
 
+/// Tokens of a microbatch on the rank that has most: its rows of whole sequences, before they are
+/// divided among tensor-parallel ranks.
+int64_t microbatch_tokens(const ParallelConfig& parallel, const RunConfig& train);
+
 /// A rank's communicators.
 class ParallelGroups {
  public:

@@ -143,6 +143,7 @@ std::string advice(const Mean& mean, std::span<const Straggler> slow, const Link
   constexpr Remedy kRemedies[] = {
       {Phase::data, "read or tokenize ahead of the run (tandem data index, token files)"},
       {Phase::tp_wait, "a smaller parallel.tp, or parallel.codec for its sums (int8)"},
+      {Phase::cp_wait, "a smaller parallel.cp, which needs more memory"},
       {Phase::ep_wait, "a smaller parallel.ep, more even experts (model.aux_loss_coeff)"},
       {Phase::pp_wait, "more microbatches (train.microbatch), another parallel.schedule"},
       {Phase::dp_wait, "a larger batch, or parallel.codec for gradients and weights"},

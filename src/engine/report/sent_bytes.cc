@@ -36,7 +36,7 @@ void SentBytes::set(const nlohmann::ordered_json& row) {
 
 nlohmann::ordered_json SentBytes::json(size_t ranks) const {
   nlohmann::ordered_json sent;
-  for (const char* axis : {"tp", "ep", "dp", "pp", "sync"}) {
+  for (const char* axis : {"tp", "ep", "dp", "pp", "cp", "sync"}) {
     const auto found = bytes_.find(axis);
     const double divisor = is_mean_ ? 1 : double(ranks);
     sent[axis] = found == bytes_.end() || ranks == 0

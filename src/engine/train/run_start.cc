@@ -97,7 +97,7 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
   }
   const DTypeChoice choice =
       choose_dtype(world, config.model, config.parallel.tp,
-                   microbatch_size(config.parallel, config.train) * config.train.seq);
+                   microbatch_tokens(config.parallel, config.train));
   config.train.dtype = name_of(choice.dtype);
   return choice.describe();
 }

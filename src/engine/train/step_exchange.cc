@@ -80,10 +80,11 @@ StepTimes StepTimes::of_rank(const ShardedOptimizer::Sent& sent,
                   .memory_bytes = record.memory_bytes,
                   .tp_bytes = record.tp_bytes,
                   .expert_bytes = record.expert_bytes,
+                  .cp_bytes = record.cp_bytes,
                   .sync_bytes = record.sync_bytes,
                   .waits = {phases[size_t(Phase::tp_wait)], phases[size_t(Phase::ep_wait)],
                             phases[size_t(Phase::dp_wait)], phases[size_t(Phase::pp_wait)],
-                            phases[size_t(Phase::sync_wait)]},
+                            phases[size_t(Phase::cp_wait)], phases[size_t(Phase::sync_wait)]},
                   .state_bytes = record.state_bytes_per_parameter};
   if (!passes) return times;
   times.has_passes = true;
@@ -104,6 +105,7 @@ StepTimes& StepTimes::operator+=(const StepTimes& other) {
   stage_bytes += other.stage_bytes;
   tp_bytes += other.tp_bytes;
   expert_bytes += other.expert_bytes;
+  cp_bytes += other.cp_bytes;
   sync_bytes += other.sync_bytes;
   waits = waits + other.waits;
   state_bytes = std::max(state_bytes, other.state_bytes);
@@ -123,12 +125,13 @@ void StepTimes::write(int ranks, StepRecord& record) const {
   record.weight_bytes = sent.weights;
   record.tp_bytes = tp_bytes;
   record.expert_bytes = expert_bytes;
+  record.cp_bytes = cp_bytes;
   record.sync_bytes = sync_bytes;
   record.state_bytes_per_parameter = state_bytes;
   record.exposed_ms = waits / ranks;
   record.sent_bytes =
       AxisMeans{double(tp_bytes), double(expert_bytes), double(sent.gradients + sent.weights),
-                double(stage_bytes), double(sync_bytes)} /
+                double(stage_bytes), double(cp_bytes), double(sync_bytes)} /
       ranks;
   if (!has_passes) return;
   record.stage_bytes = stage_bytes;

@@ -60,7 +60,7 @@ struct StepTimes {
   double busy_s = 0, passes_s = 0;  ///< of a pipeline: the ranks' sum, the longest
   double checkpoint_ms = 0;
   int64_t memory_bytes = 0;
-  uint64_t stage_bytes = 0, tp_bytes = 0, expert_bytes = 0, sync_bytes = 0;
+  uint64_t stage_bytes = 0, tp_bytes = 0, expert_bytes = 0, cp_bytes = 0, sync_bytes = 0;
   AxisMeans waits;  ///< the ranks' sums
   double state_bytes = 0;
 

@@ -97,6 +97,10 @@ std::string describe_layout(const TrainConfig& config) {
   if (config.model.sliding_window > 0) text += ", window";
   if (config.train.aux_loss_scope == "step") text += ", auxiliary loss of the step";
   if (config.train.recompute != "none") text += ", recompute " + config.train.recompute;
+  if (config.parallel.zero != 1) text += fmt::format(", zero {}", config.parallel.zero);
+  if (config.parallel.cp > 1) text += fmt::format(", seq {}", config.train.seq);
+  if (config.data.document_mask) text += ", documents";
+  if (config.data.packing != "none") text += ", packed";
   if (config.parallel.codec != "none") text += ", " + config.parallel.codec;
   return text;
 }
@@ -133,6 +137,25 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
   return shuffled;
 }
 
+std::vector<TrainConfig> generate_context_layouts(uint64_t seed) {
+  constexpr std::array<int64_t, 6> kSeq{8, 7, 5, 3, 2, 1};
+  std::vector<TrainConfig> others = generate_layouts(seed);
+  for (const Variant& variant : all_variants()) others.push_back(make_config(variant));
+  std::vector<TrainConfig> all;
+  for (size_t i = 0; i < others.size(); ++i) {
+    const auto draw = philox(seed, 3, i);
+    TrainConfig config = others[i];
+    config.parallel.cp = draw[0] % 2 == 0 ? 2 : 4;
+    if (ParallelDims(config.parallel).ranks() > 8) continue;
+    config.parallel.zero = draw[0] / 2 % 3;
+    config.train.seq = kSeq[draw[1] % kSeq.size()];
+    config.data.document_mask = draw[2] % 2 == 0;
+    if (draw[2] % 4 == 0) config.data.packing = "best_fit";
+    if (config.is_valid()) all.push_back(config);
+  }
+  return all;
+}
+
 std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
                                     const std::vector<std::string>& codecs) {
   std::vector<TrainConfig> all;
@@ -146,6 +169,23 @@ std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
 
 const Corpus& tiny_corpus() {
   static const Corpus corpus(tiny_config(false).data.paths, 0);
+  return corpus;
+}
+
+const Corpus& corpus_of(const TrainConfig& config) {
+  if (!config.data.document_mask) return tiny_corpus();
+  static const TempDir dir;
+  static const bool written = [] {
+    const std::string text = sample_text();
+    for (uint64_t i = 0, at = 0; i < 200; ++i) {
+      const uint64_t bytes = 1 + philox(41, 0, i)[0] % 9;
+      write_bytes(dir / fmt::format("{:03}.txt", i), text.substr(at, bytes));
+      at += bytes;
+    }
+    return true;
+  }();
+  static_cast<void>(written);
+  static const Corpus corpus(std::vector<std::string>{dir.path()}, 0);
   return corpus;
 }
 

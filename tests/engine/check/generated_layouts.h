@@ -21,11 +21,18 @@ std::string describe_layout(const TrainConfig& config);
 /// the seed, as does each one's train.recompute.
 std::vector<TrainConfig> generate_layouts(uint64_t seed);
 
+/// Layouts of two or four context-parallel ranks, at most eight in all: those of generate_layouts,
+/// and of no other axis, with every parallel.zero, and sequences of 1 to 8 tokens, of which some are
+/// packed, or divided into documents.
+std::vector<TrainConfig> generate_context_layouts(uint64_t seed);
+
 /// Layouts that allow wire formats (parallel.codec), with one each, in turn.
 std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
                                     const std::vector<std::string>& codecs);
 
-/// Text of all jobs.
+/// Text of jobs.
 const Corpus& tiny_corpus();
+/// With data.document_mask a text of documents of 1 to 9 bytes, else tiny_corpus().
+const Corpus& corpus_of(const TrainConfig& config);
 
 }  // namespace tandem

@@ -27,7 +27,8 @@ constexpr double kWeightBound = 1e-5;
 /// are sums of terms that cancel.
 constexpr double kSumBound = 1e-6;
 constexpr uint64_t kSeed = 5;
-constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100;
+constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100,
+                 kShortContext = 10, kLongContext = 250;
 
 struct Worst {
   double relative = 0;
@@ -56,7 +57,7 @@ std::map<std::string, double> sum_magnitudes(const TrainConfig& config, int64_t 
     StepHooks hooks;  // the whole batch reads the group's samples
     hooks.samples = [&](const RunConfig&, int, int64_t sample) { return begin + sample % size; };
     const StepsOutcome of_group =
-        run_steps({one_rank_config(config), config, 1, hooks}, tiny_corpus());
+        run_steps({one_rank_config(config), config, 1, hooks}, corpus_of(config));
     std::map<std::string, double> largest;
     for (const auto& [name, gradient] : of_group.gradients) {
       double& max = largest[message_of(name)];
@@ -82,7 +83,7 @@ class OneRank {
     const auto found = outcomes_.find(key);
     if (found != outcomes_.end()) return found->second;
     const auto same = [](const std::string& tensor) { return tensor; };
-    return outcomes_[key] = {run_steps({one, config, kSteps}, tiny_corpus()),
+    return outcomes_[key] = {run_steps({one, config, kSteps}, corpus_of(config)),
                              sum_magnitudes(config, 1, same)};
   }
 
@@ -96,7 +97,7 @@ void expect_one_rank(std::span<const TrainConfig> layouts) {
   for (const TrainConfig& config : layouts) {
     SCOPED_TRACE(describe_layout(config));
     const auto& [expected, magnitudes] = one_rank.of(config);
-    const StepsOutcome found = run_steps({config, config, kSteps}, tiny_corpus());
+    const StepsOutcome found = run_steps({config, config, kSteps}, corpus_of(config));
     EXPECT_GT(expected.grad_norm, config.optimizer.grad_clip) << "no step is clipped";
     const std::vector<TensorDifference> differences = compare_steps(found, expected);
     EXPECT_LE(differences.front().relative, layout_bound(config.train))
@@ -260,6 +261,11 @@ TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
 TEST(Layouts, ComputeWhatOneRankDoes) {
   expect_one_rank(first(kShort, generate_layouts(kSeed)));
 }
+TEST(Layouts, ContextParallelOnesComputeWhatOneRankDoes) {
+  const std::vector<TrainConfig> layouts = generate_context_layouts(kSeed);
+  fmt::print("{} layouts with cp\n", layouts.size());
+  expect_one_rank(first(kShortContext, layouts));
+}
 TEST(Layouts, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kShortOthers, bf16_layouts()));
 }
@@ -317,6 +323,9 @@ TEST(Layouts, LearnersComputeWhatThoseOfOneRankDo) {
 
 TEST(LayoutsLong, ComputeWhatOneRankDoes) {
   expect_one_rank(first(kLong, generate_layouts(kSeed)));
+}
+TEST(LayoutsLong, ContextParallelOnesComputeWhatOneRankDoes) {
+  expect_one_rank(first(kLongContext, generate_context_layouts(kSeed)));
 }
 TEST(LayoutsLong, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kLongOthers, bf16_layouts()));

@@ -15,7 +15,7 @@ namespace {
 struct RankSizes : program::Sizes {
   RankSizes(const ModelConfig& m, const ParallelConfig& parallel, const RunConfig& train, bool gpus)
       : Sizes{.model = m,
-              .tokens = double(microbatch_size(parallel, train)) * double(train.seq),
+              .tokens = double(microbatch_tokens(parallel, train)),
               .tp = double(parallel.tp),
               .ep = double(parallel.ep),
               .element = train.dtype == "f32" ? 4.0 : 2.0,

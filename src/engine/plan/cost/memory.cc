@@ -153,7 +153,7 @@ PackedBytes MemoryEstimate::packing(const ModelLayout& layout) const {
       largest = {std::max(largest.columns, each.columns), std::max(largest.rows, each.rows)};
     }
   };
-  const int64_t tokens = microbatch_ * train_.seq;
+  const int64_t tokens = microbatch_tokens(parallel_, train_);
   for (const BranchLayout& branch : layout.branches) {
     add(tokens, branch.in);
     add(tokens, branch.out);
@@ -176,7 +176,7 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
     experts += double(of_stage.experts().count);
     dense += double(of_stage.size - of_stage.experts().count);
     if (train_.is_fp8())
-      quantized += quantized_bytes(of_stage, microbatch_ * train_.seq,
+      quantized += quantized_bytes(of_stage, microbatch_tokens(parallel_, train_),
                                    train_.fp8_weight_gradients && parallel_.tp == 1);
     if (train_.gradient_dtype != "f32")
       sums += double(gradient_sum_bytes(of_stage, model_, parallel_.tp, train_.head_rows > 0));
@@ -301,12 +301,13 @@ void MemoryEstimate::check() const {
         snapshots / 1e9, machine / 1e9));
   }
   throw ConfigError(fmt::format(
-      "a model of {:.4g} M parameters on tp {} x dp {}{} ranks: its weights, gradients and moments "
+      "a model of {:.4g} M parameters on tp {}{} x dp {}{} ranks: its weights, gradients and moments "
       "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB{}: expected "
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "
       "train.recompute)",
-      double(model_.parameters()) / 1e6, dims_.tp(), dims_.dp() * dims_.learners(),
+      double(model_.parameters()) / 1e6, dims_.tp(),
+      dims_.cp() > 1 ? fmt::format(" x cp {}", dims_.cp()) : "", dims_.dp() * dims_.learners(),
       dims_.pp() > 1 ? fmt::format(" x pp {}", dims_.pp()) : "", bytes / 1e9, microbatch_,
       train_.seq, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",

@@ -22,9 +22,10 @@ nlohmann::ordered_json to_json(const StepSplit& split) {
 }  // namespace
 
 std::span<const SplitTerm> split_terms() {
-  static constexpr std::array<SplitTerm, 10> kSplitTerms{{{"compute", &StepSplit::compute},
+  static constexpr std::array<SplitTerm, 11> kSplitTerms{{{"compute", &StepSplit::compute},
                                                           {"TP waits", &StepSplit::tp},
                                                           {"EP waits", &StepSplit::ep},
+                                                          {"CP waits", &StepSplit::cp},
                                                           {"PP waits", &StepSplit::pp},
                                                           {"DP waits", &StepSplit::dp},
                                                           {"step waits", &StepSplit::step_waits},
@@ -42,10 +43,11 @@ StepSplit split_of(const StepTime& time) {
           .tp = 1e3 * time.exposed_tp,
           .ep = 1e3 * time.exposed_ep,
           .dp = 1e3 * time.exposed_dp,
+          .cp = 1e3 * time.exposed_cp,
           .pp = 1e3 * (stages > 0 ? stages + time.imbalance : 0),
           .step_waits = 1e3 * (time.jitter + (stages > 0 ? 0 : time.imbalance)),
           .update = 1e3 * time.optimizer,
-          .other = 1e3 * (time.exposed_cp + time.fixed)};
+          .other = 1e3 * time.fixed};
 }
 
 StepSplit split_of(double step_ms, const PhaseTimes& phases) {
@@ -55,6 +57,7 @@ StepSplit split_of(double step_ms, const PhaseTimes& phases) {
                   .tp = ms(Phase::tp_wait),
                   .ep = ms(Phase::ep_wait),
                   .dp = ms(Phase::dp_wait),
+                  .cp = ms(Phase::cp_wait),
                   .pp = ms(Phase::pp_wait),
                   .step_waits = ms(Phase::step_wait),
                   .sync = ms(Phase::sync_wait),

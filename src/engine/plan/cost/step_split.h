@@ -17,6 +17,7 @@ struct StepSplit {
   double step = 0;
   double compute = 0;             ///< forward and backward passes
   double tp = 0, ep = 0, dp = 0;  ///< waits
+  double cp = 0;                  ///< waits for other rows of the same sequences
   double pp = 0;                  ///< waits for other pipeline stages
   double step_waits = 0;          ///< waits for the slowest rank of a step
   double sync = 0;                ///< waits for other learners, which are not predicted

@@ -255,7 +255,7 @@ plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroup
   for (const auto term : plan::kCostTerms) costs.ends.*term = std::max(0.0, costs.ends.*term);
   if (groups.pp()) {
     const int64_t rows =
-        microbatch_size(config.parallel, config.train) * config.train.seq / config.parallel.tp;
+        microbatch_tokens(config.parallel, config.train) / config.parallel.tp;
     costs.transfer = probe_transfer(rows * config.model.hidden, *groups.pp());
   }
   return costs;

@@ -93,13 +93,13 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
 namespace {
 
 ordered_json to_json(const AxisMeans& means) {
-  return {
-      {"tp", means.tp}, {"ep", means.ep}, {"dp", means.dp}, {"pp", means.pp}, {"sync", means.sync}};
+  return {{"tp", means.tp}, {"ep", means.ep}, {"dp", means.dp},
+          {"pp", means.pp}, {"cp", means.cp}, {"sync", means.sync}};
 }
 
 ordered_json sent_by_axis(const StepRecord& m) {
   ordered_json sent = to_json(m.sent_bytes);
-  if (!m.counts_layer_bytes) sent["tp"] = sent["ep"] = nullptr;
+  if (!m.counts_layer_bytes) sent["tp"] = sent["ep"] = sent["cp"] = nullptr;
   return sent;
 }
 

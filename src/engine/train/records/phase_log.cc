@@ -48,6 +48,7 @@ void PhaseLog::count_layer_bytes(StepRecord& step) {
   };
   step.tp_bytes = count(&groups_.tp(), tp_bytes_);
   step.expert_bytes = count(groups_.experts(), expert_bytes_);
+  step.cp_bytes = count(groups_.cp(), cp_bytes_);
 }
 
 void PhaseLog::end_step() {

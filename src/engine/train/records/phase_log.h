@@ -19,7 +19,7 @@ class PhaseLog {
   PhaseLog(const TraceConfig& trace, const std::string& folder, const ParallelGroups& groups,
            int64_t begin);
 
-  /// Fills tp_bytes and expert_bytes with this rank's since the last call.
+  /// Fills tp_bytes, expert_bytes and cp_bytes with this rank's since the last call.
   void count_layer_bytes(StepRecord& step);
   /// At the end of a step's timed work: what follows, other than checkpoints, is not part of it.
   void end_step();
@@ -30,7 +30,7 @@ class PhaseLog {
 
  private:
   const ParallelGroups& groups_;
-  uint64_t tp_bytes_ = 0, expert_bytes_ = 0;  // until the last step's end
+  uint64_t tp_bytes_ = 0, expert_bytes_ = 0, cp_bytes_ = 0;  // until the last step's end
   std::optional<RankRecords> records_;
   PhaseTimes phases_{};
 };

@@ -10,12 +10,12 @@ namespace tandem {
 
 /// Mean of the ranks, by axis of parallelism.
 struct AxisMeans {
-  double tp = 0, ep = 0, dp = 0, pp = 0, sync = 0;
+  double tp = 0, ep = 0, dp = 0, pp = 0, cp = 0, sync = 0;
   AxisMeans operator+(const AxisMeans& o) const {
-    return {tp + o.tp, ep + o.ep, dp + o.dp, pp + o.pp, sync + o.sync};
+    return {tp + o.tp, ep + o.ep, dp + o.dp, pp + o.pp, cp + o.cp, sync + o.sync};
   }
   AxisMeans operator/(double ranks) const {
-    return {tp / ranks, ep / ranks, dp / ranks, pp / ranks, sync / ranks};
+    return {tp / ranks, ep / ranks, dp / ranks, pp / ranks, cp / ranks, sync / ranks};
   }
 };
 
@@ -48,12 +48,13 @@ struct StepRecord {
   std::optional<double> checkpoint_ms;
   std::optional<int64_t> saved_step;    ///< newest checkpoint of this run on disk, verified
   std::optional<uint64_t> stage_bytes;  ///< sent between pipeline stages, summed over ranks
+  uint64_t cp_bytes = 0;                ///< sent between context-parallel ranks, likewise
   uint64_t sync_bytes = 0;              ///< sent between learners, summed over ranks
   /// Learners whose messages counted in the exchange that this step applied, of rank 0's shard;
   /// none without sync.quorum.
   std::vector<int> counted_learners;
   AxisMeans sent_bytes;            ///< the bytes above, in a step
-  bool counts_layer_bytes = true;  ///< tp_bytes and expert_bytes; false on GPUs
+  bool counts_layer_bytes = true;  ///< tp_bytes, expert_bytes, cp_bytes; false on GPUs
   /// Weights, gradients and optimizer state of a rank, over its parameters; largest.
   double state_bytes_per_parameter = 0;
   double mfu = 0;  ///< utilization (engine/plan/cost/utilization.h); 0: not known
