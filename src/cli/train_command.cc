@@ -140,10 +140,10 @@ void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
   const int64_t replica = parallel.tp * parallel.cp * parallel.pp;
   if (arguments.dp == 0 && arguments.ranks % replica == 0) parallel.dp = arguments.ranks / replica;
   if (replica * parallel.dp != arguments.ranks) {
-    throw InvalidArgument(fmt::format(
-        "--ranks {}: expected {} = {}", arguments.ranks,
-        describe_product(parallel.tp, parallel.cp, parallel.dp, parallel.pp),
-        replica * parallel.dp));
+    throw InvalidArgument(
+        fmt::format("--ranks {}: expected {} = {}", arguments.ranks,
+                    describe_product(parallel.tp, parallel.cp, parallel.dp, parallel.pp),
+                    replica * parallel.dp));
   }
 }
 

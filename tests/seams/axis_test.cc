@@ -43,7 +43,7 @@ TEST(NewAxis, GroupsOfAllAxesPartitionTheWorld) {
       EXPECT_EQ(copies.across->rank(), copies.index);
       EXPECT_EQ(groups.world().size(), inner.ranks());
       EXPECT_EQ(groups.tp().size(), inner.tp());
-      EXPECT_EQ(groups.dp().size(), inner.dp());
+      EXPECT_EQ(groups.copies().size(), inner.dp());
       EXPECT_EQ(groups.experts()->size(), inner.tp() * inner.ep());
       // Sums along the axes one after the other are a sum over the world.
       float sum = float(1 << world.rank());

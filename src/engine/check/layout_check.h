@@ -48,9 +48,9 @@ TrainConfig one_rank_config(const TrainConfig& config);
 struct LayoutCheck {
   std::vector<TensorDifference> differences;  ///< the largest first
   double bound = 0;
-  /// "tp", "cp", "ep", "dp", "pp" or "microbatches": with this number set to 1 the layout is within the
-  /// bound; or "recompute": without recomputation it is. Empty if it is within the bound anyway, or
-  /// if there is no such axis. dp 1 implies ep 1.
+  /// "tp", "cp", "ep", "dp", "pp" or "microbatches": with this number set to 1 the layout is within
+  /// the bound; or "recompute": without recomputation it is. Empty if it is within the bound
+  /// anyway, or if there is no such axis. dp 1 implies ep 1.
   std::string axis;
 
   const TensorDifference& worst() const { return differences.front(); }

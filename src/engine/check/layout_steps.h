@@ -10,11 +10,11 @@
 
 #include "engine/config/config.h"
 #include "engine/data/tokens/token_source.h"
+#include "engine/model/stage.h"
 
 namespace tandem {
 
 class ParallelGroups;
-class Stage;
 struct ModelRanks;
 
 /// Whole tensor, the smallest and the largest value of each element among the ranks that hold it:
@@ -49,6 +49,7 @@ struct StepHooks {
   /// Writes a stage's weights, instead of those of train.seed.
   std::function<void(Stage& stage)> initialize = {};
   std::function<void(RankStep&step)> before_step = {}, after_passes = {};
+  ContextPasses context_passes = {};  ///< of TransformerOptions
   /// Maps samples after the layout's order.
   std::function<int64_t(const RunConfig& train, int dp, int64_t sample)> samples = {};
 };

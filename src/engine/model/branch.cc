@@ -1,6 +1,5 @@
 #include "engine/model/branch.h"
 
-#include <set>
 #include <vector>
 
 #include "comm/exec.h"
@@ -60,39 +59,6 @@ schedule::ContextRows find_rows(const TransformerOptions& options) {
   const Communicator* const context = options.context;
   return schedule::context_rows(options.seq, context ? context->size() : 1,
                                 context ? context->rank() : 0);
-}
-
-std::vector<int64_t> attention_windows(const ModelLayout& layout) {
-  std::set<int64_t> windows;
-  for (const BranchLayout& branch : layout.branches) {
-    if (const program::Op* op = branch.program.find(program::kAttention))
-      windows.insert(op->window);
-  }
-  return {windows.begin(), windows.end()};
-}
-
-/// Its runs may rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they
-/// were left.
-std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l) {
-  if (!l.attention || c.options.context) return nullptr;
-  const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
-                             c.config.head_dim};
-  return std::make_unique<Attention>(
-      c.exec, shape, c.rope,
-      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic,
-                    attention_windows(c.layout), c.options.documents});
-}
-
-std::unique_ptr<ContextAttention> make_context_attention(ModelContext& c, const BranchLayout& l) {
-  if (!l.attention || !c.options.context) return nullptr;
-  const ContextShape shape{.batch = c.options.batch,
-                           .seq = c.options.seq,
-                           .heads = c.layout.heads,
-                           .kv_heads = c.layout.kv_heads,
-                           .head_dim = c.config.head_dim,
-                           .dtype = c.options.dtype};
-  return std::make_unique<ContextAttention>(*c.options.context, shape, &c.rope,
-                                            ContextOptions{.strategy = c.options.overlap.strategy});
 }
 
 }  // namespace
@@ -219,8 +185,7 @@ std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m, int64_
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
-    : attention(make_attention(c, l)),
-      context_attention(make_context_attention(c, l)),
+    : attention(l.attention ? std::make_unique<BranchAttention>(c, l) : nullptr),
       in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
          c.options.overlap),
       out(c, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
@@ -327,30 +292,14 @@ struct Branch::Run final : program::Runner {
   void attend(const program::Op& op, const program::Frame& f) {
     const Tensor &q = f.at(op.in[0]), &k = f.at(op.in[1]), &v = f.at(op.in[2]),
                  &out = f.at(op.out[0]);
-    if (products->context_attention) {
-      const ScopedPhase phase(Phase::cp_wait);
-      products->context_attention->forward(q, k, v, out, log_sums(op), mask(op));
-      if (!again) context.run_between_operators();
-      return;
-    }
-    Attention& attention = *products->attention;
-    if (again) {
-      return attention.forward_again(context.exec, q, k, v, out, log_sums(op), mask(op));
-    }
-    attention.forward(context.exec, q, k, v, out, log_sums(op), mask(op));
-    context.run_between_operators();
+    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, again);
+    if (!again) context.run_between_operators();
   }
   void attend_backward(const program::Op& op, const program::BackwardFrame& f) {
     const program::ValueId q = op.in[0], k = op.in[1], v = op.in[2], out = op.out[0];
-    if (!products->context_attention) {
-      return products->attention->backward(context.exec, f.at(q), f.at(k), f.at(v), f.at(out),
-                                           log_sums(op), f.gradient(out), f.gradient(q),
-                                           f.gradient(k), f.gradient(v), mask(op));
-    }
-    const ScopedPhase phase(Phase::cp_wait);
-    products->context_attention->backward(f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op),
-                                          f.gradient(out), f.gradient(q), f.gradient(k),
-                                          f.gradient(v), mask(op));
+    products->attention->backward({f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op),
+                                   f.gradient(out), f.gradient(q), f.gradient(k), f.gradient(v),
+                                   mask(op)});
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);

@@ -8,13 +8,12 @@
 #include <span>
 #include <vector>
 
+#include "engine/model/branch_attention.h"
 #include "engine/model/branch_gemm.h"
 #include "engine/model/expert_load.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
-#include "kernels/attention/attention.h"
-#include "overlap/attention/operator.h"
 #include "schedule/context.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
@@ -35,8 +34,8 @@ struct ModelContext {
   ModelLayout layout;
   Weights weights;
   GradientMemory gradients;
-  schedule::ContextRows sequence_rows;           ///< of each sequence, here; without options.context all
-  int64_t tokens;                                ///< batch * sequence_rows.count()
+  schedule::ContextRows sequence_rows;  ///< of each sequence, here; without options.context all
+  int64_t tokens;                       ///< batch * sequence_rows.count()
   std::unique_ptr<QuantizedOperands> quantized;  ///< with options.fp8, else nullptr
   Shard local_rows;                              ///< this rank's rows of the residual stream
   RopeTable rope;
@@ -124,10 +123,9 @@ std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m, 
 /// is collective.
 struct BranchProducts {
   BranchProducts(ModelContext& context, const BranchLayout& layout);
-  /// Nullptr if the branch has none, or shares rows with context-parallel ranks. Made first: on a GPU it loads kernels, which must not wait for
-  /// those of an operator that wait for peers.
-  std::unique_ptr<Attention> attention;
-  std::unique_ptr<ContextAttention> context_attention;  ///< with options.context
+  /// Nullptr if the branch has none. Made first: on a
+  /// GPU it loads kernels, which must not wait for those of an operator that wait for peers.
+  std::unique_ptr<BranchAttention> attention;
   BranchGemm<AgGemm> in;
   BranchGemm<GemmRs> out;
   /// dgrad of a row-parallel GEMM; its gathered input also serves the wgrad

@@ -224,7 +224,8 @@ void set_documents(const ModelContext& c, std::span<const int32_t> starts, Micro
     m.document_starts.emplace(c.make(DType::i32, 1, int64_t(starts.size())));
     m.document_upload.emplace(c.exec, (*m.document_starts)->bytes());
   }
-  m.document_upload->run(c.exec, Tensor::of(starts, {1, int64_t(starts.size())}), *m.document_starts);
+  m.document_upload->run(c.exec, Tensor::of(starts, {1, int64_t(starts.size())}),
+                         *m.document_starts);
   for (BranchActivations& branch : m.branches) branch.document_starts = *m.document_starts;
 }
 

@@ -33,6 +33,16 @@ struct GradientWindow {
   int64_t bucket_elements = 0;
 };
 
+class ContextAttention;
+struct ContextBackward;
+struct ContextForward;
+/// Passes of attention on context-parallel ranks in place of the operator's own, which they may
+/// call; empty: those. For comparing runs.
+struct ContextPasses {
+  std::function<void(ContextAttention& attention, const ContextForward& call)> forward = {};
+  std::function<void(ContextAttention& attention, const ContextBackward& call)> backward = {};
+};
+
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
   int64_t seq = 128;         ///< tokens per sequence, of all ranks of `context`
@@ -60,8 +70,8 @@ struct TransformerOptions {
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
   /// Rows of all tensor-parallel ranks whose logits the head computes at once, with loss and
-  /// gradients, in the backward pass: a divisor of their rows and a multiple of these ranks; 0: all,
-  /// in the forward pass. Not where the embedding is tied to another stage's.
+  /// gradients, in the backward pass: a divisor of their rows and a multiple of these ranks; 0:
+  /// all, in the forward pass. Not where the embedding is tied to another stage's.
   int64_t head_rows = 0;
   GradientWindow gradient_window = {};
   CodecPolicy codec = {};  ///< for the forward pass
@@ -71,6 +81,7 @@ struct TransformerOptions {
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
+  ContextPasses context_passes = {};
 };
 
 /// Callback with a range of the flat arrays.
@@ -186,11 +197,11 @@ class Stage {
   /// begins. Throws InvalidArgument for others.
   void set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const;
 
-  /// tokens, targets: batch x seq, of which ranks of a context-parallel group take their rows. Token
-  /// -1 is padding: its row is zeros at first, goes to no
-  /// expert and counts in no expert's load; target -1 is ignored. Without embedding, tokens may be
-  /// empty if none is padding. Returns the cross-entropy summed over targets in nats, the same on
-  /// every TP rank; 0 without head. The losses of enqueued passes that were not taken are included.
+  /// tokens, targets: batch x seq, of which ranks of a context-parallel group take their rows.
+  /// Token -1 is padding: its row is zeros at first, goes to no expert and counts in no expert's
+  /// load; target -1 is ignored. Without embedding, tokens may be empty if none is padding. Returns
+  /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head. The
+  /// losses of enqueued passes that were not taken are included.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  Microbatch& microbatch) {
     enqueue_forward(tokens, targets, microbatch);

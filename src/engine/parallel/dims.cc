@@ -124,8 +124,7 @@ int64_t ParallelDims::sample_at(int64_t batch, int64_t microbatch, int64_t posit
 
 std::string ParallelDims::describe() const {
   return fmt::format("tp {}{} dp {} ep {}{}{}{}", tp(), cp() > 1 ? fmt::format(" cp {}", cp()) : "",
-                     dp(), ep(),
-                     pp() > 1 ? fmt::format(" pp {}", pp()) : "",
+                     dp(), ep(), pp() > 1 ? fmt::format(" pp {}", pp()) : "",
                      replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "",
                      learners() > 1 ? fmt::format(" in {} learners", learners()) : "");
 }

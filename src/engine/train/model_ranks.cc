@@ -113,7 +113,8 @@ ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
 
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
-                                                const Tensor& chosen)>& routed)
+                                                const Tensor& chosen)>& routed,
+                       const ContextPasses& passes)
     : model(config.model), groups_(groups) {
   const ParallelConfig& parallel = config.parallel;
   step_placements(model, parallel);  // throws if an operator of the step cannot consume a tensor
@@ -123,10 +124,11 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
   // Replicas and stages, whose tensor-parallel groups would choose independently, agree.
   share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-    chunks.emplace_back(
-        groups, config,
-        make_transformer_options(groups, parallel, config.train, config.data, routed),
-        layers[size_t(schedule::stage_of(shape, rank, chunk))]);
+    TransformerOptions options =
+        make_transformer_options(groups, parallel, config.train, config.data, routed);
+    options.context_passes = passes;
+    chunks.emplace_back(groups, config, options,
+                        layers[size_t(schedule::stage_of(shape, rank, chunk))]);
   }
   agree_on_gemm_choices(groups.world());
 }

@@ -33,10 +33,12 @@ struct ModelChunk {
 };
 
 struct ModelRanks {
-  /// `routed`: as TrainRequest's. `groups` must outlive this object. Collective.
+  /// `routed`: as TrainRequest's; `passes`: as TransformerOptions'. `groups` must outlive this
+  /// object. Collective.
   ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
              const std::function<void(int rank, int layer, const Tensor& scores,
-                                      const Tensor& chosen)>& routed);
+                                      const Tensor& chosen)>& routed,
+             const ContextPasses& passes = {});
 
   std::vector<Stage*> stages();
   std::vector<OuterSync::Stage> outer_stages(const OptimizerConfig& optimizer);

@@ -95,9 +95,8 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
     config.train.dtype = parse_config(resumed, "state.json").train.dtype;
     return fmt::format("train.dtype auto: {}, as this run began", config.train.dtype);
   }
-  const DTypeChoice choice =
-      choose_dtype(world, config.model, config.parallel.tp,
-                   microbatch_tokens(config.parallel, config.train));
+  const DTypeChoice choice = choose_dtype(world, config.model, config.parallel.tp,
+                                          microbatch_tokens(config.parallel, config.train));
   config.train.dtype = name_of(choice.dtype);
   return choice.describe();
 }

@@ -130,8 +130,8 @@ void StepTimes::write(int ranks, StepRecord& record) const {
   record.state_bytes_per_parameter = state_bytes;
   record.exposed_ms = waits / ranks;
   record.sent_bytes =
-      AxisMeans{double(tp_bytes), double(expert_bytes), double(sent.gradients + sent.weights),
-                double(stage_bytes), double(cp_bytes), double(sync_bytes)} /
+      AxisMeans{double(tp_bytes),    double(expert_bytes), double(sent.gradients + sent.weights),
+                double(stage_bytes), double(cp_bytes),     double(sync_bytes)} /
       ranks;
   if (!has_passes) return;
   record.stage_bytes = stage_bytes;

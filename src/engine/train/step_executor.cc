@@ -217,8 +217,7 @@ TextRead StepExecutor::text_read() const {
   uint64_t hash = 0;
   for (const auto& block : text_) hash += block->hash();
   const auto is_first = [](const Communicator* axis) { return !axis || axis->rank() == 0; };
-  const bool counts =
-      is_first(&groups_.tp()) && is_first(groups_.cp()) && is_first(groups_.pp());
+  const bool counts = is_first(&groups_.tp()) && is_first(groups_.cp()) && is_first(groups_.pp());
   return {counts ? hash : 0, hash, 1};
 }
 
@@ -241,7 +240,8 @@ double StepExecutor::sum_squares() {
     const Squares squares = sum_terms(std::move(of_replica));
     return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   };
-  const bool has_groups = groups_.state_groups(kCopies).across || groups_.host_groups(kCopies).across;
+  const bool has_groups =
+      groups_.state_groups(kCopies).across || groups_.host_groups(kCopies).across;
   const bool is_in_order = groups_.dims().rounds() == 1 && !has_groups;
   if (is_in_order) return is_first_stage ? sum(std::move(terms)) : 0;
   // Ranks own the shards of several replicas, or of another one than their own.

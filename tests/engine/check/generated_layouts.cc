@@ -138,7 +138,7 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
 }
 
 std::vector<TrainConfig> generate_context_layouts(uint64_t seed) {
-  constexpr std::array<int64_t, 6> kSeq{8, 7, 5, 3, 2, 1};
+  constexpr std::array<int64_t, 6> kSeq{8, 7, 6, 5, 3, 2};
   std::vector<TrainConfig> others = generate_layouts(seed);
   for (const Variant& variant : all_variants()) others.push_back(make_config(variant));
   std::vector<TrainConfig> all;

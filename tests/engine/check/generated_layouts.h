@@ -22,8 +22,8 @@ std::string describe_layout(const TrainConfig& config);
 std::vector<TrainConfig> generate_layouts(uint64_t seed);
 
 /// Layouts of two or four context-parallel ranks, at most eight in all: those of generate_layouts,
-/// and of no other axis, with every parallel.zero, and sequences of 1 to 8 tokens, of which some are
-/// packed, or divided into documents.
+/// and of no other axis, with every parallel.zero, and sequences of 2 to 8 tokens, some divided
+/// into documents or packed.
 std::vector<TrainConfig> generate_context_layouts(uint64_t seed);
 
 /// Layouts that allow wire formats (parallel.codec), with one each, in turn.

@@ -27,8 +27,8 @@ constexpr double kWeightBound = 1e-5;
 /// are sums of terms that cancel.
 constexpr double kSumBound = 1e-6;
 constexpr uint64_t kSeed = 5;
-constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100,
-                 kShortContext = 10, kLongContext = 250;
+constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100, kShortContext = 10,
+                 kLongContext = 250;
 
 struct Worst {
   double relative = 0;

@@ -42,7 +42,8 @@ struct Text {
 };
 /// Text of the rank's sequences.
 Text make_text(const ParallelGroups& groups, const ModelConfig& config) {
-  const int64_t count = kSequences / groups.dp().size() * kSeq, first = groups.dp().rank() * count;
+  const int64_t count = kSequences / groups.copies().size() * kSeq,
+                first = groups.copies().rank() * count;
   Text text;
   for (int64_t i = first; i < first + count; ++i) {
     const auto words = philox(3, 1, uint64_t(i));
@@ -53,7 +54,7 @@ Text make_text(const ParallelGroups& groups, const ModelConfig& config) {
 }
 
 TransformerOptions make_options(const ParallelGroups& groups) {
-  return {.batch = kSequences / groups.dp().size(),
+  return {.batch = kSequences / groups.copies().size(),
           .seq = kSeq,
           .overlap = {Strategy::serial},
           .experts = groups.experts(),

@@ -125,12 +125,12 @@ std::vector<WrongWiring> wrong_steps() {
                     expert = "model.layers.1.block_sparse_moe.experts.0.w1.weight";
   return {
       {"norm gradient not summed over TP", with([norm](const Tensors& t) {
-         gradient_sync(t(norm + ", gradient, local rows"), t(norm), kDp, "g");
+         gradient_sync(t(norm + ", gradient, local rows"), t(norm), kCopies, "g");
        }),
        "gradient_sync: " + norm +
            ", gradient, local rows over tp: found partial, expected replicated"},
       {"router gradient not summed over TP", with([gate](const Tensors& t) {
-         gradient_sync(t(gate + ", gradient, local rows"), t(gate), kDp, "g");
+         gradient_sync(t(gate + ", gradient, local rows"), t(gate), kCopies, "g");
        }),
        "gradient_sync: " + gate +
            ", gradient, local rows over tp: found partial, expected replicated"},
@@ -175,34 +175,35 @@ std::vector<WrongWiring> wrong_steps() {
        "partial "
        "sum"},
       {"loss counted on every TP rank", with([](const Tensors& t) {
-         placement::all_reduce(t("loss"), {Axis::tp, Axis::ep, Axis::expert_dp}, "loss");
+         placement::all_reduce(t("loss"), {Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp}, "loss");
        }),
        "all_reduce: loss over tp: found replicated, expected partial"},
       {"loss of the last stage only", with([](const Tensors& t) {
          placement::all_reduce(count_once(t("loss"), kTp, "loss"),
-                               {Axis::tp, Axis::ep, Axis::expert_dp, Axis::pp}, "loss");
+                               {Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp, Axis::pp}, "loss");
        }),
        "all_reduce: loss over pp: found rank 0, expected partial"},
       {"squares of replicated tensors counted on every TP rank", with([norm](const Tensors& t) {
          const auto squares = [&](const std::string& p) {
-           return placement::sum_of_squares(gradient_sync(t(p + ", gradient"), t(p), kDp, p),
+           return placement::sum_of_squares(gradient_sync(t(p + ", gradient"), t(p), kCopies, p),
                                             p + ", squares");
          };
          placement::add(squares("lm_head.weight"), squares(norm), "squares");
        }),
        "add: " + norm + ", squares over tp: found replicated, expected partial"},
       {"gradient norm that depends on the experts' rank", with([expert](const Tensors& t) {
-         const PlacedTensor g = gradient_sync(t(expert + ", gradient"), t(expert), kExpertDp, "g");
+         const PlacedTensor g =
+             gradient_sync(t(expert + ", gradient"), t(expert), kExpertCopies, "g");
          const PlacedTensor sum =
              placement::all_reduce(placement::sum_of_squares(g, "squares"),
-                                   {Axis::tp, Axis::expert_dp, Axis::pp}, "norm");
-         update(g, t(expert), sum, kExpertDp, "w");
+                                   {Axis::tp, Axis::cp, Axis::expert_dp, Axis::pp}, "norm");
+         update(g, t(expert), sum, kExpertCopies, "w");
        }),
        "update: norm over ep: found partial, expected replicated"},
       {"norm of gradients before their reduction", with([](const Tensors& t) {
          placement::sum_of_squares(t("lm_head.weight, gradient"), "squares");
        }),
-       "sum_of_squares: lm_head.weight, gradient over ep: found partial, expected no partial sum"},
+       "sum_of_squares: lm_head.weight, gradient over cp: found partial, expected no partial sum"},
       {"gradients of the tied embedding on two stages", with([](const Tensors& t) {
          const PlacedTensor& head = t("lm_head.weight, gradient");
          PlacedTensor lookups = t("model.embed_tokens.weight, gradient");
@@ -211,12 +212,15 @@ std::vector<WrongWiring> wrong_steps() {
        }),
        "add: model.embed_tokens.weight, gradient over pp: found rank 1, expected rank 0"},
       {"updated weights not gathered", with([](const Tensors& t) {
-         ag_gemm(t("head.x_norm"), owned_shard(t("lm_head.weight"), kDp, "owned"), "logits");
+         ag_gemm(t("head.x_norm"), owned_shard(t("lm_head.weight"), kCopies, "owned"), "logits");
        }),
-       "ag_gemm: owned^T over ep: found sharded(flat), expected replicated"},
-      {"experts reduced over DP", synced_over(kDp),
+       "ag_gemm: owned^T over cp: found sharded(flat), expected replicated"},
+      {"experts reduced over DP", synced_over(kCopies),
        "gradient_sync: " + expert + ", gradient over ep: found rank 0, expected partial"},
-      {"replicated tensors reduced over the experts' replicas", synced_over(kExpertDp),
+      {"gradients not summed over CP", synced_over(kDp),
+       "gradient_sync: model.embed_tokens.weight, gradient over cp: found partial, expected "
+       "replicated"},
+      {"replicated tensors reduced over the experts' replicas", synced_over(kExpertCopies),
        "gradient_sync: model.embed_tokens.weight, gradient over ep: found partial, expected "
        "replicated"},
   };

@@ -19,6 +19,7 @@
 #include "engine/parallel/dims.h"
 #include "engine/train/model_ranks.h"
 #include "generated_layouts.h"
+#include "planted_changes.h"
 
 namespace tandem {
 namespace {
@@ -51,44 +52,11 @@ TrainConfig make_config(const Layout& layout) {
   return config;
 }
 
-/// This rank's shard of a tensor.
-void change_values(const Parameter& p, const Tensor& flat,
-                   const std::function<void(float&)>& change) {
-  const LocalShard shard = local_shard(p);
-  for (int64_t row = 0; row < shard.rows; ++row) {
-    for (int64_t column = 0; column < shard.columns; ++column) {
-      change(flat.as<float>()[p.offset + row * shard.row_stride + column]);
-    }
-  }
-}
-
-/// This rank's shards of the tensors whose name contains `name`.
-void change_tensors(const RankStep& step, std::string_view name, bool gradients,
-                    const std::function<void(float&)>& change) {
-  for (const ModelChunk& chunk : step.ranks.chunks) {
-    const Tensor flat = gradients ? chunk.stage.gradients() : chunk.stage.parameters();
-    for (const Parameter& p : chunk.stage.parameter_list()) {
-      if (p.name.find(name) != std::string::npos) change_values(p, flat, change);
-    }
-  }
-}
-
-void scale_gradients(const RankStep& step, std::string_view name, float factor) {
-  change_tensors(step, name, true, [factor](float& value) { value *= factor; });
-}
-
 /// Part of a sum that one of `size` ranks has, if they do not share it.
 float partial_sum(const Communicator& ranks) {
   return 2.0f * float(ranks.rank() + 1) / float(ranks.size() * (ranks.size() + 1));
 }
 
-using OnRank = std::function<void(RankStep&)>;
-
-StepHooks after_passes(OnRank change) {
-  StepHooks hooks;
-  hooks.after_passes = std::move(change);
-  return hooks;
-}
 StepHooks before_step(OnRank change) {
   StepHooks hooks;
   hooks.before_step = std::move(change);
@@ -104,11 +72,6 @@ StepHooks with_samples(std::function<int64_t(const RunConfig&, int, int64_t)> sa
   hooks.samples = std::move(samples);
   return hooks;
 }
-StepHooks scaled(std::string name, std::function<float(const RankStep&)> factor) {
-  return after_passes(
-      [name, factor](RankStep& step) { scale_gradients(step, name, factor(step)); });
-}
-
 float num_microbatches(const RunConfig& train, int64_t dp) {
   return float(train.batch / dp / train.microbatch);
 }
@@ -147,7 +110,8 @@ double expert_squares(const RankStep& step) {
 }
 
 void count_local_experts_in_norm(RankStep& step) {
-  if (step.groups.dp().rank() % step.groups.dims().ep() != 0) step.squares -= expert_squares(step);
+  if (step.groups.copies().rank() % step.groups.dims().ep() != 0)
+    step.squares -= expert_squares(step);
 }
 
 void count_experts_of_one_tp_rank_in_norm(RankStep& step) {
@@ -232,7 +196,7 @@ void lose_last_word(RankStep& step) {
 
 /// The last data-parallel rank resumed from another checkpoint.
 void load_other_weights(RankStep& step) {
-  const auto& dp = step.groups.dp();
+  const auto& dp = step.groups.copies();
   if (dp.size() == 1 || dp.rank() + 1 < dp.size()) return;
   change_tensors(step, "layers.1.mlp.up_proj", false, [](float& value) { value *= 1.25f; });
   for (ModelChunk& chunk : step.ranks.chunks) chunk.stage.parameters_changed();
@@ -317,7 +281,7 @@ std::vector<PlantedBug> planted_bugs() {
       {"norm of the first stage", kTpPp, after_passes(count_first_stage_in_norm),
        "grad_norm (0.7003 x)", "pp"},
       {"norm counted per DP rank", kTpDp,
-       after_passes([](RankStep& step) { step.squares *= step.groups.dp().size(); }),
+       after_passes([](RankStep& step) { step.squares *= step.groups.copies().size(); }),
        "grad_norm (1.414 x)", "dp"},
       // Losses.
       {"loss counted per TP rank", kTpDp, after_passes(count_loss_per_tp_rank), "loss (2 x)", "tp"},

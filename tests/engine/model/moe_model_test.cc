@@ -131,7 +131,7 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
   set_kernel_threads(1);
   const ParallelGroups groups(world, {layout.tp, layout.dp, layout.ep}, true);
   const int64_t seq = 16, share = groups.dims().local_batch(batch);
-  const int replica = groups.dp().rank();
+  const int replica = groups.copies().rank();
   Transformer model(
       groups.tp(), config,
       {.batch = share, .seq = seq, .experts = groups.experts(), .step = groups.world_axes()});

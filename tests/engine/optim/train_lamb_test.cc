@@ -114,10 +114,11 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
   for_each_element([&](const Parameter& p, int64_t element, size_t at) {
     w[at] = initial_weight(p.name, element);
   });
-  std::vector<ParameterGroup> parameter_groups{{groups.dp(), {0, layout.experts_begin}, dense}};
-  if (groups.expert_dp()) {
-    parameter_groups.push_back(
-        {*groups.expert_dp(), {layout.experts_begin, layout.size - layout.experts_begin}, experts});
+  std::vector<ParameterGroup> parameter_groups{{groups.copies(), {0, layout.experts_begin}, dense}};
+  if (groups.expert_copies()) {
+    parameter_groups.push_back({*groups.expert_copies(),
+                                {layout.experts_begin, layout.size - layout.experts_begin},
+                                experts});
   }
   ShardedOptimizer optimizer({}, flat(w), flat(g), parameter_groups, bucket,
                              {.weights = weights_wire,
@@ -130,7 +131,7 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
   };
   for (int64_t step = 0; step < kSteps; ++step) {
     for_each_element([&](const Parameter& p, int64_t element, size_t at) {
-      const float share = weight(p.sharding.over_ep() ? *groups.expert_dp() : groups.dp());
+      const float share = weight(p.sharding.over_ep() ? *groups.expert_copies() : groups.copies());
       g[at] = share * whole_gradient(p.name, step, element);
     });
     if (layout.experts_begin < layout.size) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -11,14 +12,17 @@
 namespace tandem {
 namespace {
 
-constexpr Axes kGroups[] = {kTp, kDp, kExperts, kExpertDp, {}, {Axis::tp, Axis::expert_dp}};
+constexpr Axes kGroups[] = {
+    kTp, kCp, kDp, kCopies, kExperts, kExpertDp, kExpertCopies, {}, {Axis::tp, Axis::expert_dp}};
 
 std::vector<ParallelDims> all_dims() {
   std::vector<ParallelDims> all;
   for (const int tp : {1, 2, 3, 8}) {
     for (const int dp : {1, 2, 4, 6}) {
       for (int ep = 1; ep <= dp; ++ep) {
-        if (dp % ep == 0) all.push_back({tp, dp, ep});
+        for (const int cp : {1, 2}) {
+          if (dp % ep == 0) all.push_back({tp, dp, ep, 1, 1, cp});
+        }
       }
     }
   }
@@ -29,11 +33,15 @@ TEST(ParallelDims, CoordinatesAreThoseOfMegatronsOrder) {
   for (const ParallelDims& dims : all_dims()) {
     for (int rank = 0; rank < dims.ranks(); ++rank) {
       EXPECT_EQ(dims.index(kTp, rank), rank % dims.tp()) << dims.describe();
-      EXPECT_EQ(dims.index(kDp, rank), rank / dims.tp());
-      EXPECT_EQ(dims.index(kExperts, rank), rank % (dims.tp() * dims.ep()));
-      EXPECT_EQ(dims.index(kExpertDp, rank), rank / (dims.tp() * dims.ep()));
+      const int of_replica = dims.tp() * dims.cp();
+      EXPECT_EQ(dims.index(kCp, rank), rank / dims.tp() % dims.cp());
+      EXPECT_EQ(dims.index(kCopies, rank), rank / dims.tp());
+      EXPECT_EQ(dims.index(kDp, rank), rank / of_replica);
+      EXPECT_EQ(dims.index(kExperts, rank),
+                rank % dims.tp() + rank / of_replica % dims.ep() * dims.tp());
+      EXPECT_EQ(dims.index(kExpertDp, rank), rank / (of_replica * dims.ep()));
       EXPECT_EQ(dims.group(kTp, rank), rank / dims.tp());
-      EXPECT_EQ(dims.group(kDp, rank), rank % dims.tp());
+      EXPECT_EQ(dims.group(kDp, rank), rank % of_replica);
     }
   }
 }
@@ -52,8 +60,9 @@ TEST(ParallelDims, MembersAreTheRanksOfAGroupByIndex) {
   std::vector<ParallelDims> all = all_dims();
   all.emplace_back(2, 4, 2, 3);
   all.emplace_back(2, 2, 2, 2, 3);
+  all.emplace_back(2, 2, 2, 2, 3, 2);
   for (const ParallelDims& dims : all) {
-    for (const Axes axes : {kTp, kDp, kPp, kSync, kExperts, kExpertDp, Axes{}}) {
+    for (const Axes axes : {kTp, kCp, kDp, kCopies, kPp, kSync, kExperts, kExpertCopies, Axes{}}) {
       for (int rank = 0; rank < dims.ranks(); ++rank) {
         const std::vector<int> members = dims.members(axes, rank);
         ASSERT_EQ(int(members.size()), dims.size(axes)) << dims.describe();
@@ -84,9 +93,10 @@ TEST(ParallelDims, LearnersAreConsecutiveRanksAndHaveConsecutiveSamples) {
 
 // Ranks of a group have the same group number and the indices 0 … size - 1 in rank order.
 TEST(ParallelDims, GroupAndIndexGiveTheRank) {
-  for (const ParallelDims& dims : {ParallelDims(2, 4, 2, 3), ParallelDims(3, 2, 1, 1)}) {
+  for (const ParallelDims& dims :
+       {ParallelDims(2, 4, 2, 3), ParallelDims(3, 2, 1, 1), ParallelDims(2, 2, 2, 2, 1, 3)}) {
     for (int rank = 0; rank < dims.ranks(); ++rank) {
-      for (const Axes axes : {kTp, kDp, kExperts, kExpertDp, kPp}) {
+      for (const Axes axes : {kTp, kCp, kDp, kCopies, kExperts, kExpertDp, kPp}) {
         EXPECT_EQ(dims.rank_of(axes, dims.group(axes, rank), dims.index(axes, rank)), rank);
       }
     }
@@ -107,7 +117,7 @@ TEST(ParallelDims, GroupsOfEachAxisPartitionTheWorld) {
 }
 
 TEST(ParallelDims, RanksOfAGroupDifferOnlyOnItsAxes) {
-  constexpr Axis kEach[] = {Axis::tp, Axis::ep, Axis::expert_dp};
+  constexpr Axis kEach[] = {Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp};
   for (const ParallelDims& dims : all_dims()) {
     for (const Axes axes : kGroups) {
       for (int a = 0; a < dims.ranks(); ++a) {
@@ -127,16 +137,39 @@ TEST(ParallelDims, InvalidSizesAreRefused) {
   for (const auto& [tp, dp, ep] : {std::tuple{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {1, 4, 3}}) {
     EXPECT_THROW(ParallelDims(tp, dp, ep), InvalidArgument);
   }
+  EXPECT_THROW(ParallelDims(1, 1, 1, 1, 1, 0), InvalidArgument);
+}
+
+// Every gradient is of one rank and round, and a group of copies has each of its own once.
+TEST(ParallelDims, GradientsAreOfLogicalReplicasAndContextRanks) {
+  ParallelConfig parallel;
+  parallel.dp = 4, parallel.ep = 2, parallel.cp = 3, parallel.replicas = 6;
+  const ParallelDims dims(parallel);
+  EXPECT_EQ(dims.num_gradients(), 18);
+  for (const Axes axes : {kCopies, kExpertCopies}) {
+    for (int rank = 0; rank < dims.ranks(); ++rank) {
+      const std::vector<int> gradients = dims.gradients(axes, rank);
+      EXPECT_TRUE(std::ranges::is_sorted(gradients));
+      EXPECT_EQ(int(gradients.size()), axes == kCopies ? 18 : 9);
+      for (int round = 0; round < dims.rounds(); ++round) {
+        const int replica = dims.replica(round, rank);
+        if (replica < 0) continue;
+        const size_t at = size_t(round * dims.size(axes) + dims.index(axes, rank));
+        EXPECT_EQ(gradients.at(at), replica * dims.cp() + dims.index(kCp, rank));
+      }
+    }
+  }
 }
 
 TEST(ParallelGroups, SumAlongTheWorldAxesIsOverTheWorld) {
   WorldOptions options;
   options.ranks = 8;
   run_threads(options, [](Communicator& world) {
-    for (const ParallelDims& dims : {ParallelDims(2, 4, 2), ParallelDims(2, 2, 2, 1, 2)}) {
+    for (const ParallelDims& dims :
+         {ParallelDims(2, 4, 2), ParallelDims(2, 2, 2, 1, 2), ParallelDims(2, 2, 2, 1, 1, 2)}) {
       const ParallelGroups groups(world, dims, true);
       EXPECT_EQ(groups.experts()->size(), 4);
-      EXPECT_EQ(groups.expert_dp()->size(), dims.learners() == 1 ? 2 : 1);
+      EXPECT_EQ(groups.expert_copies()->size(), dims.learners() == 1 ? 2 : 1);
       std::set<int> seen{world.rank()};
       for (Communicator* axis : groups.world_axes()) {
         std::set<int> next;

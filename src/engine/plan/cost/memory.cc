@@ -234,7 +234,8 @@ double MemoryEstimate::checkpoint_bytes() const {
     return parameters * dims_.learners() * of_learner;
   };
   const auto experts = double(model_.expert_parameters());
-  return of(double(model_.parameters()) - experts, dims_.copies()) + of(experts, dims_.size(kExpertCopies));
+  return of(double(model_.parameters()) - experts, dims_.copies()) +
+         of(experts, dims_.size(kExpertCopies));
 }
 
 std::string MemoryEstimate::describe_recompute() const {
@@ -301,7 +302,8 @@ void MemoryEstimate::check() const {
         snapshots / 1e9, machine / 1e9));
   }
   throw ConfigError(fmt::format(
-      "a model of {:.4g} M parameters on tp {}{} x dp {}{} ranks: its weights, gradients and moments "
+      "a model of {:.4g} M parameters on tp {}{} x dp {}{} ranks: its weights, gradients and "
+      "moments "
       "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB{}: expected "
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "

@@ -54,8 +54,8 @@ ExchangeBytes largest_exchange_bytes(const ParallelConfig& parallel, const Model
   for (int owner = 0; owner < dims.copies(); ++owner) {
     std::vector<SyncShard> fragments(size_t(sync.num_fragments()));
     for (size_t i = 0; i < stages.size(); ++i) {
-      for (const FlatRange& range :
-           owned_ranges(parallel, whole, stages[i], bucket_elements, dims.rank_of(kCopies, 0, owner))) {
+      for (const FlatRange& range : owned_ranges(parallel, whole, stages[i], bucket_elements,
+                                                 dims.rank_of(kCopies, 0, owner))) {
         slices[i].add(range, fragments);
       }
     }

@@ -254,8 +254,7 @@ plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroup
   add_cost(costs.ends, kinds.at(kind_of(0)), -double(with_ends.count));
   for (const auto term : plan::kCostTerms) costs.ends.*term = std::max(0.0, costs.ends.*term);
   if (groups.pp()) {
-    const int64_t rows =
-        microbatch_tokens(config.parallel, config.train) / config.parallel.tp;
+    const int64_t rows = microbatch_tokens(config.parallel, config.train) / config.parallel.tp;
     costs.transfer = probe_transfer(rows * config.model.hidden, *groups.pp());
   }
   return costs;

@@ -28,7 +28,8 @@ struct Router {
     if (op.weights.size() == 1) return {};
     const PlacedTensor& bias = d.at(d.parameter(op, 1));
     PlacedTensor zero{gradient_name(bias.name), "clear", bias.placements};
-    for (const Axis axis : {Axis::cp, Axis::ep, Axis::expert_dp}) zero.over(axis) = Placement::partial();
+    for (const Axis axis : {Axis::cp, Axis::ep, Axis::expert_dp})
+      zero.over(axis) = Placement::partial();
     d.add(std::move(zero));
     return {bias};
   }

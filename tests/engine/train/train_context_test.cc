@@ -1,0 +1,99 @@
+// Training runs of context-parallel ranks: they are those of one rank, and of other numbers of
+// ranks.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "layouts.h"
+#include "temp_dir.h"
+#include "tests/engine/train/run_results.h"
+
+namespace tandem {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+Overrides with(Overrides all, const Overrides& more) {
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// Runs a job and returns its losses.
+std::vector<double> train_losses(Layout layout, const std::string& out, const Overrides& overrides,
+                                 const std::string& config = "tiny.toml") {
+  run_on_threads(request_for(layout, out, overrides, config));
+  return losses(out);
+}
+
+TEST(TrainContext, LossesAreThoseOfOneRank) {
+  const TempDir dir;
+  const Overrides steps{"train.steps=12"};
+  const std::vector<double> expected = train_losses({1, 1}, dir / "one", steps);
+  ASSERT_EQ(expected.size(), 12u);
+  EXPECT_LT(expected.back(), expected.front());
+  expect_close(train_losses({1, 1}, dir / "cp2", with(steps, {"parallel.cp=2"})), expected);
+  expect_close(train_losses({2, 1}, dir / "cp3", with(steps, {"parallel.cp=3", "parallel.zero=2"})),
+               expected);
+}
+
+// A checkpoint is of any number of context-parallel ranks: a run that resumes with another has the
+// weights of one that never changed, to rounding.
+TEST(TrainContext, CheckpointsResumeAtAnotherSize) {
+  const TempDir dir;
+  const Overrides job{"checkpoint.every=3", "optimizer.schedule=constant"};
+  const std::vector<double> expected =
+      train_losses({1, 2}, dir / "never", with(job, {"train.steps=6"}));
+  train_losses({1, 2}, dir / "resumed", with(job, {"train.steps=3", "parallel.cp=2"}));
+  TrainRequest resumed =
+      request_for({1, 1}, dir / "resumed", with(job, {"train.steps=6", "parallel.cp=3"}));
+  resumed.resume = true;
+  run_on_threads(resumed);
+  expect_close(losses(dir / "resumed"), expected);
+}
+
+// Fewer data-parallel ranks run the logical replicas of each context-parallel rank in turn.
+TEST(TrainContext, ReplicasKeepTheirBitsOnFewerRanks) {
+  const TempDir dir;
+  const Overrides job{"train.steps=4", "parallel.cp=2", "parallel.replicas=4"};
+  train_losses({1, 4}, dir / "four", job);
+  train_losses({1, 2}, dir / "two", job);
+  train_losses({1, 1}, dir / "one", job);
+  EXPECT_EQ(final_weights(dir / "two"), final_weights(dir / "four"));
+  EXPECT_EQ(final_weights(dir / "one"), final_weights(dir / "four"));
+  for (const char* key : {"loss", "grad_norm"}) {
+    const auto four = steps_of(dir / "four"), one = steps_of(dir / "one");
+    for (size_t i = 0; i < four.size(); ++i) EXPECT_EQ(one.at(i).at(key), four.at(i).at(key)) << i;
+  }
+}
+
+TEST(TrainContext, ValidationScoresWholeSequences) {
+  const TempDir dir;
+  const Overrides job{"train.steps=2", "data.val_fraction=0.4", "train.validate_every=2"};
+  const auto validation_loss = [&](const std::string& name, const Overrides& more) {
+    train_losses({1, 1}, dir / name, with(job, more));
+    return steps_of(dir / name).back().at("validation_loss").get<double>();
+  };
+  const double expected = validation_loss("one", {});
+  EXPECT_NEAR(validation_loss("cp", {"parallel.cp=2"}), expected, 1e-5 * expected);
+}
+
+TEST(TrainContext, SentBytesAndWaitsAreRecorded) {
+  const TempDir dir;
+  const Overrides job{"train.steps=2", "parallel.link=100GB/s,0us"};
+  train_losses({1, 1}, dir / "cp", with(job, {"parallel.cp=2"}));
+  for (const nlohmann::json& step : steps_of(dir / "cp")) {
+    EXPECT_GT(step.at("sent_bytes").at("cp"), 0);
+    EXPECT_EQ(step.at("sent_bytes").at("tp"), 0);
+    EXPECT_GE(step.at("exposed_ms").at("cp"), 0);
+  }
+  train_losses({1, 2}, dir / "dp", job);
+  for (const nlohmann::json& step : steps_of(dir / "dp")) {
+    EXPECT_EQ(step.at("sent_bytes").at("cp"), 0);
+    EXPECT_EQ(step.at("exposed_ms").at("cp"), 0);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
