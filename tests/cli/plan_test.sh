@@ -159,17 +159,17 @@ while read -r line; do
 done <documented
 grep -q 'tensors; every operator can consume its operands' table || fail 'plan placements:' table
 "$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 --pp 2 --all >table
-grep -qxF '| model.layers.1.block_sparse_moe.gate.weight, gradient | replicated | partial | partial | rank 1 | all_reduce |' table ||
+grep -qxF '| model.layers.1.block_sparse_moe.gate.weight, gradient | replicated | – | partial | partial | rank 1 | all_reduce |' table ||
   fail 'plan placements --all:' table
 "$tandem" plan placements "$source/configs/tiny.toml" --json - >printed.json
 "$tandem" plan placements "$source/configs/tiny.toml" --set parallel.tp=2 --json written.json >table
 python3 - <<'END'
 import json
 one, two = (json.load(open(name)) for name in ("printed.json", "written.json"))
-assert one["axes"] == {"tp": 1, "ep": 1, "expert_dp": 1, "pp": 1} and two["axes"]["tp"] == 2
+assert one["axes"] == {"tp": 1, "cp": 1, "ep": 1, "expert_dp": 1, "pp": 1} and two["axes"]["tp"] == 2
 assert one["tensors"] == two["tensors"], "placements depend on sizes"
 loss = next(t for t in two["tensors"] if t["tensor"] == "loss")
-assert loss == {"tensor": "loss", "tp": "replicated", "ep": "partial", "expert_dp": "partial", "pp": "rank 0",
+assert loss == {"tensor": "loss", "tp": "replicated", "cp": "partial", "ep": "partial", "expert_dp": "partial", "pp": "rank 0",
                 "made_by": "cross_entropy"}, loss
 END
 plan_refused placements 2 'heads' "$source/configs/tiny.toml" --tp 3
