@@ -236,13 +236,17 @@ void ContextAttention::check(const ContextBackward& call) const {
   check_rows_of("dq", call.dq, rows, grid_.q_columns());
   check_rows_of("dk", call.dk, keys, grid_.kv_columns());
   check_rows_of("dv", call.dv, keys, grid_.kv_columns());
-  require_apart(kName, {{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}},
-                {{"q", &call.q},
-                 {"k", &call.k},
-                 {"v", &call.v},
-                 {"out", &call.out},
-                 {"log_sums", &call.log_sums},
-                 {"dout", &call.dout}});
+  // They may be columns of one matrix.
+  for (const auto& [name, gradient] :
+       {std::pair{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}}) {
+    require_apart(kName, {{name, gradient}},
+                  {{"q", &call.q},
+                   {"k", &call.k},
+                   {"v", &call.v},
+                   {"out", &call.out},
+                   {"log_sums", &call.log_sums},
+                   {"dout", &call.dout}});
+  }
 }
 
 void ContextAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
