@@ -2,6 +2,8 @@
 // context-parallel ranks: the check finds each, and names what it changes and the axis.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -140,9 +142,30 @@ void divide_by_local_targets(RankStep& step) {
   scale_gradients(step, "", cp);
 }
 
-/// The norms' gradients are those of the rows of this rank, as parts of a mean.
 float share_of_rank(const RankStep& step) {
   return 1 / float(step.groups.dims().cp());
+}
+
+std::string norms() {
+  const char* const half = ".weight (0.5 x)";
+  return fmt::format(
+      "gradient of model.layers.*.input_layernorm{0}, gradient of "
+      "model.layers.*.post_attention_layernorm{0}, gradient of model.norm{0}",
+      half);
+}
+/// Gradients that the last layer's keys change: theirs, and those of the layers before.
+std::string keys_and_below() {
+  std::string text =
+      "grad_norm, gradient of model.embed_tokens.weight, gradient of "
+      "model.layers.*.input_layernorm.weight, gradient of model.layers.*.self_attn.k_proj.weight";
+  for (int layer = 0; layer < 3; ++layer) {
+    for (const char* name :
+         {"mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm",
+          "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj"}) {
+      text += fmt::format(", gradient of model.layers.{}.{}.weight", layer, name);
+    }
+  }
+  return text;
 }
 
 struct PlantedBug {
@@ -157,11 +180,13 @@ std::vector<PlantedBug> context_bugs() {
   return {
       {"loss divided by local targets", after_passes(divide_by_local_targets),
        "loss (2 x), all gradients (2 x)"},
-      {"loss of one rank's rows",
-       after_passes([](RankStep& step) { step.loss *= step.groups.cp()->rank() == 0; }), "loss"},
-      {"norm gradients not summed", scaled("norm", share_of_rank), "?"},
-      {"positions restarted on every rank", restarted_positions(), all},
-      {"key gradients not summed", local_key_gradients(), "?"},
+      {"loss of one rank's rows", after_passes([](RankStep& step) {
+         if (step.groups.cp() && step.groups.cp()->rank() > 0) step.loss = 0;
+       }),
+       "loss (0.5013 x)"},
+      {"norm gradients averaged", scaled("norm", share_of_rank), norms()},
+      {"positions restarted on every rank", restarted_positions(), "grad_norm, all gradients"},
+      {"key gradients not summed", local_key_gradients(), keys_and_below()},
       {"documents joined at chunk borders", joined_documents(), all, true},
       {"rows in the order of chunks", swapped_chunks(), all},
   };

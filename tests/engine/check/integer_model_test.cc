@@ -18,7 +18,7 @@ namespace tandem {
 namespace {
 
 constexpr uint64_t kSeed = 6;
-constexpr size_t kShort = 25;
+constexpr size_t kShort = 25, kShortContext = 8;
 constexpr double kMantissaBits = 24;
 
 /// `factor`: of all weights.
@@ -47,6 +47,17 @@ std::vector<TrainConfig> integer_layouts() {
   std::vector<TrainConfig> all;
   for (const TrainConfig& config : generate_layouts(kSeed)) {
     if (config.model.sliding_window == 0) all.push_back(integer_config(config));
+  }
+  return all;
+}
+
+/// Generated layouts of context-parallel ranks on whole windows.
+std::vector<TrainConfig> integer_context_layouts() {
+  std::vector<TrainConfig> all;
+  for (TrainConfig config : generate_context_layouts(kSeed)) {
+    if (config.model.sliding_window > 0 || config.data.document_mask) continue;
+    config.train.seq = config.model.max_seq;
+    all.push_back(integer_config(config));
   }
   return all;
 }
@@ -119,6 +130,11 @@ TEST(IntegerModel, EveryLayoutComputesTheExactGradients) {
   expect_exact(std::span(layouts).first(kShort));
 }
 
+TEST(IntegerModel, ContextParallelLayoutsComputeTheExactGradients) {
+  const std::vector<TrainConfig> layouts = integer_context_layouts();
+  expect_exact(std::span(layouts).first(kShortContext));
+}
+
 // The comparison finds rounding: with weights of 24 bits each layout has its own last bits.
 TEST(IntegerModel, LayoutsDifferWithRounding) {
   const auto gradient_bits = [](const TrainConfig& config) {
@@ -135,6 +151,9 @@ TEST(IntegerModel, LayoutsDifferWithRounding) {
 
 TEST(IntegerModelLong, EveryLayoutComputesTheExactGradients) {
   expect_exact(integer_layouts());
+}
+TEST(IntegerModelLong, ContextParallelLayoutsComputeTheExactGradients) {
+  expect_exact(integer_context_layouts());
 }
 
 }  // namespace
