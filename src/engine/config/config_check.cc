@@ -267,8 +267,8 @@ void check_head_rows(const RunConfig& train, const ParallelConfig& parallel,
 /// Every context-parallel rank has a row of each sequence.
 void check_context(const RunConfig& train, const ParallelConfig& parallel) {
   if (train.seq >= parallel.cp) return;
-  throw ConfigError(fmt::format("train.seq is {}: expected at least parallel.cp = {}", train.seq,
-                                parallel.cp));
+  throw ConfigError(
+      fmt::format("train.seq is {}: expected at least parallel.cp = {}", train.seq, parallel.cp));
 }
 
 void check_model(const RunConfig& train, const ModelConfig& model) {
