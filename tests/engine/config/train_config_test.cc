@@ -252,19 +252,6 @@ TEST(Config, KeysMustBeConsistent) {
             "train.recompute_layers is 5: expected at most model.layers = 4");
   EXPECT_EQ(check({"train.recompute_layers=1"}),
             "train.recompute_layers is 1: expected at most 0 where train.recompute is none");
-  EXPECT_EQ(check({"train.seq=3", "parallel.cp=3"}), "accepted");
-  EXPECT_EQ(check({"train.seq=3", "parallel.cp=4"}),
-            "train.seq is 3: expected at least parallel.cp = 4");
-  EXPECT_EQ(check({"train.batch=2", "train.seq=9", "train.head_rows=2", "parallel.cp=2"}),
-            "accepted")
-      << "ranks have 10 and 8 tokens";
-  EXPECT_EQ(
-      check({"train.batch=2", "train.seq=9", "train.head_rows=5", "parallel.cp=2"}),
-      "train.head_rows is 5: expected 0, or a divisor of the 8 tokens of a microbatch on index "
-      "1 of parallel.cp = 2 that is a multiple of parallel.tp = 1");
-  EXPECT_EQ(check({"parallel.cp=2", "parallel.dp=2", "sync.method=local", "sync.learners=2",
-                   "sync.every=2"}),
-            "parallel.cp is 2 with sync.learners = 2: expected cp = 1");
   EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
   EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
   EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));

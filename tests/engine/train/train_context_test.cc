@@ -20,7 +20,7 @@ Overrides with(Overrides all, const Overrides& more) {
   return all;
 }
 
-/// Runs a job and returns its losses.
+/// Trains and returns its losses.
 std::vector<double> train_losses(Layout layout, const std::string& out, const Overrides& overrides,
                                  const std::string& config = "tiny.toml") {
   run_on_threads(request_for(layout, out, overrides, config));
@@ -42,12 +42,12 @@ TEST(TrainContext, LossesAreThoseOfOneRank) {
 // weights of one that never changed, to rounding.
 TEST(TrainContext, CheckpointsResumeAtAnotherSize) {
   const TempDir dir;
-  const Overrides job{"checkpoint.every=3", "optimizer.schedule=constant"};
+  const Overrides base{"checkpoint.every=3", "optimizer.schedule=constant"};
   const std::vector<double> expected =
-      train_losses({1, 2}, dir / "never", with(job, {"train.steps=6"}));
-  train_losses({1, 2}, dir / "resumed", with(job, {"train.steps=3", "parallel.cp=2"}));
+      train_losses({1, 2}, dir / "never", with(base, {"train.steps=6"}));
+  train_losses({1, 2}, dir / "resumed", with(base, {"train.steps=3", "parallel.cp=2"}));
   TrainRequest resumed =
-      request_for({1, 1}, dir / "resumed", with(job, {"train.steps=6", "parallel.cp=3"}));
+      request_for({1, 1}, dir / "resumed", with(base, {"train.steps=6", "parallel.cp=3"}));
   resumed.resume = true;
   run_on_threads(resumed);
   expect_close(losses(dir / "resumed"), expected);
@@ -56,10 +56,10 @@ TEST(TrainContext, CheckpointsResumeAtAnotherSize) {
 // Fewer data-parallel ranks run the logical replicas of each context-parallel rank in turn.
 TEST(TrainContext, ReplicasKeepTheirBitsOnFewerRanks) {
   const TempDir dir;
-  const Overrides job{"train.steps=4", "parallel.cp=2", "parallel.replicas=4"};
-  train_losses({1, 4}, dir / "four", job);
-  train_losses({1, 2}, dir / "two", job);
-  train_losses({1, 1}, dir / "one", job);
+  const Overrides base{"train.steps=4", "parallel.cp=2", "parallel.replicas=4"};
+  train_losses({1, 4}, dir / "four", base);
+  train_losses({1, 2}, dir / "two", base);
+  train_losses({1, 1}, dir / "one", base);
   EXPECT_EQ(final_weights(dir / "two"), final_weights(dir / "four"));
   EXPECT_EQ(final_weights(dir / "one"), final_weights(dir / "four"));
   for (const char* key : {"loss", "grad_norm"}) {
@@ -70,9 +70,9 @@ TEST(TrainContext, ReplicasKeepTheirBitsOnFewerRanks) {
 
 TEST(TrainContext, ValidationScoresWholeSequences) {
   const TempDir dir;
-  const Overrides job{"train.steps=2", "data.val_fraction=0.4", "train.validate_every=2"};
+  const Overrides base{"train.steps=2", "data.val_fraction=0.4", "train.validate_every=2"};
   const auto validation_loss = [&](const std::string& name, const Overrides& more) {
-    train_losses({1, 1}, dir / name, with(job, more));
+    train_losses({1, 1}, dir / name, with(base, more));
     return steps_of(dir / name).back().at("validation_loss").get<double>();
   };
   const double expected = validation_loss("one", {});
@@ -81,14 +81,14 @@ TEST(TrainContext, ValidationScoresWholeSequences) {
 
 TEST(TrainContext, SentBytesAndWaitsAreRecorded) {
   const TempDir dir;
-  const Overrides job{"train.steps=2", "parallel.link=100GB/s,0us"};
-  train_losses({1, 1}, dir / "cp", with(job, {"parallel.cp=2"}));
+  const Overrides base{"train.steps=2", "parallel.link=100GB/s,0us"};
+  train_losses({1, 1}, dir / "cp", with(base, {"parallel.cp=2"}));
   for (const nlohmann::json& step : steps_of(dir / "cp")) {
     EXPECT_GT(step.at("sent_bytes").at("cp"), 0);
     EXPECT_EQ(step.at("sent_bytes").at("tp"), 0);
     EXPECT_GE(step.at("exposed_ms").at("cp"), 0);
   }
-  train_losses({1, 2}, dir / "dp", job);
+  train_losses({1, 2}, dir / "dp", base);
   for (const nlohmann::json& step : steps_of(dir / "dp")) {
     EXPECT_EQ(step.at("sent_bytes").at("cp"), 0);
     EXPECT_EQ(step.at("exposed_ms").at("cp"), 0);
