@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
+#include "engine/config/gpu_training.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -40,6 +41,16 @@ TEST(ContextConfig, LearnersAreRefused) {
   EXPECT_EQ(check({"parallel.cp=2", "parallel.dp=2", "sync.method=local", "sync.learners=2",
                    "sync.every=2"}),
             "parallel.cp is 2 with sync.learners = 2: expected cp = 1");
+}
+
+TEST(ContextConfig, GpusAreRefused) {
+  try {
+    check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", {"parallel.cp=2"}),
+                       false);
+    ADD_FAILURE() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "parallel.cp = 2: expected 1 on GPUs");
+  }
 }
 
 }  // namespace

@@ -421,7 +421,6 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"train.dtype=f32"}),
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
-  EXPECT_EQ(check({"parallel.cp=2"}), "parallel.cp = 2: expected 1 on GPUs");
   EXPECT_EQ(check({"parallel.pp=2", "parallel.codec=stages=int8"}), "accepted");
   EXPECT_EQ(
       check({"parallel.pp=2", "parallel.codec=stages=lossless"}),
