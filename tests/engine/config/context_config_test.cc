@@ -44,9 +44,9 @@ TEST(ContextConfig, LearnersAreRefused) {
 }
 
 TEST(ContextConfig, GpusAreRefused) {
+  const std::vector<std::string> overrides{"parallel.cp=2"};
   try {
-    check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", {"parallel.cp=2"}),
-                       false);
+    check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", overrides), false);
     ADD_FAILURE() << "accepted";
   } catch (const ConfigError& error) {
     EXPECT_STREQ(error.what(), "parallel.cp = 2: expected 1 on GPUs");
