@@ -1,6 +1,6 @@
 // Phases of every rank and step, in files of OUT/ranks, one a rank and start of the run. Nothing is
-// exchanged for them: each rank appends to its own file, 32 bytes for a step or, if steps are
-// short, for as many as take 80 ms: at most 1.5 MB an hour.
+// exchanged for them: each rank appends to its own file, 34 bytes for a step or, if steps are
+// short, for as many as take 80 ms: at most 1.6 MB an hour.
 //
 // A file is a header and frames. A frame of n steps, a power of two, ends with a multiple of n, so
 // that frames of different ranks have common ends. Times have 11 significant bits: errors are below
