@@ -326,7 +326,7 @@ void add_layout_options(CLI::App& command, TrainArguments& arguments) {
   const CLI::Range sizes(1, 4096);
   command
       .add_option("--ranks", arguments.ranks,
-                  "All ranks; without --dp, data parallel ranks are ranks / (tp x cp x pp)")
+                  "All ranks; without --dp, dp is ranks / (tp x cp x pp)")
       ->check(sizes);
   command.add_option("--tp", arguments.tp, "Tensor parallel ranks (parallel.tp)")->check(sizes);
   command.add_option("--cp", arguments.cp, "Context parallel ranks (parallel.cp)")->check(sizes);
