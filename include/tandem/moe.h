@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -39,6 +40,18 @@ struct MoeShape {
   DType dtype = DType::f32;  ///< rows and weights: f32 or bf16; on GPUs bf16 or f16
 };
 
+/// Rows that a forward pass saves for the gradients of the first weight. The bits are the same.
+enum class MoeSave : uint8_t {
+  sorted,  ///< each once for every local expert that it has, and the activations before and after
+           ///< the gate
+  rows,    ///< each once; the backward pass sorts them again, and has the gate again
+  /// This rank's only: the backward pass dispatches them again, and has the first GEMM again.
+  recompute,
+};
+
+/// A backward pass adds gradients of the weights to what is there, or stores them.
+enum class WeightGradients : uint8_t { add, store };
+
 struct MoeOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;                   ///< per stage if overlapped; 0: chosen, always on GPUs
@@ -48,6 +61,7 @@ struct MoeOptions {
   /// GPU ranks: forward passes save activations in their batch, at a small cost in time and the
   /// batch's memory. CPU ranks always do.
   bool backward = false;
+  MoeSave save = MoeSave::sorted;  ///< on GPUs sorted
 };
 
 /// Experts and weights of this rank's rows. The experts of one row must differ. A choice of -1 is
@@ -69,7 +83,7 @@ class MoeBatch {
   /// Number of rows that each local expert computed; empty on GPU ranks, whose host does not know
   /// it.
   std::span<const int64_t> rows_of_experts() const;
-  /// Bytes of its memory for inputs and activations.
+  /// Bytes of its memory for rows and activations.
   size_t bytes() const;
 
  private:
@@ -103,19 +117,25 @@ class MoeLayer {
   /// throws InvalidArgument, the others Mismatch with the same text. Then `out` is not written,
   /// `batch` is as if never filled, and the layer remains usable. GPU ranks: as described above;
   /// without MoeOptions::backward `batch` is not filled.
+  ///
+  /// `meanwhile` is called once: on CPU ranks as soon as this rank's rows are being sent, on GPU
+  /// ranks first. It must not use this layer's communicator or operands that are written here.
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeBatch& batch);
+               const Tensor& out, MoeBatch& batch, const std::function<void()>& meanwhile = {});
 
   /// Backward pass of the call that filled `batch`, which stays unchanged. dout: [rows, hidden].
   /// Writes dx [rows, hidden] (the shape's dtype or f32) and dweights f32 [rows, top_k]; adds to
-  /// dw_in and dw_out, f32, of the weights' shapes. Errors as of `forward`; also InvalidArgument
-  /// for a batch that no forward pass of this layer filled, and Mismatch on all ranks if batches
-  /// are of different calls or a rank runs forward. Then nothing is written or added. GPU ranks: if
-  /// operands or batch are invalid, InvalidArgument there, Timeout on the others; Mismatch as
-  /// described above.
+  /// dw_in and dw_out, of the weights' shapes, or stores them: then an expert without rows has
+  /// zeros, and what was there is not read. f32, or the shape's dtype, rounded once (on GPU ranks
+  /// only if stored, both or none).
+  /// Errors as of `forward`; also InvalidArgument for a batch that no forward pass of this layer
+  /// filled, and Mismatch on all ranks if batches are of different calls or a rank runs forward.
+  /// Then nothing is written or added. GPU ranks: if operands or batch are invalid,
+  /// InvalidArgument there, Timeout on the others; Mismatch as described above.
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeBatch& batch,
-                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
-                const Tensor& dw_out);
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                WeightGradients gradients = WeightGradients::add,
+                const std::function<void()>& meanwhile = {});
 
   /// GPU ranks: number of dropped routings of this rank's rows so far. Blocks until the rank's
   /// stream is idle.

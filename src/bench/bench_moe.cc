@@ -205,13 +205,12 @@ class MoeCase : public BenchCase {
   void run(MoeLayerOnRanks& layer) {
     if (combines_only() && ran_) return layer.run_combine(w_out_.tensor, rows_, out_.tensor);
     ran_ = true;
-    layer.run_dispatch(x_.tensor, routing(), w_in_.tensor, rows_);
-    if (dispatches()) return;
-    layer.run_combine(w_out_.tensor, rows_, out_.tensor);
+    layer.run_forward(x_.tensor, routing(), w_in_.tensor, w_out_.tensor,
+                      dispatches() ? Tensor() : out_.tensor, rows_);
     if (!q_.moe.backward) return;
     const Tensor dweights = Tensor::of(std::span(dweights_), {local_.count, q_.moe.top_k});
-    layer.backward(dout_.tensor, w_in_.tensor, w_out_.tensor, rows_, dx_.tensor, dweights,
-                   dw_in_.tensor, dw_out_.tensor);
+    layer.run_backward(dout_.tensor, w_in_.tensor, w_out_.tensor, rows_,
+                       {dx_.tensor, dweights, dw_in_.tensor, dw_out_.tensor});
   }
 
   void multiply_alone(int e, schedule::Range range, const Tensor& x, const Tensor& scratch) {

@@ -338,8 +338,8 @@ struct Branch::Run final : program::Runner {
     if (op.row == &program::kExperts) {
       const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
       moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
-                          moe->d_x_norm, moe->dweights, context.gradient_to_add(in),
-                          context.gradient_to_add(out));
+                          moe->d_x_norm, moe->dweights, context.gradient(in),
+                          context.gradient(out), context.begin_experts(f.branch));
     }
     if (op.row == &program::kRouter) router_backward(op, f);
     if (op.row == &program::kRowGemm) {

@@ -72,6 +72,12 @@ struct ModelContext {
   }
   /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
+  /// The same for both matrices of a branch's experts, which are written together.
+  WeightGradients begin_experts(const BranchLayout& l) {
+    const bool adds = adds_gradient(l.experts_in.offset);
+    return adds_gradient(l.experts_out.offset) && adds ? WeightGradients::add
+                                                       : WeightGradients::store;
+  }
   /// Calls write(values, adds) with f32 memory to which a gradient is added, or which it replaces
   /// unless `adds`; gradient(m) of another dtype is then rounded from it.
   void write_gradient(const WeightMatrix& m,

@@ -1,7 +1,7 @@
-// Weight gradients of a grouped GEMM on one Hopper GPU: for each group dW += dy^T x over its rows,
-// which are sorted as in grouped.h. The number of rows of a group is only known on the device.
-// Tiles are tiles of its weight, and each adds its sum once to memory: deterministic. bf16 or f16,
-// f32 sums.
+// Weight gradients of a grouped GEMM on one Hopper GPU: for each group dW = dy^T x over its rows,
+// or added to it, which are sorted as in grouped.h. The number of rows of a group is only known on
+// the device. Tiles are tiles of its weight, and each writes its sum once to memory: deterministic.
+// bf16 or f16, f32 sums.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,13 +25,17 @@ struct WgradArgs {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
   const schedule::GroupRows* group_rows = nullptr;  ///< output of MoePermutation
-  float* dweight = nullptr;                         ///< [groups x rows, columns], accumulated
+  void* dweight = nullptr;                          ///< [groups x rows, columns]
+  DType dtype = DType::f32;                         ///< of dweight: f32, or stored, the shape's
+  /// Stored, zeros for a group without rows; else added.
+  bool stores = false;
 };
 
 /// Padding rows of a group's last tile must be zeros in both operands.
 class GroupedWgrad {
  public:
   virtual ~GroupedWgrad() = default;
+  /// Throws InvalidArgument for another dtype of dweight.
   virtual void launch(const WgradArgs& args, cudaStream_t stream) = 0;
 };
 

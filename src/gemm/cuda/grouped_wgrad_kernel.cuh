@@ -1,16 +1,57 @@
 // Gradients of grouped weights (grouped_wgrad.h): a GemmBlock (gemm_block.cuh) on tiles of 128 x
 // 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
 // transposed as stored. Tiles are distributed round-robin over the blocks, group by group; groups
-// without rows are skipped. Nothing is staged: the multiplying threads add their sums to memory,
-// while loading proceeds with the next tile.
+// without rows are skipped, and if gradients are stored, cleared by a kernel before. Nothing is
+// staged: the multiplying threads write their sums to memory, while loading proceeds with the next
+// tile.
 #pragma once
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
+#include "core/cuda/check.h"
 #include "gemm/cuda/gemm_launch.cuh"
 #include "gemm/cuda/grouped_wgrad.h"
+#include "tandem/error.h"
 
 namespace tandem::gpu::fused {
+
+/// Writing of a tile's sums.
+enum class WgradOutput : uint8_t { add_f32, store_f32, store_operand };
+
+/// Pair of adjacent sums.
+template <WgradOutput kOutput, class Operand>
+__device__ void write_pair(void* dweight, int64_t at, float first, float second) {
+  if constexpr (kOutput == WgradOutput::store_operand) {
+    const Operand pair[2] = {Operand(first), Operand(second)};
+    uint32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    static_cast<uint32_t*>(dweight)[at / 2] = bits;
+    return;
+  }
+  float* const to = static_cast<float*>(dweight) + at;
+  if constexpr (kOutput == WgradOutput::store_f32) {
+    *reinterpret_cast<float2*>(to) = float2{first, second};
+  } else {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first),
+                 "f"(second)
+                 : "memory");
+  }
+}
+
+/// Block (x, y) clears slice y of group x's gradient, of `vectors` 16-byte vectors, if it has no
+/// rows.
+template <class Operand>
+__global__ void clear_empty_groups(const schedule::GroupRows* group_rows, void* dweight,
+                                   int64_t vectors) {
+  if (group_rows[blockIdx.x].rows > 0) return;
+  uint4* const to = static_cast<uint4*>(dweight) + int64_t(blockIdx.x) * vectors;
+  const int64_t stride = int64_t(gridDim.y) * blockDim.x;
+  for (int64_t i = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; i < vectors; i += stride) {
+    to[i] = uint4{};
+  }
+}
 
 template <class Operand>
 struct WgradRoles {
@@ -28,7 +69,8 @@ struct WgradRoles {
   struct Params : OptionalLog {
     CUtensorMap dy, x;
     const schedule::GroupRows* group_rows;
-    float* dweight;
+    void* dweight;
+    WgradOutput output;
     int groups, row_tiles, column_tiles;
     int rows, columns;
   };
@@ -109,26 +151,36 @@ struct WgradRoles {
       /// Each thread's sums cover two rows, 8 apart, and pairs of columns, 8 apart.
       __device__ void take(const Params& params, const Work& work,
                            const float (&sums)[Tiles::kSums]) const {
+        switch (params.output) {
+          case WgradOutput::add_f32:
+            return write<WgradOutput::add_f32>(params, work, sums);
+          case WgradOutput::store_f32:
+            return write<WgradOutput::store_f32>(params, work, sums);
+          case WgradOutput::store_operand:
+            return write<WgradOutput::store_operand>(params, work, sums);
+        }
+      }
+
+     private:
+      template <WgradOutput kOutput>
+      __device__ void write(const Params& params, const Work& work,
+                            const float (&sums)[Tiles::kSums]) const {
         const int row = work.row + at_.group * Tiles::kGroupRows + 16 * at_.warp + at_.lane / 4;
         const int column = work.column + 2 * (at_.lane % 4);
 #pragma unroll
         for (int lower = 0; lower < 2; ++lower) {
           const int at = row + 8 * lower;
           if (at >= params.rows) continue;
-          float* const to =
-              params.dweight + (int64_t(work.group) * params.rows + at) * params.columns;
+          const int64_t first = (int64_t(work.group) * params.rows + at) * params.columns;
 #pragma unroll
           for (int i = 0; i < Tiles::kSums / 4; ++i) {
             if (column + 8 * i >= params.columns) continue;
-            asm volatile(
-                "red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + column + 8 * i),
-                "f"(sums[4 * i + 2 * lower]), "f"(sums[4 * i + 2 * lower + 1])
-                : "memory");
+            write_pair<kOutput, Operand>(params.dweight, first + column + 8 * i,
+                                         sums[4 * i + 2 * lower], sums[4 * i + 2 * lower + 1]);
           }
         }
       }
 
-     private:
       const GroupThread at_;
     };
 
@@ -165,11 +217,28 @@ class Wgrad final : public GroupedWgrad {
     params_.x = map_of<Element>(args.x, shape_.padded_rows, shape_.columns, Tiles::kStepOfK);
     params_.group_rows = args.group_rows;
     params_.dweight = args.dweight;
+    params_.output = output_of(args);
+    if (args.stores) clear(args, stream);
     const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
     launch_gemm<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
   }
 
  private:
+  WgradOutput output_of(const WgradArgs& args) const {
+    if (args.dtype == DType::f32) {
+      return args.stores ? WgradOutput::store_f32 : WgradOutput::add_f32;
+    }
+    if (args.stores && args.dtype == shape_.dtype) return WgradOutput::store_operand;
+    throw InvalidArgument(std::string(kName) + ": dtype " + std::string(name_of(args.dtype)) +
+                          ": expected f32, or, if stored, " + std::string(name_of(shape_.dtype)));
+  }
+  void clear(const WgradArgs& args, cudaStream_t stream) const {
+    constexpr int kSlices = 16, kThreads = 256;
+    const int64_t vectors = shape_.rows * shape_.columns * int64_t(size_of(args.dtype)) / 16;
+    clear_empty_groups<Element><<<dim3(unsigned(shape_.groups), kSlices), kThreads, 0, stream>>>(
+        args.group_rows, args.dweight, vectors);
+    check(cudaGetLastError(), kName);
+  }
   static int ceil_div(int64_t all, int divisor) { return int((all + divisor - 1) / divisor); }
 
   WgradShape shape_;

@@ -71,6 +71,9 @@ class MoeRows {
   std::span<const RowCopy> copies(int64_t row) const;
 
   int64_t arrived(int source) const { return arrivals_[size_t(source)].rows; }
+  /// Number of the first row from `source` among all received rows, and their number.
+  int64_t first_received(int source) const { return arrivals_[size_t(source)].first_use; }
+  int64_t received() const { return int64_t(use_begin_.size()) - 1; }
   /// Slots of row `row` of those received from `source`.
   std::span<const MoeUse> uses(int source, int64_t row) const;
   int64_t slots() const { return expert_slots_.back(); }
@@ -85,8 +88,15 @@ class MoeRows {
   /// By slot.
   std::span<const float> weights() const { return weights_; }
 
-  GrowingTensor x, gate_up, inner;  ///< by slot; saved for the backward pass
-  int level = 0;                    ///< imbalance of all ranks' rows (schedule/moe.h)
+  // Saved for the backward pass, as MoeSave says.
+  GrowingTensor x, gate_up, inner;  ///< by slot
+  GrowingTensor distinct;           ///< received rows, source by source
+  GrowingTensor sent_rows;          ///< this rank's rows
+  size_t saved_bytes() const {
+    return x.bytes() + gate_up.bytes() + inner.bytes() + distinct.bytes() + sent_rows.bytes() +
+           bytes_on_gpu;
+  }
+  int level = 0;  ///< imbalance of all ranks' rows (schedule/moe.h)
   /// The forward pass that has completed; 0: none.
   struct {
     uint64_t layer = 0, call = 0;

@@ -206,8 +206,17 @@ void MoeDispatchGemmCpu::send_wave(const OverlapOptions& plan, const Tensor& x, 
                  wave_signal(coords_.rank, wave));
 }
 
-void MoeDispatchGemmCpu::permute_local(const OverlapOptions& plan, const Tensor& x,
-                                       const MoeRows& rows, const Tensor& permuted) {
+void MoeDispatchGemmCpu::copy_row(const std::byte* from, int source, int64_t row, const MoeRows& rows,
+                               const Arrived& to) const {
+  if (to.distinct.dims() > 0) {
+    const auto at = size_t(rows.first_received(source) + row);
+    std::memcpy(to.distinct.as<std::byte>() + at * coords_.row_bytes, from, coords_.row_bytes);
+  }
+  copy_to_slots(from, coords_.row_bytes, rows.uses(source, row), to.sorted.as<std::byte>());
+}
+
+void MoeDispatchGemmCpu::gather_local(const OverlapOptions& plan, const Tensor& x,
+                                      const MoeRows& rows, const Arrived& to) {
   const ScopedSpan span(SpanKind::compute, "moe_permute");
   const std::span<const int32_t> sent = rows.sent(coords_.rank);
   const auto count = int64_t(sent.size());
@@ -226,14 +235,13 @@ void MoeDispatchGemmCpu::permute_local(const OverlapOptions& plan, const Tensor&
   cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
-      copy_to_slots(from + at * stride, coords_.row_bytes, rows.uses(coords_.rank, row),
-                    permuted.as<std::byte>());
+      copy_row(from + at * stride, coords_.rank, row, rows, to);
     }
   });
 }
 
-void MoeDispatchGemmCpu::permute_wave(const OverlapOptions& plan, int source, int wave,
-                                      const MoeRows& rows, const Tensor& permuted) {
+void MoeDispatchGemmCpu::gather_wave(const OverlapOptions& plan, int source, int wave,
+                                     const MoeRows& rows, const Arrived& to) {
   workspace_.await(wave_signal(source, wave), source, wave);
   const ScopedSpan span(SpanKind::compute, "moe_permute", wave, source);
   const int64_t arrived = rows.arrived(source);
@@ -250,76 +258,45 @@ void MoeDispatchGemmCpu::permute_wave(const OverlapOptions& plan, int source, in
   }
   cpu::parallel_ranges(wave_range.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      copy_to_slots(from + size_t(row) * coords_.row_bytes, coords_.row_bytes,
-                    rows.uses(source, wave_range.begin + row), permuted.as<std::byte>());
+      copy_row(from + size_t(row) * coords_.row_bytes, source, wave_range.begin + row, rows, to);
     }
   });
 }
 
-void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Product& product) const {
-  for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
-    const Range slots = rows.slots_of(expert, groups);
-    if (slots.count > 0) product(expert, slots);
-  }
-}
-
-void MoeDispatchGemmCpu::compute_local(const OverlapOptions& plan, const Tensor& x,
-                                       const MoeRows& rows, const Tensor& permuted,
-                                       const Product& product) {
-  permute_local(plan, x, rows, permuted);
-  const ScopedLabel label("moe_dispatch_gemm", -1);
-  if (coords_.world == 1) return multiply(rows, {0, 1 + kMaxMoeWaves}, product);
-  if (plan.strategy == Strategy::overlapped) multiply(rows, {0, 1}, product);
-}
-
-void MoeDispatchGemmCpu::compute_remote(const OverlapOptions& plan, const MoeRows& rows,
-                                        const Tensor& permuted, const Product& product) {
-  if (coords_.world == 1) return;
-  const ScopedLabel label("moe_dispatch_gemm", -1);
-  for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-    const Range chunk_waves = moe_waves_of_chunk(plan.chunks, chunk);
-    for (int64_t wave = chunk_waves.begin; wave < chunk_waves.end(); ++wave) {
-      for (int step = 1; step < coords_.world; ++step) {
-        const int source = moe_source(coords_.rank, coords_.world, step);
-        if (wave < header_of(source).waves) permute_wave(plan, source, int(wave), rows, permuted);
-      }
+void MoeDispatchGemmCpu::gather_chunk(const OverlapOptions& plan, int chunk, const MoeRows& rows,
+                                      const Arrived& to) {
+  const Range waves = moe_waves_of_chunk(plan.chunks, chunk);
+  for (int64_t wave = waves.begin; wave < waves.end(); ++wave) {
+    for (int step = 1; step < coords_.world; ++step) {
+      const int source = moe_source(coords_.rank, coords_.world, step);
+      if (wave < header_of(source).waves) gather_wave(plan, source, int(wave), rows, to);
     }
-    if (plan.strategy == Strategy::overlapped)
-      multiply(rows, {1 + chunk_waves.begin, chunk_waves.count}, product);
   }
-  if (plan.strategy == Strategy::serial) multiply(rows, {0, 1 + kMaxMoeWaves}, product);
 }
 
-void MoeDispatchGemmCpu::forward(std::span<const OverlapOptions> plans, const Tensor& x,
-                                 const MoeRouting& routing, MoeRows& rows,
-                                 const std::function<Tensor()>& permuted, const Product& product) {
-  rows.filled = {};
+void MoeDispatchGemmCpu::notify(std::span<const OverlapOptions> plans, const MoeRouting& routing,
+                                MoeRows& rows) {
   if (const std::string fault = MoeRows::fault_of(coords_, routing); !fault.empty()) {
     return refuse(fault);
   }
   workspace_.begin();
   rows.list_sent(coords_, routing);
-  const OverlapOptions& leaving = plans[size_t(level_of(rows.loads()))];
-  send_routing(leaving, routing, rows);
-  send_rows(leaving, x, rows);
-  await_headers();
-  list_arrived(rows);
-  const OverlapOptions& plan = plans[size_t(rows.level)];
-  const Tensor slots = permuted();
-  compute_local(plan, x, rows, slots, product);
-  compute_remote(plan, rows, slots, product);
-  rows.filled = {layer_, workspace_.epoch()};
+  rows.level = level_of(rows.loads());
+  send_routing(plans[size_t(rows.level)], routing, rows);
 }
 
-void MoeDispatchGemmCpu::backward(const OverlapOptions& plan, const Tensor& dout,
-                                  const MoeRows& rows, const Tensor& permuted,
-                                  const Product& product) {
+void MoeDispatchGemmCpu::notify_again(const OverlapOptions& plan, const MoeRows& rows) {
   workspace_.begin();
   tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
-  send_rows(plan, dout, rows);
-  compute_local(plan, dout, rows, permuted, product);
+}
+
+void MoeDispatchGemmCpu::permute(MoeRows& rows) {
   await_headers();
-  compute_remote(plan, rows, permuted, product);
+  list_arrived(rows);
+}
+
+void MoeDispatchGemmCpu::await_ranks() {
+  await_headers();
 }
 
 }  // namespace tandem

@@ -11,7 +11,6 @@
 // used as decoded, too: an expert's input does not depend on which ranks share it.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,22 +27,36 @@ class MoeDispatchGemmCpu {
   /// `wire`: of encoded plans.
   MoeDispatchGemmCpu(Communicator& comm, const MoeRankCoords& coords, const Wire& wire);
 
-  /// Called for slots of a local expert whose rows are in `permuted`.
-  using Product = std::function<void(int expert, schedule::Range slots)>;
+  // Steps of a pass (schedule/moe_pass.h), in this order. The chunks of a plan are those of remote
+  // rows.
 
-  /// `plans`, by level, have one wire format and are the same on all ranks. Rows are sent by this
-  /// rank's level, before it knows the others' routing, and multiplied by the level of all ranks'
-  /// rows. Fills `rows` and `permuted(rows)`, which is called once the number of slots is known,
-  /// and calls `product` for all slots. Throws Mismatch on every rank if one's routing is invalid.
-  void forward(std::span<const OverlapOptions> plans, const Tensor& x, const MoeRouting& routing,
-               MoeRows& rows, const std::function<Tensor()>& permuted, const Product& product);
-  /// Dispatches the same rows' gradients, with the routing in `rows`. Throws Mismatch on every rank
-  /// if one runs forward, or backward with another call's batch.
-  void backward(const OverlapOptions& plan, const Tensor& dout, const MoeRows& rows,
-                const Tensor& permuted, const Product& product);
+  /// Starts a forward pass: sends this rank's routing, and sets the level of `rows` to that of this
+  /// rank's rows. `plans`, by level, have one wire format and are the same on all ranks. If the
+  /// routing is invalid, throws Mismatch on every rank.
+  void notify(std::span<const OverlapOptions> plans, const MoeRouting& routing, MoeRows& rows);
+  /// Starts another dispatch with the routing in `rows`.
+  void notify_again(const OverlapOptions& plan, const MoeRows& rows);
+  /// Sends the rows that have experts on other ranks. A forward pass knows only its own level then.
+  void send_rows(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows);
+  /// Forward: awaits all ranks' routing. `rows` has positions and the level of all ranks' rows then.
+  void permute(MoeRows& rows);
+  /// Otherwise: awaits all ranks. Throws Mismatch on every rank if one runs forward, or is in
+  /// another call's pass.
+  void await_ranks();
+  /// Destinations of arrived rows.
+  struct Arrived {
+    Tensor sorted;         ///< [slots, hidden]
+    Tensor distinct = {};  ///< [received rows, hidden], or no dimensions: not wanted
+  };
+  void gather_local(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
+                    const Arrived& to);
+  /// Awaits the chunk of every other rank.
+  void gather_chunk(const OverlapOptions& plan, int chunk, const MoeRows& rows, const Arrived& to);
+  /// Marks `rows` as filled by the forward pass that has just ended.
+  void complete(MoeRows& rows) const { rows.filled = {layer_, workspace_.epoch()}; }
 
-  /// Takes part in a call that this rank cannot make: throws Mismatch on this and, in `forward` or
-  /// `backward`, on every other rank, "moe: rank 1: " and the fault of the first such rank.
+  /// Takes part in a call that this rank cannot make: throws Mismatch on this and, in their next
+  /// step that waits, on every other rank, "moe: rank 1: " and the fault of the first such rank.
   void refuse(std::string_view fault);
   /// Reason why `rows` cannot run backward; empty if they can.
   std::string fault_of(const MoeRows& rows) const;
@@ -68,18 +81,13 @@ class MoeDispatchGemmCpu {
   void list_arrived(MoeRows& rows);
   /// Imbalance level of rows with `loads`.
   int level_of(std::span<const int64_t> loads) const;
-  void send_rows(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows);
-  void compute_local(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
-                     const Tensor& permuted, const Product& product);
-  void compute_remote(const OverlapOptions& plan, const MoeRows& rows, const Tensor& permuted,
-                      const Product& product);
   void send_wave(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows, int to,
                  int wave);
-  void permute_local(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
-                     const Tensor& permuted);
-  void permute_wave(const OverlapOptions& plan, int source, int wave, const MoeRows& rows,
-                    const Tensor& permuted);
-  void multiply(const MoeRows& rows, schedule::Range groups, const Product& product) const;
+  void gather_wave(const OverlapOptions& plan, int source, int wave, const MoeRows& rows,
+                   const Arrived& to);
+  /// Copies received row `row` of `source` to its positions.
+  void copy_row(const std::byte* from, int source, int64_t row, const MoeRows& rows,
+             const Arrived& to) const;
 
   /// Offset of the messages of a wave among those of all `rows` rows, sent in `waves`.
   size_t messages_before(int waves, int64_t rows, int wave) const;

@@ -102,12 +102,28 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
   }
 }
 
-void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Range columns) {
+void MoeGemmCombineCpu::multiply_groups(const Call& call, Range groups, Range columns) {
   const Tensor y = products_.of(DType::f32, call.rows.slots(), columns.count);
-  const Range groups{local ? 0 : 1, remote ? kMaxMoeWaves + (local ? 1 : 0) : 1};
   for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = call.rows.slots_of(expert, groups);
     if (slots.count > 0) call.product(expert, slots, columns, y.rows(slots.begin, slots.count));
+  }
+}
+
+void MoeGemmCombineCpu::multiply(const OverlapOptions& plan, const Call& call, RowsFrom from,
+                                 int group) {
+  const ScopedLabel label("moe_gemm_combine", -1);
+  const Range all{0, coords_.shape.hidden};
+  switch (from) {
+    case RowsFrom::all:
+      multiply_groups(call, {0, 1 + kMaxMoeWaves}, all);
+      for (int source = 0; source < coords_.world; ++source) add_up(call, source, all);
+      return;
+    case RowsFrom::local:
+      multiply_groups(call, {0, 1}, all);
+      return add_up(call, coords_.rank, all);
+    case RowsFrom::remote:
+      return multiply_groups(call, {1, kMaxMoeWaves}, columns_of(plan, group));
   }
 }
 
@@ -125,7 +141,9 @@ void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
   });
 }
 
-void MoeGemmCombineCpu::send(const OverlapOptions& plan, const Call& call, int group) {
+void MoeGemmCombineCpu::send_sums(const OverlapOptions& plan, const Call& call, int group) {
+  const ScopedLabel label("moe_gemm_combine", -1);
+  if (group == 0 && call.row_values.dims() > 0) send_values(call);
   const Range columns = columns_of(plan, group);
   for (int step = 1; step < coords_.world; ++step) {
     const int to = moe_target(coords_.rank, coords_.world, step);
@@ -206,38 +224,17 @@ void MoeGemmCombineCpu::reduce(const OverlapOptions& plan, const Call& call, int
   });
 }
 
-void MoeGemmCombineCpu::run(const OverlapOptions& plan, const Call& call) {
+void MoeGemmCombineCpu::sum_ranks(const OverlapOptions& plan, const Call& call) {
   const ScopedLabel label("moe_gemm_combine", -1);
-  const Range all{0, coords_.shape.hidden};
-  const bool remote = coords_.world > 1;
-  workspace_.begin();
-  const bool values = call.row_values.dims() > 0;
-  if (values) send_values(call);
-  if (plan.strategy == Strategy::serial || !remote) {
-    multiply(call, true, true, all);
-    for (int source = 0; source < coords_.world; ++source) add_up(call, source, all);
-  }
-  for (int group = 0; remote && group < plan.chunks; ++group) {
-    if (plan.strategy == Strategy::overlapped) {
-      multiply(call, false, true, columns_of(plan, group));
-    }
-    send(plan, call, group);
-  }
-  if (plan.strategy == Strategy::overlapped && call.meanwhile) call.meanwhile();
-  if (plan.strategy == Strategy::overlapped && remote) {
-    multiply(call, true, false, all);
-    add_up(call, coords_.rank, all);
-  }
   for (int group = 0; group < plan.chunks; ++group) {
     for (int step = 1; step < coords_.world; ++step) {
       const int source = moe_source(coords_.rank, coords_.world, step);
       workspace_.await(group_signal(source, group), source, group);
     }
-    if (remote && !plan.wire.is_none()) decode(plan, call, group);
+    if (coords_.world > 1 && !plan.wire.is_none()) decode(plan, call, group);
     reduce(plan, call, group);
   }
-  if (values) take_values(call);
-  if (plan.strategy == Strategy::serial && call.meanwhile) call.meanwhile();
+  if (call.row_values.dims() > 0) take_values(call);
 }
 
 }  // namespace tandem

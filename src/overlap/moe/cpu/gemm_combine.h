@@ -16,6 +16,7 @@
 #include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
 #include "overlap/moe/rows.h"
+#include "schedule/moe_pass.h"
 
 namespace tandem {
 
@@ -34,9 +35,18 @@ class MoeGemmCombineCpu {
     Tensor out;                               ///< [local rows, hidden]
     std::span<const float> slot_values = {};  ///< one per slot, returned in ...
     Tensor row_values = {};                   ///< ... f32 [local rows, top_k]; no elements: none
-    std::function<void()> meanwhile = {};     ///< runs while sums are in flight
   };
-  void run(const OverlapOptions& plan, const Call& call);
+
+  // Steps of a pass (schedule/moe_pass.h). The chunks of a plan are column groups.
+
+  void begin() { workspace_.begin(); }
+  /// Multiplies and, but for remote rows, sums. `group`: of remote rows, whose other columns are not
+  /// computed.
+  void multiply(const OverlapOptions& plan, const Call& call, schedule::RowsFrom from, int group);
+  /// Sends the sums of remote rows, which an overlapped plan adds up here. With group 0 go the
+  /// values of the slots, also to this rank.
+  void send_sums(const OverlapOptions& plan, const Call& call, int group);
+  void sum_ranks(const OverlapOptions& plan, const Call& call);
 
  private:
   int values_signal(int source) const { return source * (1 + kMaxChunks); }
@@ -49,9 +59,8 @@ class MoeGemmCombineCpu {
   size_t values_offset(int of) const;
   void send_values(const Call& call);
   void take_values(const Call& call);
-  void multiply(const Call& call, bool local, bool remote, schedule::Range columns);
+  void multiply_groups(const Call& call, schedule::Range groups, schedule::Range columns);
   void add_up(const Call& call, int source, schedule::Range columns);
-  void send(const OverlapOptions& plan, const Call& call, int group);
   void decode(const OverlapOptions& plan, const Call& call, int group);
   void reduce(const OverlapOptions& plan, const Call& call, int group);
   schedule::Range columns_of(const OverlapOptions& plan, int group) const;

@@ -13,6 +13,7 @@
 #include "overlap/moe/cpu/gemm_combine.h"
 #include "overlap/moe/on_ranks.h"
 #include "overlap/moe/rows.h"
+#include "schedule/moe_pass.h"
 
 namespace tandem {
 
@@ -24,14 +25,16 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   MoeLayerOnRanks(Communicator& comm, const MoeShape& shape, const MoeOptions& options);
   void prepare(MoeRows& rows) override;
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeRows& rows) override;
+               const Tensor& out, MoeRows& rows,
+               const std::function<void()>& meanwhile = {}) override;
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
-                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
-                const Tensor& dw_out) override;
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                WeightGradients gradients = WeightGradients::add,
+                const std::function<void()>& meanwhile = {}) override;
   Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy; }
   Strategy combine_strategy() const override { return plan(combine, 0).strategy; }
   int64_t dropped_routings() const override { return 0; }
-  /// Strategy, chunks (waves of remote rows in a dispatch, groups of columns in a combine) and wire
+  /// Strategy, chunks (of remote rows in a dispatch, of columns in a combine) and wire
   /// format, none or the layer's, of calls whose rows have imbalance `level` (schedule/moe.h). All
   /// of one wire format give the same bits.
   const OverlapOptions& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
@@ -43,16 +46,30 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void set_plan(Stage stage, const OverlapOptions& plan) {
     plans_[stage].assign(plans_[stage].size(), plan);
   }
+  /// Whether backward passes at `level` whose stages overlap compute the gradients of local rows
+  /// while others' arrive. The bits are the same.
+  void set_local_dx_first(int level, bool first) { local_dx_first_[size_t(level)] = first; }
   const MoeRankCoords& coords() const { return coords_; }
 
-  // Single stages, for measurements; operands as for `forward` and `backward`.
-  void run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, MoeRows& rows);
+  // Passes and their halves, for measurements; operands as for `forward` and `backward`.
+  /// Without `out` only the first half.
+  void run_forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+                   const Tensor& w_out, const Tensor& out, MoeRows& rows,
+                   const std::function<void()>& meanwhile = {});
   void run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out);
-  void run_dispatch_backward(const Tensor& dout, const Tensor& w_out, const MoeRows& rows);
-  void run_combine_backward(const Tensor& w_in, const MoeRows& rows, const Tensor& dx,
-                            const Tensor& dweights, const std::function<void()>& meanwhile);
+  struct Gradients {
+    Tensor dx, dweights, dw_in, dw_out;
+    WeightGradients mode = WeightGradients::add;
+    const std::function<void()>* meanwhile = nullptr;  ///< null: none
+  };
+  enum class BackwardPart : uint8_t { dispatch, combine, both };
+  void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+                    const MoeRows& rows, const Gradients& gradients,
+                    BackwardPart part = BackwardPart::both);
 
  private:
+  struct PassArgs;  ///< operands and progress of one pass
+
   void check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns, DType dtype,
              DType other) const;
   /// Runs `call`, or throws the InvalidArgument of `check`: the other ranks' calls then throw
@@ -60,15 +77,36 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void together(CallOnCard& card, const std::function<void()>& check,
                 const std::function<void()>& call);
   void check_weights(const Tensor& w_in, const Tensor& w_out) const;
-  void weight_gradients(const MoeRows& rows, const Tensor& dw_in, const Tensor& dw_out);
   void tune_stages(Communicator& comm, const MoeOptions& options);
+
+  // layer_pass.cc
+  schedule::MoePassForm form(Stage rows, Stage sums, int level) const;
+  /// Runs the pass that `make` makes of the plans of the rows' level.
+  void run_pass(schedule::MoePass (*make)(const schedule::MoePassForm&), PassArgs& args);
+  void launch(const schedule::PassStep& step, PassArgs& args);
+  void gather(const schedule::PassStep& step, const PassArgs& args);
+  void multiply_rows(const schedule::PassStep& step, const PassArgs& args);
+  void multiply_first(int expert, schedule::Range slots, const PassArgs& args);
+  void multiply_d_act(int expert, schedule::Range range, const PassArgs& args);
+  MoeGemmCombineCpu::Call combine_call(const PassArgs& args) const;
+  void weight_gradient(const schedule::PassStep& step, const PassArgs& args);
+  void sort_again(const MoeRows& rows) const;
+  void make_room(MoeRows& rows);
+  void make_room_to_go_back(const MoeRows& rows);
+  // By slot: saved activations, or this layer's memory for those that are not.
+  Tensor sorted_x(const MoeRows& rows) const;
+  Tensor gate_up(const MoeRows& rows) const;
+  Tensor inner(const MoeRows& rows) const;
 
   Communicator& comm_;
   MoeRankCoords coords_;
+  MoeSave save_;
   std::array<std::vector<OverlapOptions>, kStages> plans_;  ///< by level
+  std::vector<bool> local_dx_first_;                        ///< by level
   Progress progress_;
   MoeDispatchGemmCpu dispatch_;
   MoeGemmCombineCpu combine_;
+  GrowingTensor x_, gate_up_, inner_;                       ///< by slot, if not saved
   GrowingTensor dout_, d_act_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
   std::vector<float> d_gate_weight_;
 };

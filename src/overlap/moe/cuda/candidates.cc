@@ -156,6 +156,7 @@ void MoeOnGpus::add_candidate(const Blocks& candidate) {
     }
   }
   add_choice(candidate);
+  passes_.push_back(make_forward(form_of(candidate, tables.columns.size())));
   tables_.push_back(std::move(tables));
 }
 

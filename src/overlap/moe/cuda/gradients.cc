@@ -66,19 +66,26 @@ void ExpertGradients::multiply_dx(const void* w_in, cudaStream_t stream) {
   to_x_->launch({.x = dgate_up_.data(), .weight = w_in, .out = dx_.data()}, stream);
 }
 
-void ExpertGradients::add_dw_in(const SortedRows& rows, const MoeSaved& saved, float* dw_in,
-                                cudaStream_t stream) {
+void ExpertGradients::write_dw_in(const SortedRows& rows, const MoeSaved& saved,
+                                  const Tensor& dw_in, bool stores, cudaStream_t stream) {
   of_in_->launch({.dy = dgate_up_.data(),
                   .x = saved.x.data(),
                   .group_rows = rows.group_rows,
-                  .dweight = dw_in},
+                  .dweight = dw_in.data(),
+                  .dtype = dw_in.dtype(),
+                  .stores = stores},
                  stream);
 }
 
-void ExpertGradients::add_dw_out(const SortedRows& rows, float* dw_out, cudaStream_t stream) {
-  of_out_->launch(
-      {.dy = dout_.data(), .x = d_act_.data(), .group_rows = rows.group_rows, .dweight = dw_out},
-      stream);
+void ExpertGradients::write_dw_out(const SortedRows& rows, const Tensor& dw_out, bool stores,
+                                   cudaStream_t stream) {
+  of_out_->launch({.dy = dout_.data(),
+                   .x = d_act_.data(),
+                   .group_rows = rows.group_rows,
+                   .dweight = dw_out.data(),
+                   .dtype = dw_out.dtype(),
+                   .stores = stores},
+                  stream);
 }
 
 }  // namespace tandem::gpu

@@ -90,8 +90,10 @@ class ExpertGradients {
   void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* routing_idx,
             const float* weights, float* d_gate_weight, cudaStream_t stream);
   void multiply_dx(const void* w_in, cudaStream_t stream);
-  void add_dw_in(const SortedRows& rows, const MoeSaved& saved, float* dw_in, cudaStream_t stream);
-  void add_dw_out(const SortedRows& rows, float* dw_out, cudaStream_t stream);
+  /// Added, or stored (f32 or the shape's dtype; of experts without rows, zeros).
+  void write_dw_in(const SortedRows& rows, const MoeSaved& saved, const Tensor& dw_in, bool stores,
+                   cudaStream_t stream);
+  void write_dw_out(const SortedRows& rows, const Tensor& dw_out, bool stores, cudaStream_t stream);
 
  private:
   ExpertsShape shape_;

@@ -34,6 +34,9 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (shape.tokens * comm.size() >= kLocalRows) {
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
   }
+  if (options.save != MoeSave::sorted) {
+    throw InvalidArgument("moe: save rows or recompute: expected sorted on GPUs");
+  }
   if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
   if (!options.dispatch.is_none()) {
     require_encodable_on_gpu("moe dispatch", options.dispatch, shape.dtype);
@@ -139,6 +142,9 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   if (sorts_) ready_ = ints(experts_.out().row_tiles());
   if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
+    backward_ = schedule::make_backward({.sends = comm_.size() > 1,
+                                         .has_gate_step = true,
+                                         .sums = schedule::SumExchange::under_weights});
     routing_idx_ = ints(padded);
     d_gate_weight_ = ints(coords_.world * space_.routings());
   }
@@ -348,115 +354,30 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
   in_of(blocks_[0]).launch(in, stream, tables_[0].in);
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
   if (!gradients) return;
+  const bool stores = gradients->mode == WeightGradients::store;
   gradients_->multiply_d_act(w_out.data(), stream);
   gradients_->multiply_dx(w_in.data(), stream);
-  gradients_->add_dw_in(sorted(), gradients->activations.saved, gradients->dw_in.as<float>(),
-                        stream);
-  gradients_->add_dw_out(sorted(), gradients->dw_out.as<float>(), stream);
+  gradients_->write_dw_in(sorted(), gradients->activations.saved, gradients->dw_in, stores, stream);
+  gradients_->write_dw_out(sorted(), gradients->dw_out, stores, stream);
 }
 
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
                         const Tensor& w_in, const Tensor& w_out, const Tensor& out,
                         MoeSavedActivations* activations, const MoeOfLayer& layer) {
-  const Blocks& candidate = blocks_[number];
-  const Tables& tables = tables_[number];
-  const bool sends = comm_.size() > 1, concurrent = !candidate.is_serial();
-  const bool on_side = concurrent && !candidate.overlaps_sort();
-  const bool overlapped_rows = candidate.overlaps_rows();
-  const bool encodes_rows = !candidate.dispatch.is_none(),
-             encodes_sums = !candidate.combine.is_none();
-  const cudaStream_t main = comm_.stream(), sender = on_side ? side_ : main;
-  const int blocks = concurrent ? candidate.sending_blocks : sending_blocks();
-  const int row_blocks = overlapped_rows ? blocks : sending_blocks();
-  const cudaStream_t row_sender = overlapped_rows ? side_ : main;
-  // GEMM blocks that join later must not take the SMs of a send kernel that has yet to start.
-  const bool joins = sends && overlapped_rows && in_of(candidate).table(tables.in).joining.any();
-  MoeCall call = call_of(routing, layer);
-  if (joins) call.senders = &state()->senders;
+  PassArgs args{.call = call_of(routing, layer),
+                .candidate = number,
+                .rows = x,
+                .w_in = w_in,
+                .w_out = w_out,
+                .result = out,
+                .activations = activations};
+  if (joins(blocks_[number], tables_[number])) args.call.senders = &state()->senders;
   if (activations) {
-    call.saved_experts = ints(activations->experts);
-    call.saved_weights = floats(activations->weights);
-    call.saved_call = reinterpret_cast<uint64_t*>(activations->call.data());
+    args.call.saved_experts = ints(activations->experts);
+    args.call.saved_weights = floats(activations->weights);
+    args.call.saved_call = reinterpret_cast<uint64_t*>(activations->call.data());
   }
-  launch_notify(call, main);
-  if (encodes_rows) {
-    launch_encode_rows(call, candidate.dispatch, x.data(), messages_.data(), local_decoded(), main);
-  }
-  if (sends && !candidate.sends_while_sorting()) {
-    if (overlapped_rows) begun_.order(main, row_sender);
-    if (encodes_rows) {
-      launch_send_messages(call, messages_.data(), row_blocks, row_sender);
-      launch_decode_rows(call, candidate.dispatch, coords_.experts, decoded_.data(), row_blocks,
-                         row_sender);
-    } else {
-      launch_send_rows(call, x.data(), row_blocks, row_sender);
-    }
-  }
-  MoePermutation permuted = permutation();
-  permuted.ready = candidate.overlaps_sort() ? uints(ready_) : nullptr;
-  if (joins) {
-    permuted.senders = {&state()->senders, &state()->permuted, unsigned(row_blocks), call.deadline};
-  }
-  permuted.tables[permuted.table_count++] = in_of(candidate).table(tables.in);
-  for (const int table : tables.out) permuted.tables[permuted.table_count++] = out_->table(table);
-  launch_permute(permuted, main);
-  const Rows rows = rows_of(candidate, x);
-  GroupedArgs in = first_product(rows, w_in);
-  if (activations) in.out = activations->saved.gate_up.data();
-  void* const sorted_x =
-      activations ? activations->saved.x.data() : results_.data();  // results come later
-  if (candidate.sorts) in.x = sorted_x;
-  if (candidate.overlaps_sort()) {
-    overlap_sort(number, call, x, rows, in);
-  } else {
-    if (candidate.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
-    in_of(candidate).launch(in, main, tables.in);
-  }
-  if (activations) {
-    if (!candidate.sorts) {
-      // A gather that waits takes all SMs: kernels on the side that have yet to start, as this GEMM
-      // had few tiles, would never start.
-      if (row_sender != main) rows_ended_.order(row_sender, main);
-      launch_gather(sorted(), gathering(rows, sorted_x), main);
-    }
-    launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), coords_.ffn,
-                         main);
-  }
-  if (tables.out.size() > tables.columns.size()) {
-    multiply_out_overlapped(number, call, w_out);
-  } else {
-    multiply_out(number, call, w_out, sender);
-  }
-  if (on_side) ended_.order(sender, main);
-  const int column_groups = int(tables.columns.size());
-  if (encodes_sums) {
-    launch_sum_encoded_ranks(call, candidate.combine, out, column_groups, main);
-  } else {
-    launch_sum_ranks(call, out, column_groups, main);
-  }
-}
-
-void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w_out,
-                             cudaStream_t sender) {
-  const Blocks& candidate = blocks_[number];
-  const Tables& tables = tables_[number];
-  const cudaStream_t main = comm_.stream();
-  const ConcurrentBlocks blocks{candidate.is_serial() ? sending_blocks() : candidate.sending_blocks,
-                                !candidate.is_serial() && experts_.paired};
-  for (size_t column_group = 0; column_group < tables.out.size(); ++column_group) {
-    out_->launch(second_product(w_out), main, tables.out[column_group]);
-    if (comm_.size() == 1) continue;
-    if (sender != main) {
-      computed_[column_group].record(main);
-      computed_[column_group].block(sender);
-    }
-    if (!candidate.combine.is_none()) {
-      launch_send_encoded_sums(call, candidate.combine, tables.columns[column_group],
-                               int(column_group), blocks, sender);
-    } else {
-      launch_send_sums(call, tables.columns[column_group], int(column_group), blocks, sender);
-    }
-  }
+  enqueue_pass(passes_[number], args);
 }
 
 }  // namespace tandem::gpu

@@ -25,6 +25,8 @@
 // A backward pass is serial: gradients are notified, dispatched and permuted with the saved routing
 // of the forward pass; gradients.h; and their sums are sent back while the gradients of the weights
 // are computed.
+//
+// Passes are lists of steps (schedule/moe_pass.h), made once per candidate; a lane is a stream.
 #pragma once
 
 #include <array>
@@ -41,6 +43,7 @@
 #include "overlap/moe/cuda/gradients.h"
 #include "overlap/moe/cuda/permute.h"
 #include "overlap/moe/rows.h"
+#include "schedule/moe_pass.h"
 
 namespace tandem::gpu {
 
@@ -87,7 +90,7 @@ class MoeOnGpus final {
                const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows);
   void backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
                 const Tensor& w_out, const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
-                const Tensor& dw_in, const Tensor& dw_out);
+                const Tensor& dw_in, const Tensor& dw_out, WeightGradients gradients);
   Strategy strategy() const { return chosen().form; }
   int64_t dropped_routings(const MoeOfLayer& layer) const;
   /// For calls without a layer.
@@ -106,6 +109,7 @@ class MoeOnGpus final {
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeSavedActivations& activations, const Tensor& dx,
                     const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                    WeightGradients gradients = WeightGradients::add,
                     const MoeOfLayer* layer = nullptr);
   /// Runs only the two GEMMs, on the rows of the last call by candidate 0 (with encoded rows, as
   /// the last encoding call decoded them); with `gradients`, after a backward pass of it, also that
@@ -113,6 +117,7 @@ class MoeOnGpus final {
   struct GradientsAlone {
     const MoeSavedActivations& activations;
     const Tensor &dw_in, &dw_out;
+    WeightGradients mode = WeightGradients::add;
   };
   void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
                       const GradientsAlone* gradients = nullptr);
@@ -183,16 +188,35 @@ class MoeOnGpus final {
   std::byte* local_decoded() const;
   /// Gathers `rows` to sorted positions at `to`.
   MoeGather gathering(const Rows& rows, void* to) const;
-  /// Dispatches `rows`, sorts them as the GEMM's x and multiplies them, all overlapped.
-  void overlap_sort(size_t candidate, const MoeCall& call, const Tensor& x, const Rows& rows,
-                    GroupedArgs in);
-  /// Runs the second GEMM, one column group after another, and after each sends its sums of remote
-  /// rows, on the stream `sender`.
-  void multiply_out(size_t candidate, const MoeCall& call, const Tensor& w_out,
-                    cudaStream_t sender);
-  /// Runs the second GEMM and sends the sums of remote rows: first the tiles that have such rows,
-  /// then the other tiles concurrently with the sums.
-  void multiply_out_overlapped(size_t candidate, const MoeCall& call, const Tensor& w_out);
+  /// Operands of a pass.
+  struct PassArgs {
+    MoeCall call;
+    size_t candidate = 0;
+    Tensor rows;  ///< x, or dout
+    Tensor w_in = {}, w_out = {};
+    Tensor result = {};  ///< out, or dx
+    const MoeSavedActivations* activations = nullptr;
+    Tensor dw_in = {}, dw_out = {};
+    WeightGradients gradients = WeightGradients::add;
+  };
+  schedule::MoePassForm form_of(const Blocks& candidate, size_t column_groups) const;
+  void enqueue_pass(const schedule::MoePass& pass, PassArgs& args);
+  // Launches of steps; layer_pass.cc.
+  void launch(const schedule::PassStep& step, PassArgs& args, cudaStream_t stream);
+  void launch_rows(PassArgs& args, cudaStream_t stream);
+  void launch_permutation(const PassArgs& args, cudaStream_t stream);
+  void launch_gathering(const PassArgs& args, bool sends, cudaStream_t stream);
+  void launch_first(const PassArgs& args, cudaStream_t stream);
+  void launch_second(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
+  void launch_sums(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
+  void launch_sum(const PassArgs& args, cudaStream_t stream);
+  void launch_gradient(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
+  /// Whether GEMM blocks of a forward pass join later: they must not take the SMs of a send kernel
+  /// that has yet to start.
+  bool joins(const Blocks& candidate, const Tables& tables) const;
+  /// Blocks of a candidate's kernels that send rows.
+  int row_blocks(const Blocks& candidate) const;
+  void* sorted_x(const PassArgs& args) const;
   GroupedArgs first_product(const Rows& rows, const Tensor& w_in) const;
   GroupedArgs second_product(const Tensor& w_out) const;
   /// Blocks of a send kernel that runs without a concurrent GEMM.
@@ -203,7 +227,8 @@ class MoeOnGpus final {
   void enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                         const MoeSavedActivations& activations, const Tensor& dx,
                         const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                        const MoeOfLayer& layer);
+                        WeightGradients gradients, const MoeOfLayer& layer);
+  Event& event_of(schedule::PassEvent event);
   MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
 
   GpuCommunicator& comm_;
@@ -216,6 +241,8 @@ class MoeOnGpus final {
   std::vector<MoeForward> candidates_;
   std::vector<Blocks> blocks_;  ///< by candidate
   std::vector<Tables> tables_;
+  std::vector<schedule::MoePass> passes_;  ///< forward, by candidate
+  schedule::MoePass backward_;
   size_t chosen_ = 0;
   // All null if no rank brings rows.
   std::shared_ptr<GpuBuffer> buffer_;
@@ -229,7 +256,7 @@ class MoeOnGpus final {
   std::unique_ptr<ExpertGradients> gradients_;
   DeviceMemory routing_idx_, d_gate_weight_;
   cudaStream_t side_ = nullptr;  ///< shared by all layers of this communicator
-  Event begun_, ended_, rows_ended_;
+  Event notified_, rows_sent_, sums_sent_;
   std::array<Event, kMaxColumnGroups> computed_;
 };
 

@@ -22,7 +22,8 @@ std::unique_ptr<MoeSavedActivations> MoeOnGpus::make_saved() const {
 
 void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
                          const Tensor& w_out, const MoeRows& rows, const Tensor& dx,
-                         const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out) {
+                         const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                         WeightGradients gradients) {
   const MoeShape& s = coords_.shape;
   if (s.tokens == 0) return;
   if (!trains()) {
@@ -44,55 +45,52 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
   check("dweights", dweights, DType::f32, activations->rows, s.top_k);
   check("w_in", w_in, s.dtype, in_rows, s.hidden);
   check("w_out", w_out, s.dtype, out_rows, coords_.ffn);
-  check("dw_in", dw_in, DType::f32, in_rows, s.hidden);
-  check("dw_out", dw_out, DType::f32, out_rows, coords_.ffn);
+  const bool is_rounded =
+      gradients == WeightGradients::store && dw_in.dtype() == s.dtype && dw_out.dtype() == s.dtype;
+  const DType written = is_rounded ? s.dtype : DType::f32;
+  check("dw_in", dw_in, written, in_rows, s.hidden);
+  check("dw_out", dw_out, written, out_rows, coords_.ffn);
   require_apart("moe",
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
-  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, &layer);
+  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, gradients,
+               &layer);
 }
 
 void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                              const MoeSavedActivations& activations, const Tensor& dx,
                              const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                             const MoeOfLayer* layer) {
+                             WeightGradients gradients, const MoeOfLayer* layer) {
   const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue(
-      [&] { enqueue_backward(dout, w_in, w_out, activations, dx, dweights, dw_in, dw_out, of); });
+  comm_.enqueue([&] {
+    enqueue_backward(dout, w_in, w_out, activations, dx, dweights, dw_in, dw_out, gradients, of);
+  });
 }
 
 void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                                  const MoeSavedActivations& activations, const Tensor& dx,
                                  const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                                 const MoeOfLayer& layer) {
-  const cudaStream_t stream = comm_.stream();
-  const bool sends = comm_.size() > 1;
+                                 WeightGradients gradients, const MoeOfLayer& layer) {
   const MoeShape& s = coords_.shape;
-  MoeCall call = call_of({activations.experts.view(DType::i32, {activations.rows, s.top_k}),
-                          activations.weights.view(DType::f32, {activations.rows, s.top_k})},
-                         layer);
-  call.saved_call = reinterpret_cast<uint64_t*>(activations.call.data());
-  call.results = gradients_->dx().data();
-  call.backward = true;
-  call.d_gate_weight = floats(d_gate_weight_);
-  call.dweights = dweights.as<float>();
-  launch_notify(call, stream);
-  if (sends) launch_send_rows(call, dout.data(), sending_blocks(), stream);
-  MoePermutation permuted = permutation();
-  gradients_->add_tables(permuted);
-  launch_permute(permuted, stream);
-  launch_gather(sorted(), gathering(uncompressed_rows(dout), gradients_->dout()), comm_.stream());
-  gradients_->multiply_d_act(w_out.data(), stream);
-  gradients_->gate(sorted(), activations.saved, ints(routing_idx_),
-                   reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
-                   floats(d_gate_weight_), stream);
-  gradients_->multiply_dx(w_in.data(), stream);
-  if (sends) launch_send_sums(call, {0, s.hidden}, 0, sending_blocks(), stream);
-  gradients_->add_dw_in(sorted(), activations.saved, dw_in.as<float>(), stream);
-  gradients_->add_dw_out(sorted(), dw_out.as<float>(), stream);
-  launch_sum_ranks(call, dx, 1, stream);
+  const MoeRouting routing{activations.experts.view(DType::i32, {activations.rows, s.top_k}),
+                           activations.weights.view(DType::f32, {activations.rows, s.top_k})};
+  PassArgs args{.call = call_of(routing, layer),
+                .rows = dout,
+                .w_in = w_in,
+                .w_out = w_out,
+                .result = dx,
+                .activations = &activations,
+                .dw_in = dw_in,
+                .dw_out = dw_out,
+                .gradients = gradients};
+  args.call.saved_call = reinterpret_cast<uint64_t*>(activations.call.data());
+  args.call.results = gradients_->dx().data();
+  args.call.backward = true;
+  args.call.d_gate_weight = floats(d_gate_weight_);
+  args.call.dweights = dweights.as<float>();
+  enqueue_pass(backward_, args);
 }
 
 }  // namespace tandem::gpu

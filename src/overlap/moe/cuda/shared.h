@@ -20,13 +20,16 @@ class SharedMoe final : public MoeOnRanks {
 
   void prepare(MoeRows& rows) override { op_->prepare(rows); }
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeRows& rows) override {
+               const Tensor& out, MoeRows& rows,
+               const std::function<void()>& meanwhile) override {
+    if (meanwhile) meanwhile();
     op_->forward(layer_, x, routing, w_in, w_out, out, rows);
   }
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
-                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
-                const Tensor& dw_out) override {
-    op_->backward(layer_, dout, w_in, w_out, rows, dx, dweights, dw_in, dw_out);
+                const Tensor& dx, const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                WeightGradients gradients, const std::function<void()>& meanwhile) override {
+    if (meanwhile) meanwhile();
+    op_->backward(layer_, dout, w_in, w_out, rows, dx, dweights, dw_in, dw_out, gradients);
   }
   Strategy dispatch_strategy() const override { return op_->strategy(); }
   Strategy combine_strategy() const override { return op_->strategy(); }
