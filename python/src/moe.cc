@@ -53,6 +53,10 @@ class Batch {
     comm_->open("moe");
     return *batch_;
   }
+  size_t bytes() const {
+    comm_->open("moe");
+    return batch_->bytes();
+  }
   std::vector<int64_t> rows_of_experts() const {
     comm_->open("moe");
     const auto rows = batch_->rows_of_experts();
@@ -137,7 +141,8 @@ class Layer : public Living<Layer> {
       const Operand to_in(dw_in, "moe", "dw_in"), to_out(dw_out, "moe", "dw_out");
       comm_->use("moe", dout, [&](Communicator&) {
         layer_->backward(from.tensor(), in.tensor(), down.tensor(), saved, to_x.tensor(),
-                         to_weights.tensor(), to_in.tensor(), to_out.tensor());
+                         to_weights.tensor(), to_in.tensor(), to_out.tensor(),
+                         fresh_in && fresh_out ? WeightGradients::store : WeightGradients::add);
       });
     }
     return nb::make_tuple(
@@ -162,11 +167,19 @@ class Layer : public Living<Layer> {
   MoeLayer* layer_ = nullptr;
 };
 
+MoeSave save_from(const std::string& name) {
+  if (name == "sorted") return MoeSave::sorted;
+  if (name == "rows") return MoeSave::rows;
+  if (name == "recompute") return MoeSave::recompute;
+  throw InvalidArgument("moe: save '" + name + "': expected sorted, rows or recompute");
+}
+
 void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                const Integer& hidden, const Integer& ffn, const Integer& experts,
                const Integer& top_k, const Integer& tp, nb::object dtype,
                const std::string& strategy, const Integer& chunks, nb::handle codec,
-               nb::handle combine_codec, bool allow_uncompressed, bool backward) {
+               nb::handle combine_codec, bool allow_uncompressed, bool backward,
+               const std::string& save) {
   const MoeShape shape{.tokens = tokens.to<int64_t>("moe", "tokens"),
                        .hidden = hidden.to<int64_t>("moe", "hidden"),
                        .ffn = ffn.to<int64_t>("moe", "ffn"),
@@ -179,7 +192,8 @@ void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                            .dispatch = wire_from(codec),
                            .combine = wire_from(combine_codec),
                            .allow_uncompressed = allow_uncompressed,
-                           .backward = backward};
+                           .backward = backward,
+                           .save = save_from(save)};
   if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
     throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
   }
@@ -190,6 +204,7 @@ void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
 
 void bind_moe(nb::module_& m) {
   nb::class_<Batch>(m, "MoeBatch", "What a forward pass leaves for its backward pass.")
+      .def_prop_ro("bytes", &Batch::bytes, "Bytes of its memory for rows and activations.")
       .def_prop_ro("rows_of_experts", &Batch::rows_of_experts,
                    "Rows that each of this rank's experts computed, own ones and other ranks'. "
                    "Empty on GPU\nranks, whose host learns none.");
@@ -203,7 +218,9 @@ void bind_moe(nb::module_& m) {
       "both are sent uncompressed if that is measured to be faster. The backward pass is\n"
       "uncompressed.\n"
       "backward: GPU ranks fill batches for it, which takes memory; CPU ranks always do. chunks:\n"
-      "of each stage when overlapped; 0: chosen, as always on GPUs. GPU ranks: bf16 or f16, "
+      "of each stage when overlapped; 0: chosen, as always on GPUs. save: rows that a batch\n"
+      "keeps: 'sorted', each once for every expert; 'rows', each once; 'recompute', this rank's\n"
+      "only, which a backward pass sends again; the same bits. On GPUs 'sorted'. GPU ranks: bf16 or f16, "
       "hidden\n"
       "a multiple of 8, ffn of 8 x tp. Collective to construct and to call. Raises\n"
       "InvalidArgument, Mismatch, Timeout, Aborted, and Unsupported for GPUs that it does not run "
@@ -213,7 +230,7 @@ void bind_moe(nb::module_& m) {
            nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("strategy") = "automatic",
            nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
            nb::arg("combine_codec") = nb::none(), nb::arg("allow_uncompressed") = false,
-           nb::arg("backward") = false)
+           nb::arg("backward") = false, nb::arg("save") = "sorted")
       .def_prop_ro("comm", &Layer::comm)
       .def_prop_ro("tokens", [](const Layer& l) { return l.shape().tokens; })
       .def_prop_ro("hidden", [](const Layer& l) { return l.shape().hidden; })

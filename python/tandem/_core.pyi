@@ -178,6 +178,8 @@ class AgWgrad(_Operator):
 
 class MoeBatch:
     @property
+    def bytes(self) -> int: ...
+    @property
     def rows_of_experts(self) -> list[int]: ...
 
 class MoeLayer:
@@ -198,6 +200,7 @@ class MoeLayer:
         combine_codec: CodecLike = None,
         allow_uncompressed: bool = False,
         backward: bool = False,
+        save: str = "sorted",
     ) -> None: ...
     @property
     def comm(self) -> Comm: ...

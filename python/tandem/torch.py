@@ -181,7 +181,7 @@ class Moe(_Layer):
     logits, weighted by the softmax over those. codec, combine_codec: wire formats of rows and of
     their sums, in the forward pass. Parameters: router [experts, hidden], replicated, its gradient
     summed over ranks; w_in and w_out, of this rank's experts. Initial values do not depend on the
-    layout. backward=False saves GPU memory if there is no backward pass.
+    layout. backward=False saves GPU memory if there is no backward pass; save: as of MoeLayer.
 
     forward(x): x [..., hidden], this rank's rows. Returns their results, with x's shape and dtype;
     under torch.autocast it still computes in the layer's dtype. Raises InvalidArgument, Mismatch
@@ -190,11 +190,11 @@ class Moe(_Layer):
 
     def __init__(self, comm: Comm, tokens: int, hidden: int, ffn: int, experts: int, top_k: int = 1,
                  tp: int = 1, *, dtype: Optional[torch.dtype] = None, codec: Any = None,
-                 combine_codec: Any = None, backward: bool = True) -> None:
+                 combine_codec: Any = None, backward: bool = True, save: str = "sorted") -> None:
         super().__init__()
         kind = dtype or torch.float32
         self._make(kind, comm, tokens, hidden, ffn, experts, top_k, tp, codec=codec, combine_codec=combine_codec,
-                   backward=backward)
+                   backward=backward, save=save)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
         seed = _shared_seed(comm)
@@ -231,7 +231,7 @@ class Moe(_Layer):
     @classmethod
     def from_experts(cls, comm: Comm, tokens: int, router: Tensor, w_in: Tensor, w_out: Tensor, top_k: int = 1,
                      tp: int = 1, *, codec: Any = None, combine_codec: Any = None,
-                     backward: bool = True) -> "Moe":
+                     backward: bool = True, save: str = "sorted") -> "Moe":
         """Copies this rank's shard of experts that all ranks hold. router: [experts, hidden]; w_in:
         [experts, 2, ffn, hidden], for each expert the gate, then the up projection; w_out:
         [experts, hidden, ffn], with w_in's dtype. The other arguments are those of Moe."""
@@ -246,7 +246,7 @@ class Moe(_Layer):
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         made._make(w_in.dtype, comm, tokens, hidden, ffn, experts, top_k, tp, codec=codec,
-                   combine_codec=combine_codec, backward=backward)
+                   combine_codec=combine_codec, backward=backward, save=save)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
 

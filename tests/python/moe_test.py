@@ -131,6 +131,26 @@ class Forward(unittest.TestCase):
 
         on_ranks(body)
 
+    def test_save(self):
+        def body(comm):
+            x, dout = values((9, HIDDEN), 3 + comm.rank), values((9, HIDDEN), 30 + comm.rank)
+            experts, weights = routing(9, comm.rank)
+            weights_of_rank = expert_weights(comm, 1)
+            results, sizes = [], []
+            for save in ("sorted", "rows", "recompute"):
+                layer = tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, strategy="overlapped", save=save)
+                out, batch = layer.forward(x, experts, weights, *weights_of_rank)
+                results.append((out, *layer.backward(batch, dout, *weights_of_rank)))
+                sizes.append(batch.bytes)
+            for other in results[1:]:
+                for found, expected in zip(other, results[0]):
+                    np.testing.assert_array_equal(found, expected)
+            self.assertLess(sizes[2], min(sizes[:2]))
+            with self.assertRaisesRegex(tandem.InvalidArgument, "moe: save 'all': expected sorted, rows or recompute"):
+                tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, save="all")
+
+        on_ranks(body)
+
     @unittest.skipUnless(jax or ml_dtypes, "neither JAX nor ml_dtypes is installed")
     def test_arrays_of_jax_and_bfloat16_of_numpy(self):
         kinds = []

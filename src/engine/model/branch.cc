@@ -268,6 +268,7 @@ struct Branch::Run final : program::Runner {
   ExpertLoad* load = nullptr;
   std::optional<NextNorm> next = {};
   bool again = false;  ///< recomputes unsaved activations
+  std::function<void()> meanwhile = {};  ///< shared expert's operations, while rows are sent
   // Backward.
   Tensor dx = {}, dnorm = {}, balance = {};
   bool is_split = false;
@@ -304,7 +305,7 @@ struct Branch::Run final : program::Runner {
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);
     moe->layer.forward(f.at(op.in[0]), {chosen, f.at(op.in[2])}, f.view.weight(f.branch.experts_in),
-                       f.view.weight(f.branch.experts_out), moe->routed, *saved.experts);
+                       f.view.weight(f.branch.experts_out), moe->routed, *saved.experts, meanwhile);
     if (load) load->add(f.branch.moe_layer, scores, chosen);
     if (y.dims() > 0) add_last(products ? y : x, moe->routed);
   }
@@ -339,7 +340,7 @@ struct Branch::Run final : program::Runner {
       const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
       moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
                           moe->d_x_norm, moe->dweights, context.gradient(in),
-                          context.gradient(out), context.begin_experts(f.branch));
+                          context.gradient(out), context.begin_experts(f.branch), meanwhile);
     }
     if (op.row == &program::kRouter) router_backward(op, f);
     if (op.row == &program::kRowGemm) {
@@ -440,7 +441,13 @@ void Branch::forward(const Tensor& x, const Tensor& y, const BranchActivations& 
   run.y = y, run.load = load, run.next = next;
   const LayerView model = view();
   program::Frame frame{model, layout_, saved.values, run, x};
-  run_normalized(frame);
+  overlaps_shared_expert() ? run_experts_first(frame, run.meanwhile) : run_normalized(frame);
+}
+
+// With tensor parallelism it is divided, and its sums would wait for a rank that refuses the
+// experts' call.
+bool Branch::overlaps_shared_expert() const {
+  return products_ && experts_ && context_.tp.size() == 1 && !context_.exec.on_gpu();
 }
 
 void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) {
@@ -458,7 +465,7 @@ void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
   const LayerView model = view();
   const program::Values gradients = run.make_gradients(layout_);
   program::BackwardFrame frame{{model, layout_, saved.values, run, x}, gradients};
-  run_backward(frame, is_split);
+  run_backward(frame, is_split, overlaps_shared_expert() ? &run.meanwhile : nullptr);
 }
 
 void Branch::backward_weight(const BranchActivations& saved) {

@@ -194,6 +194,8 @@ class Branch {
  private:
   struct Run;
   LayerView view() const;
+  /// Whether a shared expert runs while rows are sent to the routed ones.
+  bool overlaps_shared_expert() const;
 
   ModelContext& context_;
   BranchProducts* products_;

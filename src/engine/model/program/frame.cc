@@ -9,6 +9,15 @@ void run_forward(const Op& op, Frame& frame) {
   op.row->forward ? op.row->forward(op, frame) : frame.run.forward(op, frame);
 }
 
+void run_op_backward(const Op& op, BackwardFrame& frame) {
+  op.row->backward ? op.row->backward(op, frame) : frame.run.backward(op, frame);
+}
+
+size_t router_index(const BranchLayout& branch) {
+  const std::vector<Op>& ops = branch.program.ops;
+  return size_t(std::ranges::find(ops, &kRouter, &Op::row) - ops.begin());
+}
+
 }  // namespace
 
 void set_ranges(const BranchLayout& branch, Values& values) {
@@ -29,6 +38,15 @@ void run_normalized(Frame& frame) {
   for (size_t i = 1; i < ops.size(); ++i) run_forward(ops[i], frame);
 }
 
+void run_experts_first(Frame& frame, std::function<void()>& meanwhile) {
+  const std::vector<Op>& ops = frame.branch.program.ops;
+  const size_t router = router_index(frame.branch);
+  meanwhile = [&frame, &ops, router] {
+    for (size_t i = 1; i < router; ++i) run_forward(ops[i], frame);
+  };
+  for (size_t i = router; i < ops.size(); ++i) run_forward(ops[i], frame);
+}
+
 void run_unsaved(Frame& frame) {
   const BranchProgram& program = frame.branch.program;
   for (const Op& op : program.ops) {
@@ -39,13 +57,17 @@ void run_unsaved(Frame& frame) {
   }
 }
 
-void run_backward(BackwardFrame& frame, bool is_split) {
+void run_backward(BackwardFrame& frame, bool is_split, std::function<void()>* meanwhile) {
   const std::vector<Op>& ops = frame.branch.program.ops;
-  for (size_t i = ops.size(); i-- > 0;) {
-    if (i == 0 && !is_split) run_backward_weight(frame);
-    const Op& op = ops[i];
-    op.row->backward ? op.row->backward(op, frame) : frame.run.backward(op, frame);
+  const size_t router = meanwhile ? router_index(frame.branch) : 1;
+  if (meanwhile) {
+    *meanwhile = [&frame, &ops, router] {
+      for (size_t i = router; i-- > 1;) run_op_backward(ops[i], frame);
+    };
   }
+  for (size_t i = ops.size(); i-- > router;) run_op_backward(ops[i], frame);
+  if (!is_split) run_backward_weight(frame);
+  run_op_backward(ops.front(), frame);
 }
 
 void run_backward_weight(BackwardFrame& frame) {
