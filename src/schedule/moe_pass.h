@@ -70,7 +70,7 @@ enum class RowExchange : uint8_t {
 /// Return of sums.
 enum class SumExchange : uint8_t {
   serial,         ///< one step after the GEMM
-  under_weights,  ///< the same, and the weights' gradients precede the sum over ranks
+  under_weights,  ///< serial, but the weights' gradients precede the sum over ranks
   by_columns,     ///< one column group is sent while the next is multiplied
   local_last,     ///< remote rows, also by column groups, are sent while local rows are multiplied
 };

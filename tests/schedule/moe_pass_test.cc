@@ -17,9 +17,9 @@ using enum MoeStep;
 /// "side:send_rows remote 1" of every launch, in order, between "await 0" and "record 0".
 std::vector<std::string> list(const MoePass& pass) {
   constexpr std::array<const char*, kMoeSteps> kNames = {
-      "notify", "encode_rows", "send_rows", "decode_rows", "permute", "gather",
-      "send_and_gather", "first", "swiglu", "second", "d_act", "gate",
-      "dx", "send_sums", "dw_in", "dw_out", "sum_ranks"};
+      "notify", "encode_rows", "send_rows", "decode_rows", "permute", "gather", "send_and_gather",
+      "first",  "swiglu",      "second",    "d_act",       "gate",    "dx",     "send_sums",
+      "dw_in",  "dw_out",      "sum_ranks"};
   constexpr std::array<const char*, 3> kRows = {"", " local", " remote"};
   std::vector<std::string> lines;
   for (const PassStep& step : pass) {
@@ -101,7 +101,8 @@ TEST(MoePass, GpuForwardPassesLaunchInTheirPublishedOrder) {
   for (const bool trains : {false, true}) {
     for (const bool encodes : {false, true}) {
       for (const int ranks : {1, 2}) {
-        std::vector<GpuCandidate> candidates{{}, {.sorts = true}, {.sorts = true, .overlaps_sort = true}};
+        std::vector<GpuCandidate> candidates{
+            {}, {.sorts = true}, {.sorts = true, .overlaps_sort = true}};
         if (ranks > 1) {
           for (const int groups : {1, 2, 4}) {
             candidates.push_back({.serial = false, .groups = groups});
@@ -123,8 +124,8 @@ TEST(MoePass, GpuForwardPassesLaunchInTheirPublishedOrder) {
 
 TEST(MoePass, GpuBackwardPassSendsSumsBeforeTheGradientsOfWeights) {
   MoePassForm form{.has_gate_step = true, .sums = SumExchange::under_weights};
-  const Lines expected{"notify", "send_rows", "permute", "gather", "d_act", "gate",
-                       "dx", "send_sums", "dw_in", "dw_out", "sum_ranks"};
+  const Lines expected{"notify", "send_rows", "permute", "gather", "d_act",    "gate",
+                       "dx",     "send_sums", "dw_in",   "dw_out", "sum_ranks"};
   EXPECT_EQ(list(make_backward(form)), expected);
   form.sends = false;
   Lines local = expected;
@@ -133,12 +134,14 @@ TEST(MoePass, GpuBackwardPassSendsSumsBeforeTheGradientsOfWeights) {
 }
 
 TEST(MoePass, OverlappedBackwardPassOfCpuRanks) {
-  MoePassForm form{.rows = RowExchange::overlapped, .row_chunks = 2,
-                   .sums = SumExchange::local_last, .column_groups = 2};
-  Lines expected{"notify", "send_rows", "gather local", "d_act local", "permute",
-                 "gather remote", "d_act remote", "gather remote 1", "d_act remote 1",
-                 "dx remote", "send_sums", "dx remote 1", "send_sums 1",
-                 "dw_in", "dw_out", "dx local", "sum_ranks"};
+  MoePassForm form{.rows = RowExchange::overlapped,
+                   .row_chunks = 2,
+                   .sums = SumExchange::local_last,
+                   .column_groups = 2};
+  Lines expected{"notify",        "send_rows",    "gather local",    "d_act local",    "permute",
+                 "gather remote", "d_act remote", "gather remote 1", "d_act remote 1", "dx remote",
+                 "send_sums",     "dx remote 1",  "send_sums 1",     "dw_in",          "dw_out",
+                 "dx local",      "sum_ranks"};
   EXPECT_EQ(list(make_backward(form)), expected);
   form.local_dx_first = true;
   std::erase(expected, "dx local");
@@ -146,28 +149,45 @@ TEST(MoePass, OverlappedBackwardPassOfCpuRanks) {
   EXPECT_EQ(list(make_backward(form)), expected);
 }
 
-// ---- Order of reads after writes ------------------------------------------------------------------
+// ---- Order of reads after writes
+// ------------------------------------------------------------------
 
 /// Steps whose results `step` reads, if the pass has them.
 std::vector<MoeStep> needs(MoeStep step) {
   switch (step) {
-    case notify: return {};
-    case encode_rows: return {notify};
-    case send_rows: return {notify, encode_rows};
-    case decode_rows: return {send_rows};
-    case permute: return {notify};
+    case notify:
+      return {};
+    case encode_rows:
+      return {notify};
+    case send_rows:
+      return {notify, encode_rows};
+    case decode_rows:
+      return {send_rows};
+    case permute:
+      return {notify};
     case gather:
-    case send_and_gather: return {notify, encode_rows};
-    case first: return {permute};
-    case swiglu: return {first};
-    case second: return {first, swiglu};
-    case d_act: return {gather};
-    case gate: return {d_act};
-    case dx: return {d_act, gate};
-    case send_sums: return {second, dx};
-    case dw_in: return {gather, d_act, gate};
-    case dw_out: return {gather, d_act, gate};
-    case sum_ranks: return {send_sums, second, dx};
+    case send_and_gather:
+      return {notify, encode_rows};
+    case first:
+      return {permute};
+    case swiglu:
+      return {first};
+    case second:
+      return {first, swiglu};
+    case d_act:
+      return {gather};
+    case gate:
+      return {d_act};
+    case dx:
+      return {d_act, gate};
+    case send_sums:
+      return {second, dx};
+    case dw_in:
+      return {gather, d_act, gate};
+    case dw_out:
+      return {gather, d_act, gate};
+    case sum_ranks:
+      return {send_sums, second, dx};
   }
   return {};
 }

@@ -267,7 +267,7 @@ struct Branch::Run final : program::Runner {
   Tensor y = {}, scores = {};
   ExpertLoad* load = nullptr;
   std::optional<NextNorm> next = {};
-  bool again = false;  ///< recomputes unsaved activations
+  bool again = false;                    ///< recomputes unsaved activations
   std::function<void()> meanwhile = {};  ///< shared expert's operations, while rows are sent
   // Backward.
   Tensor dx = {}, dnorm = {}, balance = {};
@@ -339,8 +339,8 @@ struct Branch::Run final : program::Runner {
     if (op.row == &program::kExperts) {
       const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
       moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
-                          moe->d_x_norm, moe->dweights, context.gradient(in),
-                          context.gradient(out), context.begin_experts(f.branch), meanwhile);
+                          moe->d_x_norm, moe->dweights, context.gradient(in), context.gradient(out),
+                          context.begin_experts(f.branch), meanwhile);
     }
     if (op.row == &program::kRouter) router_backward(op, f);
     if (op.row == &program::kRowGemm) {

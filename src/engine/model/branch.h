@@ -72,7 +72,7 @@ struct ModelContext {
   }
   /// GradientMemory::begin_write of `gradients`.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
-  /// The same for both matrices of a branch's experts, which are written together.
+  /// Begins both gradients of a branch's experts, which are written together.
   WeightGradients begin_experts(const BranchLayout& l) {
     const bool adds = adds_gradient(l.experts_in.offset);
     return adds_gradient(l.experts_out.offset) && adds ? WeightGradients::add

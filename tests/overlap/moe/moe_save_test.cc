@@ -1,5 +1,5 @@
-// What a forward pass saves, and how a backward pass writes the gradients of the weights: the bits
-// of every result are those of sorted rows and of gradients added to zeros.
+// Rows that a forward pass saves, and gradients of weights that a backward pass stores: the bits of
+// every result are those of sorted rows and of gradients added to zeros.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +31,9 @@ Results run_twice(RankLayer& rank, MoeLayer& layer, WeightGradients mode) {
                   rank.out.tensor, batch);
     layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, batch, rank.dx.tensor,
                    rank.dweights.tensor, rank.dw_in.tensor, rank.dw_out.tensor, mode);
-    if (run == 1) EXPECT_EQ(rank.results(), results) << "a second run has other bits";
+    if (run == 1) {
+      EXPECT_EQ(rank.results(), results) << "a second run has other bits";
+    }
     results = rank.results();
   }
   return results;
@@ -170,12 +172,12 @@ TEST(MoePasses, LocalRowsMayComeFirstInABackwardPass) {
       MoeLayerOnRanks layer(comm, rank.shape(), {Strategy::overlapped, 3});
       Results last;
       for (const bool first : {true, false}) {
-        for (int level = 0; level < layer.levels(); ++level) {
-          layer.set_local_dx_first(level, first);
-        }
+        layer.set_local_dx_first(first);
         MoeRows rows;
         rank.run(layer, rows);
-        if (!last.empty()) EXPECT_EQ(rank.results(), last) << c.describe();
+        if (!last.empty()) {
+          EXPECT_EQ(rank.results(), last) << c.describe();
+        }
         last = rank.results();
       }
     });

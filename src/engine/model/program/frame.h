@@ -80,16 +80,15 @@ struct BackwardFrame : Frame {
 /// Runs the norm of frame.x, or the operations after it.
 void run_norm(Frame& frame);
 void run_normalized(Frame& frame);
-/// The same for a branch with experts: those in `meanwhile`, which the experts' operation calls
-/// while rows are sent, are the ones before the router.
+/// Runs the operations after the norm of a branch with experts: those before the router are in
+/// `meanwhile`, which the experts' operation calls while rows are sent.
 void run_experts_first(Frame& frame, std::function<void()>& meanwhile);
 /// Computes again what a layer with selective recomputation did not save.
 void run_unsaved(Frame& frame);
 /// The norm's pass is the last: it replaces the gradient that those of weights read. `is_split`:
 /// leaves gradients of GEMMs' weights to run_backward_weight.
 /// `meanwhile`: if not null, as in run_experts_first.
-void run_backward(BackwardFrame& frame, bool is_split,
-                  std::function<void()>* meanwhile = nullptr);
+void run_backward(BackwardFrame& frame, bool is_split, std::function<void()>* meanwhile = nullptr);
 void run_backward_weight(BackwardFrame& frame);
 
 }  // namespace program

@@ -206,8 +206,8 @@ void MoeDispatchGemmCpu::send_wave(const OverlapOptions& plan, const Tensor& x, 
                  wave_signal(coords_.rank, wave));
 }
 
-void MoeDispatchGemmCpu::copy_row(const std::byte* from, int source, int64_t row, const MoeRows& rows,
-                               const Arrived& to) const {
+void MoeDispatchGemmCpu::copy_row(const std::byte* from, int source, int64_t row,
+                                  const MoeRows& rows, const Arrived& to) const {
   if (to.distinct.dims() > 0) {
     const auto at = size_t(rows.first_received(source) + row);
     std::memcpy(to.distinct.as<std::byte>() + at * coords_.row_bytes, from, coords_.row_bytes);

@@ -38,7 +38,8 @@ class MoeDispatchGemmCpu {
   void notify_again(const OverlapOptions& plan, const MoeRows& rows);
   /// Sends the rows that have experts on other ranks. A forward pass knows only its own level then.
   void send_rows(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows);
-  /// Forward: awaits all ranks' routing. `rows` has positions and the level of all ranks' rows then.
+  /// Forward: awaits all ranks' routing. `rows` has positions and the level of all ranks' rows
+  /// then.
   void permute(MoeRows& rows);
   /// Otherwise: awaits all ranks. Throws Mismatch on every rank if one runs forward, or is in
   /// another call's pass.
@@ -87,7 +88,7 @@ class MoeDispatchGemmCpu {
                    const Arrived& to);
   /// Copies received row `row` of `source` to its positions.
   void copy_row(const std::byte* from, int source, int64_t row, const MoeRows& rows,
-             const Arrived& to) const;
+                const Arrived& to) const;
 
   /// Offset of the messages of a wave among those of all `rows` rows, sent in `waves`.
   size_t messages_before(int waves, int64_t rows, int wave) const;

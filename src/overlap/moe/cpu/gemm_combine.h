@@ -40,8 +40,8 @@ class MoeGemmCombineCpu {
   // Steps of a pass (schedule/moe_pass.h). The chunks of a plan are column groups.
 
   void begin() { workspace_.begin(); }
-  /// Multiplies and, but for remote rows, sums. `group`: of remote rows, whose other columns are not
-  /// computed.
+  /// Multiplies and, but for remote rows, sums. `group`: of remote rows, whose other columns are
+  /// not computed.
   void multiply(const OverlapOptions& plan, const Call& call, schedule::RowsFrom from, int group);
   /// Sends the sums of remote rows, which an overlapped plan adds up here. With group 0 go the
   /// values of the slots, also to this rank.

@@ -46,9 +46,9 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void set_plan(Stage stage, const OverlapOptions& plan) {
     plans_[stage].assign(plans_[stage].size(), plan);
   }
-  /// Whether backward passes at `level` whose stages overlap compute the gradients of local rows
-  /// while others' arrive. The bits are the same.
-  void set_local_dx_first(int level, bool first) { local_dx_first_[size_t(level)] = first; }
+  /// Whether backward passes whose stages overlap compute the gradients of local rows while others'
+  /// arrive, at all levels. The bits are the same.
+  void set_local_dx_first(bool first) { local_dx_first_.assign(local_dx_first_.size(), first); }
   const MoeRankCoords& coords() const { return coords_; }
 
   // Passes and their halves, for measurements; operands as for `forward` and `backward`.
@@ -62,10 +62,10 @@ class MoeLayerOnRanks final : public MoeOnRanks {
     WeightGradients mode = WeightGradients::add;
     const std::function<void()>* meanwhile = nullptr;  ///< null: none
   };
-  enum class BackwardPart : uint8_t { dispatch, combine, both };
+  enum class BackwardHalf : uint8_t { dispatch, combine, both };
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeRows& rows, const Gradients& gradients,
-                    BackwardPart part = BackwardPart::both);
+                    BackwardHalf half = BackwardHalf::both);
 
  private:
   struct PassArgs;  ///< operands and progress of one pass

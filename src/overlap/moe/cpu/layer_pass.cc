@@ -115,8 +115,8 @@ void MoeLayerOnRanks::gather(const PassStep& step, const PassArgs& args) {
   const OverlapOptions& row_plan = plan(args.dispatch_stage(), args.rows.level);
   const MoeShape& s = coords_.shape;
   MoeDispatchGemmCpu::Arrived to;
-  to.sorted = args.is_backward() ? dout_.view(s.dtype, args.rows.slots(), s.hidden)
-                                 : sorted_x(args.rows);
+  to.sorted =
+      args.is_backward() ? dout_.view(s.dtype, args.rows.slots(), s.hidden) : sorted_x(args.rows);
   if (args.filled && save_ == MoeSave::rows) {
     to.distinct = args.rows.distinct.view(s.dtype, args.rows.received(), s.hidden);
   }
@@ -181,8 +181,8 @@ MoeGemmCombineCpu::Call MoeLayerOnRanks::combine_call(const PassArgs& args) cons
     return {.rows = args.rows,
             .weighted = true,
             .product =
-                [&s, rows = inner(args.rows), weight = args.w_out](
-                    int expert, Range slots, Range columns, const Tensor& y) {
+                [&s, rows = inner(args.rows), weight = args.w_out](int expert, Range slots,
+                                                                   Range columns, const Tensor& y) {
                   gemm(rows.rows(slots.begin, slots.count),
                        weight.rows(expert * s.hidden + columns.begin, columns.count).transposed(),
                        y);
@@ -206,9 +206,11 @@ MoeGemmCombineCpu::Call MoeLayerOnRanks::combine_call(const PassArgs& args) cons
 void MoeLayerOnRanks::weight_gradient(const PassStep& step, const PassArgs& args) {
   const MoeShape& s = coords_.shape;
   const int64_t f = coords_.ffn, all = args.rows.slots();
-  const bool is_in = step.step == MoeStep::dw_in, adds = args.gradients.mode == WeightGradients::add;
+  const bool is_in = step.step == MoeStep::dw_in,
+             adds = args.gradients.mode == WeightGradients::add;
   if (is_in && save_ == MoeSave::rows) sort_again(args.rows);
-  const Tensor dy = is_in ? dgate_up_.view(s.dtype, all, 2 * f) : dout_.view(s.dtype, all, s.hidden),
+  const Tensor dy =
+                   is_in ? dgate_up_.view(s.dtype, all, 2 * f) : dout_.view(s.dtype, all, s.hidden),
                x = is_in ? sorted_x(args.rows) : weighted_inner_.view(s.dtype, all, f);
   const Tensor& dw = is_in ? args.gradients.dw_in : args.gradients.dw_out;
   const int64_t features = dy.dim(1);
@@ -223,8 +225,7 @@ void MoeLayerOnRanks::weight_gradient(const PassStep& step, const PassArgs& args
 void MoeLayerOnRanks::sort_again(const MoeRows& rows) const {
   const ScopedSpan span(SpanKind::compute, "moe_permute");
   const MoeShape& s = coords_.shape;
-  const Tensor to = sorted_x(rows),
-               from = rows.distinct.view(s.dtype, rows.received(), s.hidden);
+  const Tensor to = sorted_x(rows), from = rows.distinct.view(s.dtype, rows.received(), s.hidden);
   for (int source = 0; source < coords_.world; ++source) {
     const std::byte* const begin =
         from.as<std::byte>() + size_t(rows.first_received(source)) * coords_.row_bytes;
@@ -300,13 +301,13 @@ void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, cons
 
 void MoeLayerOnRanks::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                                    const MoeRows& rows, const Gradients& gradients,
-                                   BackwardPart part) {
+                                   BackwardHalf half) {
   make_room_to_go_back(rows);
-  if (save_ == MoeSave::recompute && part == BackwardPart::both) {
+  if (save_ == MoeSave::recompute && half == BackwardHalf::both) {
     PassArgs again{.kind = PassArgs::Rows::again,
                    .rows = rows,
                    .dispatched = rows.sent_rows.view(coords_.shape.dtype, rows.local_rows(),
-                                                 coords_.shape.hidden),
+                                                     coords_.shape.hidden),
                    .w_in = w_in};
     run_pass(make_dispatch, again);
   }
@@ -317,12 +318,12 @@ void MoeLayerOnRanks::run_backward(const Tensor& dout, const Tensor& w_in, const
                 .w_out = w_out,
                 .gradients = gradients,
                 .meanwhile = gradients.meanwhile};
-  switch (part) {
-    case BackwardPart::dispatch:
+  switch (half) {
+    case BackwardHalf::dispatch:
       return run_pass(make_dispatch_backward, args);
-    case BackwardPart::combine:
+    case BackwardHalf::combine:
       return run_pass(make_combine_backward, args);
-    case BackwardPart::both:
+    case BackwardHalf::both:
       return run_pass(make_backward, args);
   }
 }

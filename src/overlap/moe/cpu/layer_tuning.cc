@@ -31,17 +31,14 @@ struct TuningOperands {
                random_buffer(coords.shape.dtype, out_rows() * coords.ffn, 4),
                random_buffer(coords.shape.dtype, in_rows() * coords.shape.hidden, 5),
                random_buffer(coords.shape.dtype, out_rows() * coords.ffn, 6)},
-        weights(size_t(coords.shape.tokens * coords.shape.top_k),
-                1.0f / float(coords.shape.top_k)),
+        weights(size_t(coords.shape.tokens * coords.shape.top_k), 1.0f / float(coords.shape.top_k)),
         dweights(weights.size()) {}
   int64_t in_rows() const { return coords.experts.count * 2 * coords.ffn; }
   int64_t out_rows() const { return coords.experts.count * coords.shape.hidden; }
   Tensor rows_at(size_t i) const { return at(i, coords.shape.tokens, coords.shape.hidden); }
   Tensor w_in(size_t i = 2) const { return at(i, in_rows(), coords.shape.hidden); }
   Tensor w_out(size_t i = 3) const { return at(i, out_rows(), coords.ffn); }
-  MoeRouting routing() {
-    return {by_choice(std::span(experts)), by_choice(std::span(weights))};
-  }
+  MoeRouting routing() { return {by_choice(std::span(experts)), by_choice(std::span(weights))}; }
   MoeLayerOnRanks::Gradients gradients() {
     return {rows_at(1), by_choice(std::span(dweights)), w_in(4), w_out(5), WeightGradients::store};
   }
@@ -90,15 +87,15 @@ std::vector<BackwardPlan> backward_plans(const OverlapOptions& rows, const Overl
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = coords_.shape;
   TuningOperands o(coords_);
-  const auto backward_part = [&](BackwardPart part) {
-    return [this, &o, part] {
-      run_backward(o.rows_at(0), o.w_in(), o.w_out(), o.rows, o.gradients(), part);
+  const auto backward_half = [&](BackwardHalf half) {
+    return [this, &o, half] {
+      run_backward(o.rows_at(0), o.w_in(), o.w_out(), o.rows, o.gradients(), half);
     };
   };
   const std::array<std::function<void()>, kStages> run = {
       [&] { run_forward(o.rows_at(0), o.routing(), o.w_in(), o.w_out(), {}, o.rows); },
-      [&] { run_combine(o.w_out(), o.rows, o.rows_at(1)); }, backward_part(BackwardPart::dispatch),
-      backward_part(BackwardPart::combine)};
+      [&] { run_combine(o.w_out(), o.rows, o.rows_at(1)); }, backward_half(BackwardHalf::dispatch),
+      backward_half(BackwardHalf::combine)};
   std::array<std::vector<OverlapOptions>, kStages> chosen;
   std::vector<bool> local_dx_first;
   const auto tune_stage = [&](Stage stage, const std::string& shape) {
@@ -126,17 +123,17 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
     const auto set = [&](const BackwardPlan& plan) {
       set_plan(dispatch_backward, plan.rows);
       set_plan(combine_backward, plan.sums);
-      local_dx_first_.assign(local_dx_first_.size(), plan.local_dx_first);
+      set_local_dx_first(plan.local_dx_first);
     };
     const auto seconds = [&](size_t candidate) {
       set(plans[candidate]);
-      return timed(comm, backward_part(BackwardPart::both))();
+      return timed(comm, backward_half(BackwardHalf::both))();
     };
     const BackwardPlan& best = plans[tune(comm, "moe backward", shape, names, seconds)];
     chosen[dispatch_backward].back() = best.rows;
     chosen[combine_backward].back() = best.sums;
     local_dx_first.push_back(best.local_dx_first);
-    local_dx_first_.assign(local_dx_first_.size(), false);
+    set_local_dx_first(false);
   };
   progress_.during([&] {
     for (int level = 0; level < levels(); ++level) {

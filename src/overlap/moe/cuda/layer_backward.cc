@@ -54,8 +54,7 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
-  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, gradients,
-               &layer);
+  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, gradients, &layer);
 }
 
 void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,

@@ -20,8 +20,7 @@ class SharedMoe final : public MoeOnRanks {
 
   void prepare(MoeRows& rows) override { op_->prepare(rows); }
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
-               const Tensor& out, MoeRows& rows,
-               const std::function<void()>& meanwhile) override {
+               const Tensor& out, MoeRows& rows, const std::function<void()>& meanwhile) override {
     if (meanwhile) meanwhile();
     op_->forward(layer_, x, routing, w_in, w_out, out, rows);
   }
