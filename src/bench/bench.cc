@@ -228,6 +228,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
     for (const auto& variant : alone->variants()) variants.push_back(timed(comm, variant));
   }
   const auto samples = measure(comm, variants, {7, request.repeats, request.repeats, 0});
+  result.saved_bytes = int64_t(max_over_ranks(comm, double(subject->saved_bytes())));
   result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
   const bool operation = subject->has_gemm();

@@ -17,6 +17,7 @@
 #include "observe/trace.h"
 #include "tandem/codec.h"
 #include "tandem/communicator.h"
+#include "tandem/moe.h"
 #include "tandem/quantize.h"
 #include "tune/candidate.h"
 
@@ -31,6 +32,7 @@ struct MoeBench {
   double imbalance = 1;  ///< approximate max over mean of the EP ranks' loads; 0: Zipf's law
   int64_t scale = 1;     ///< divisor of hidden and ffn
   bool backward = false;
+  MoeSave save = MoeSave::sorted;  ///< with `backward`
 
   bool has_all_sizes() const { return experts > 0 && top_k > 0 && hidden > 0 && ffn > 0; }
 };
@@ -97,6 +99,7 @@ struct BenchResult {
   std::string serial_name, overlapped_name;  ///< their names
   std::optional<BenchTimes> nccl;            ///< GPUs: the serial form with NCCL
   int64_t bytes = 0;                         ///< bytes sent per rank, uncompressed
+  int64_t saved_bytes = 0;                   ///< of moe with backward: largest batch of a rank
   int64_t wire_bytes = 0;                    ///< with a codec: bytes sent per rank, encoded
   std::optional<CodecTimes> codec_times;     ///< collectives with a codec
   int chunks = 0;

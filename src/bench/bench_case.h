@@ -48,6 +48,8 @@ class BenchCase {
   virtual bool is_same_on_all_ranks() const { return false; }
   /// Bytes sent by one rank in its last encoded call, as counted; 0 if unknown.
   virtual int64_t counted_bytes() const { return 0; }
+  /// Bytes that a forward pass of one rank saves for its backward pass; 0: it has none.
+  virtual int64_t saved_bytes() const { return 0; }
   /// Bytes sent by one rank.
   virtual int64_t wire_bytes() const = 0;
 };

@@ -47,7 +47,8 @@ MoeOptions options_of(const BenchRequest& q, Strategy strategy) {
           .chunks = strategy == Strategy::serial ? 0 : q.chunks,
           .dispatch = q.wire,
           .combine = q.wire,
-          .allow_uncompressed = !q.wire.is_none()};
+          .allow_uncompressed = !q.wire.is_none(),
+          .save = q.moe.save};
 }
 
 /// Call of the layer, or of one of its operators.
@@ -81,7 +82,9 @@ class MoeCase : public BenchCase {
         layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
-    run(layer_, {Strategy::serial, 1});  // determines the rows on this rank
+    // Determines the rows on this rank. GEMMs alone and the reference read sorted rows.
+    MoeLayerOnRanks(comm, coords_.shape, {.strategy = Strategy::serial})
+        .run_forward(x_.tensor, routing(), w_in_.tensor, w_out_.tensor, out_.tensor, rows_);
     list_slots();
   }
 
@@ -126,6 +129,7 @@ class MoeCase : public BenchCase {
     return all;
   }
   int64_t counted_bytes() const override { return counted_bytes_; }
+  int64_t saved_bytes() const override { return q_.moe.backward ? saved_bytes_ : 0; }
   double codec_error() override;
   Tensor result() const override {
     return dispatches() ? inner() : q_.moe.backward ? dx_.tensor : out_.tensor;
@@ -205,11 +209,13 @@ class MoeCase : public BenchCase {
   void run(MoeLayerOnRanks& layer) {
     if (combines_only() && ran_) return layer.run_combine(w_out_.tensor, rows_, out_.tensor);
     ran_ = true;
+    MoeRows& batch = q_.moe.save == MoeSave::sorted ? rows_ : saved_;
     layer.run_forward(x_.tensor, routing(), w_in_.tensor, w_out_.tensor,
-                      dispatches() ? Tensor() : out_.tensor, rows_);
+                      dispatches() ? Tensor() : out_.tensor, batch);
+    saved_bytes_ = int64_t(batch.saved_bytes());
     if (!q_.moe.backward) return;
     const Tensor dweights = Tensor::of(std::span(dweights_), {local_.count, q_.moe.top_k});
-    layer.run_backward(dout_.tensor, w_in_.tensor, w_out_.tensor, rows_,
+    layer.run_backward(dout_.tensor, w_in_.tensor, w_out_.tensor, batch,
                        {dx_.tensor, dweights, dw_in_.tensor, dw_out_.tensor});
   }
 
@@ -255,7 +261,8 @@ class MoeCase : public BenchCase {
                          ///< rows' gradient
   MoeLayerOnRanks layer_;
   std::optional<MoeLayerOnRanks> chosen_layer_;
-  MoeRows rows_;
+  MoeRows rows_, saved_;
+  int64_t saved_bytes_ = 0;
   GrowingTensor serial_hidden_;
   std::vector<int64_t> slot_rows_;  // global row of each slot
   Memory permuted_, gate_up_, inner_, d_act_, y_;
@@ -428,6 +435,9 @@ void complete_moe(BenchRequest& q, int ranks) {
                     moe.imbalance, moe.ep));
   }
   const BenchMoeOp* op = find_moe(q.op);
+  if (moe.save != MoeSave::sorted && !moe.backward) {
+    throw InvalidArgument("bench: --save without --backward: expected both");
+  }
   if (moe.backward && !(op && op->is_layer())) {
     throw InvalidArgument(fmt::format("bench: --backward with {}: expected moe", q.op));
   }

@@ -127,6 +127,14 @@ void declare_moe(CLI::App& command, MoeBench& moe) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   command.add_flag("--backward", moe.backward, "Time forward and backward passes of moe");
+  command
+      .add_option("--save", moe.save, "Rows that moe saves for --backward on CPU ranks (sorted)")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, MoeSave>{{"sorted", MoeSave::sorted},
+                                                                 {"rows", MoeSave::rows},
+                                                                 {"recompute", MoeSave::recompute}},
+                                  CLI::ignore_case))
+      ->option_text("sorted|rows|recompute");
 }
 
 void declare_output(CLI::App& command, BenchOptions& options) {
@@ -235,6 +243,7 @@ std::string_view moe_option(const MoeBench& moe) {
   if (moe.tp != none.tp) return "--tp";
   if (moe.imbalance != none.imbalance) return "--imbalance";
   if (moe.scale != none.scale) return "--hidden-scale";
+  if (moe.save != none.save) return "--save";
   return moe.backward ? "--backward" : "";
 }
 

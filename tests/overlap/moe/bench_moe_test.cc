@@ -57,6 +57,16 @@ TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
   BenchRequest backward = request_of("moe", 2, 1, 2);
   backward.moe.backward = true;
   EXPECT_TRUE(result_of(backward).ok());
+  int64_t bytes = INT64_MAX;
+  for (const MoeSave save : {MoeSave::sorted, MoeSave::rows, MoeSave::recompute}) {
+    backward.moe.save = save;
+    const BenchResult result = result_of(backward);
+    EXPECT_TRUE(result.ok());
+    EXPECT_LT(result.saved_bytes, bytes);
+    bytes = result.saved_bytes;
+  }
+  EXPECT_GT(bytes, 0);
+  backward.moe.save = MoeSave::sorted;
   backward.dtype = DType::bf16;
   EXPECT_TRUE(result_of(backward).ok());
 }

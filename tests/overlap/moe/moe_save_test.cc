@@ -120,6 +120,10 @@ TEST(MoeWeightGradients, StoredOnesAreThoseAddedToZeros) {
         layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, batch, rank.dx.tensor,
                        rank.dweights.tensor, rank.dw_in.tensor, rank.dw_out.tensor);
         const std::vector<float> once = added[3], twice = rank.dw_in.values();
+        layer.backward(rank.dout.tensor, rank.w_in.tensor, rank.w_out.tensor, batch, rank.dx.tensor,
+                       rank.dweights.tensor, rank.dw_in.tensor, rank.dw_out.tensor,
+                       WeightGradients::store);
+        EXPECT_EQ(rank.dw_in.values(), once) << "storing adds nothing: " << c.describe();
         for (size_t i = 0; i < once.size(); ++i) {
           ASSERT_NEAR(twice[i], 2 * once[i], 1e-5f + 1e-4f * std::abs(once[i])) << c.describe();
         }
