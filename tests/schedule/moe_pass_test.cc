@@ -1,5 +1,6 @@
 #include "schedule/moe_pass.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,10 @@ namespace {
 
 using enum MoeStep;
 
+std::string suffix(int chunk) {
+  return chunk > 0 ? fmt::format(" {}", chunk) : "";
+}
+
 /// "side:send_rows remote 1" of every launch, in order, between "await 0" and "record 0".
 std::vector<std::string> list(const MoePass& pass) {
   constexpr std::array<const char*, kMoeSteps> kNames = {
@@ -23,11 +28,11 @@ std::vector<std::string> list(const MoePass& pass) {
   constexpr std::array<const char*, 3> kRows = {"", " local", " remote"};
   std::vector<std::string> lines;
   for (const PassStep& step : pass) {
-    const std::string lane = step.lane == Lane::side ? "side:" : "";
-    if (step.before != kNoEvent) lines.push_back(lane + "await " + std::to_string(step.before));
-    lines.push_back(lane + kNames[size_t(step.step)] + kRows[size_t(step.rows)] +
-                    (step.chunk > 0 ? " " + std::to_string(step.chunk) : ""));
-    if (step.after != kNoEvent) lines.push_back(lane + "record " + std::to_string(step.after));
+    const char* const lane = step.lane == Lane::side ? "side:" : "";
+    if (step.before != kNoEvent) lines.push_back(fmt::format("{}await {}", lane, step.before));
+    lines.push_back(fmt::format("{}{}{}{}", lane, kNames[size_t(step.step)],
+                                kRows[size_t(step.rows)], suffix(step.chunk)));
+    if (step.after != kNoEvent) lines.push_back(fmt::format("{}record {}", lane, step.after));
   }
   return lines;
 }
@@ -56,12 +61,12 @@ struct GpuCandidate {
   Lines launches() const {
     Lines all{"notify"};
     const bool on_side = !serial && !overlaps_sort;
-    const std::string rows = overlaps_rows() ? "side:" : "";
+    const char* const rows = overlaps_rows() ? "side:" : "";
     if (encodes) all.push_back("encode_rows");
     if (ranks > 1 && !sends_while_sorting()) {
       if (overlaps_rows()) all.insert(all.end(), {"record 0", "side:await 0"});
-      all.push_back(rows + "send_rows");
-      if (encodes) all.push_back(rows + "decode_rows");
+      all.push_back(fmt::format("{}send_rows", rows));
+      if (encodes) all.push_back(fmt::format("{}decode_rows", rows));
       // An event right after a lane's last launch is as good as one recorded when it is awaited.
       if (trains && overlaps_rows()) all.push_back("side:record 1");
     }
@@ -83,11 +88,14 @@ struct GpuCandidate {
       all.insert(all.end(), {"second remote", "send_sums", "second local"});
     } else {
       for (int group = 0; group < groups; ++group) {
-        const std::string chunk = group > 0 ? " " + std::to_string(group) : "";
-        all.push_back("second" + chunk);
-        const std::string event = std::to_string(3 + group);
-        if (on_side) all.insert(all.end(), {"record " + event, "side:await " + event});
-        if (ranks > 1) all.push_back((on_side ? "side:send_sums" : "send_sums") + chunk);
+        all.push_back(fmt::format("second{}", suffix(group)));
+        if (on_side) {
+          all.push_back(fmt::format("record {}", 3 + group));
+          all.push_back(fmt::format("side:await {}", 3 + group));
+        }
+        if (ranks > 1) {
+          all.push_back(fmt::format("{}send_sums{}", on_side ? "side:" : "", suffix(group)));
+        }
       }
     }
     if (on_side) all.insert(all.end(), {"side:record 2", "await 2"});
@@ -222,7 +230,8 @@ std::string unordered(const MoePass& pass) {
     for (const MoeStep needed : needs(pass[i].step)) {
       for (size_t j = 0; j < count; ++j) {
         if (pass[j].step != needed || !covers(pass[j], pass[i]) || before[i][j]) continue;
-        return list({pass[i]}).back() + " is not ordered after " + list({pass[j]}).back();
+        return fmt::format("{} is not ordered after {}", list({pass[i]}).back(),
+                           list({pass[j]}).back());
       }
     }
   }
