@@ -1,5 +1,5 @@
 # Data files: installed ones, the tuner's times for common hardware; and those embedded in the
-# library, the report's page and its chart library.
+# library: pages, their chart library, and the runs that plans are fitted to.
 include(GNUInstallDirs)
 set(shipped_tuner ${PROJECT_SOURCE_DIR}/src/tune/shipped_tuner.json)
 configure_file(${shipped_tuner} ${PROJECT_BINARY_DIR}/share/tandem/shipped_tuner.json COPYONLY)
@@ -41,6 +41,8 @@ set(plan_page_dir ${PROJECT_SOURCE_DIR}/src/engine/plan/page)
 embed(plan_page engine/plan/what_if_assets.h kWhatIfHtml=${plan_page_dir}/what_if.html
   kWhatIfStyle=${plan_page_dir}/what_if.css
   kWhatIfModel=${plan_page_dir}/what_if_model.js kWhatIfScript=${plan_page_dir}/what_if.js)
+embed(published_runs engine/plan/fit/published_runs.h
+  kPublishedRuns=${PROJECT_SOURCE_DIR}/bench/published/runs.csv)
 set(serve_page_dir ${PROJECT_SOURCE_DIR}/src/engine/serve/page)
 embed(serve_page engine/serve/serve_page_assets.h kServeHtml=${serve_page_dir}/serve.html
   kServeStyle=${serve_page_dir}/serve.css)

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "bench/engine/bench_generate.h"
-#include "bench/engine/published_models.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
@@ -14,6 +13,7 @@
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
+#include "engine/model/published_models.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -142,7 +142,7 @@ void add_bench_generate(CLI::App& bench) {
   GenerateBench& request = arguments->request;
   command->add_option("--model", request.model, "Model that the sizes are of")
       ->capture_default_str()
-      ->check(CLI::IsMember(published_models()));
+      ->check(CLI::IsMember(benchmark_models()));
   command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--vocab", request.vocab, "Tokens of the vocabulary (default: the model's)")

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "bench/engine/bench_train.h"
-#include "bench/engine/published_models.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
@@ -14,6 +13,7 @@
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
+#include "engine/model/published_models.h"
 #include "engine/plan/cost/activations.h"
 #include "tandem/error.h"
 
@@ -168,7 +168,7 @@ void add_bench_train(CLI::App& bench) {
   TrainBench& request = arguments->request;
   command->add_option("--model", request.model, "Model that the layers are of")
       ->capture_default_str()
-      ->check(CLI::IsMember(published_models()));
+      ->check(CLI::IsMember(benchmark_models()));
   command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--seq", request.seq, "Tokens of a sequence")

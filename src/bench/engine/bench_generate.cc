@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
-#include "bench/engine/published_models.h"
 #include "comm/exec.h"
 #include "core/cpu/parallel.h"
 #include "core/system/machine.h"
 #include "core/system/process/clock.h"
 #include "engine/infer/engine.h"
+#include "engine/model/published_models.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tune/measure.h"

@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
-#include "bench/engine/published_models.h"
 #include "comm/exec.h"
 #include "engine/config/gpu_training.h"
+#include "engine/model/published_models.h"
 #include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/cost/memory.h"

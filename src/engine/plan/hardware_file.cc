@@ -1,6 +1,7 @@
 #include "engine/plan/hardware_file.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -25,20 +26,26 @@ double positive(const toml::table& table, std::string_view key, std::string_view
 
 }  // namespace
 
-GpuSpec read_hardware(const std::string& path) {
-  const std::string file = single_line(path);
+GpuSpec read_hardware(const std::string& name_or_path) {
+  if (const auto preset = find_gpu_preset(name_or_path)) return *preset;
+  const std::string file = single_line(name_or_path);
+  if (!path_exists(name_or_path) && name_or_path.find_first_of("./") == std::string::npos) {
+    throw InvalidArgument(fmt::format("--hardware {}: expected a TOML file, or one of {}", file,
+                                      fmt::join(gpu_presets(), ", ")));
+  }
   toml::table table;
   try {
-    table = toml::parse(read_small_file(path), file);
+    table = toml::parse(read_small_file(name_or_path), file);
   } catch (const toml::parse_error& error) {
     throw ConfigError(fmt::format("{}:{}: {}", file, error.source().begin.line,
                                   std::string_view(error.description())));
   }
   const std::string name = table["gpu"].value_or(std::string());
-  const auto known = find_gpu(name);
+  const auto preset = find_gpu_preset(name), known = preset ? preset : find_gpu(name);
   if (!known) {
-    throw ConfigError(fmt::format("{}: gpu {}: expected A100, H100, H200 or B200", file,
-                                  name.empty() ? "is missing" : printable(name)));
+    throw ConfigError(fmt::format("{}: gpu {}: expected one of {}", file,
+                                  name.empty() ? "is missing" : printable(name),
+                                  fmt::join(gpu_presets(), ", ")));
   }
   GpuSpec gpu = *known;
   constexpr double kGiga = 1e9;

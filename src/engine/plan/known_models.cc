@@ -14,6 +14,7 @@ struct KnownModel {
   double layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
   double experts = 0, top_k = 0, shared_experts = 0, attention_weights = 0;
   double moe_layer_share = 1, dense_layers = 0, dense_ffn = 0;
+  double expert_hosts = 0;  ///< a token's experts are on so many hosts at most; 0: on any
 };
 
 // Multi-head latent attention of DeepSeek: weights of a layer by its published ranks; the head
@@ -30,9 +31,9 @@ constexpr std::array kModels{
     KnownModel{"qwen3235b", 94, 4096, 64, 4, 128, 1536, 151936, 128, 8},
     KnownModel{"gptoss120b", 36, 2880, 64, 8, 64, 2880, 201088, 128, 4},
     KnownModel{"deepseekv2", 60, 5120, 128, 128, 160, 1536, 102400, 160, 6, 2, kDeepSeekV2Attention,
-               1, 1, 12288},
+               1, 1, 12288, 3},
     KnownModel{"deepseekv3", 61, 7168, 128, 128, 160, 2048, 129280, 256, 8, 1, kDeepSeekV3Attention,
-               1, 3, 18432},
+               1, 3, 18432, 4},
     // Every other layer is dense, with twice the FFN: a token uses the same number of weights.
     KnownModel{"llama4maverick", 48, 5120, 40, 8, 128, 8192, 202048, 128, 1, 1, 0, .5},
 };
@@ -74,6 +75,7 @@ void complete_model(RunRow& row) {
     row.moe_layer_share = known.moe_layer_share;
     row.dense_layers = std::ceil(known.dense_layers * row.layers / known.layers);
     row.dense_ffn = known.dense_ffn;
+    row.expert_hosts = known.expert_hosts;
   }
   fill(row.kv_heads, row.heads);
   if (row.heads > 0) fill(row.head_dim, row.hidden / row.heads);

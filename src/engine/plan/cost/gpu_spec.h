@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem::plan {
 
@@ -17,9 +19,15 @@ struct GpuSpec {
   double nic_rate = 0;                       ///< bytes/s of a GPU's share of its host's adapters
   double host_gpus = 8;
   double learner_rate = nic_rate;  ///< bytes/s of a GPU to other learners
+  bool has_run_tandem = false;     ///< bench/results has runs of Tandem on it
 };
 
 /// Spec of the longest known beginning of `name`; nothing if there is none.
 std::optional<GpuSpec> find_gpu(std::string_view name);
+
+/// Spec of "h100", "a100-40gb", …: a known name in lower or upper case.
+std::optional<GpuSpec> find_gpu_preset(std::string_view name);
+/// Their names, in lower case.
+std::vector<std::string> gpu_presets();
 
 }  // namespace tandem::plan

@@ -43,9 +43,8 @@ Factors prior_means() {
 
 double layer_seconds(const LayerWork& layer, const Factors& factors) {
   const auto factor = [&](Term term) { return factors[size_t(term)]; };
-  const double gemms =
-      std::hypot(factor(Term::gemm) * layer.gemm, factor(Term::gemm_bytes) * layer.gemm_bytes);
-  return gemms + factor(Term::memory) * layer.memory + factor(Term::attention) * layer.attention +
+  return factor(Term::gemm) * layer.gemm + factor(Term::gemm_bytes) * layer.gemm_bytes +
+         factor(Term::memory) * layer.memory + factor(Term::attention) * layer.attention +
          factor(Term::launch) * layer.launch;
 }
 

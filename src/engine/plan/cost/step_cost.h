@@ -2,7 +2,7 @@
 // sheet. Factors are physical: 1.45 for GEMMs means 69 % of the peak, .6 for TP means that 40 % of
 // its exchanges are hidden.
 //
-//   layer = ((gemm · g)^2 + (gemm_bytes · b)^2)^(1/2) + memory, attention, launch, tp, cp, ep
+//   layer = gemm, gemm_bytes, memory, attention, launch, tp, cp, ep, each times its factor
 //   stage = layers · layer (+ head on the last); the slowest stage sets the pace of a pipeline
 //   step  = (microbatches · stage · (1 + bubble) + exposed gradient sums + optimizer + fixed)
 //           · (1 + jitter · log2(hosts)): a step waits for the slowest of all ranks

@@ -11,6 +11,8 @@ namespace {
 
 constexpr double kUnitLatency = 1e-4;
 constexpr double kElement = 2;  ///< bytes, bf16
+/// Passes over a GEMM's activations and their gradients that round them to 8 bits, each way round.
+constexpr double kCasts = 2;
 
 struct Gemm {
   double m, n, k, count = 1;
@@ -24,10 +26,11 @@ struct Dims : MicrobatchDims {
 /// Share of layers that must be computed again: all, none, or what memory asks for if the row does
 /// not say.
 double recompute_share(const RunRow& row, const GpuSpec& gpu) {
-  constexpr double kUsable = .9, kSelective = .1;
+  constexpr double kUsable = .9, kSelective = .1, kEverySecondGemm = .5;
   if (row.recompute == "full") return 1;
   if (row.recompute == "none") return 0;
-  if (row.recompute.find("selective") != std::string::npos) return kSelective;
+  if (row.recompute.find("selective") != std::string::npos)
+    return row.software.starts_with("torchtitan") ? kEverySecondGemm : kSelective;
   if (!row.recompute.empty()) return 0;  // norms, activations: cheap
   const double bytes = saved_bytes(row) * saved_layers(row);
   return std::clamp(1 - kUsable * gpu.memory_bytes / bytes, 0.0, 1.0);
@@ -58,9 +61,12 @@ double ep_seconds(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   if (row.ep <= 1) return 0;
   const double tokens = dims.tokens / row.tp;
   const bool every_copy = row.notes.find("plain all-to-all") != std::string::npos;
-  const double groups = every_copy ? row.ep : std::max(1.0, row.ep * row.tp / gpu.host_gpus);
-  const double copies = every_copy ? row.top_k : groups * (1 - std::pow(1 - 1 / groups, row.top_k));
-  const bool across = row.ep * row.tp > gpu.host_gpus;
+  // A group of experts is of consecutive ranks, in this engine of every tp-th one.
+  const double span = row.ep * (row.of_engine ? row.tp : 1);
+  const double groups = every_copy ? row.ep : std::max(1.0, span / gpu.host_gpus);
+  double copies = every_copy ? row.top_k : groups * (1 - std::pow(1 - 1 / groups, row.top_k));
+  if (row.expert_hosts > 0 && !every_copy) copies = std::min(copies, row.expert_hosts);
+  const bool across = span > gpu.host_gpus;
   const double away = across ? 1 - 1 / groups : 1 - 1 / row.ep;
   const double bytes = kElement * tokens * row.hidden * std::max(copies, 1.0) * away;
   constexpr double kExchanges = 4, kOverlapped = .35;
@@ -73,13 +79,14 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   LayerWork work;
   for (const auto& [m, n, k, count] : layer_gemms(row, dims)) {
     work.gemm += count * passes * 2 * m * n * k / rate;
+    if (is_fp8(row)) work.memory += kCasts * count * kElement * m * (n + k) / gpu.memory_rate;
     work.gemm_bytes += count * passes * kElement * (m * n + n * k + m * k) / gpu.memory_rate;
   }
   const double routed = row.experts > 0 ? 6 * row.top_k * row.hidden : 0;  // gather and combine
   const double elements = dims.tokens / row.tp *
                           (10 * row.hidden + 2 * (dims.width + 2 * dims.kv_width) +
                            1.5 * (1 + dims.matrices) * dims.ffn + routed);
-  work.memory = passes * kElement * elements / gpu.memory_rate;
+  work.memory += passes * kElement * elements / gpu.memory_rate;
   work.attention =
       (3.5 + dims.recompute) * 2 * dims.tokens * row.seq * dims.width / row.tp / gpu.bf16_flops;
   work.launch = passes * kUnitLatency * (row.experts > 0 ? 8 : 1);
@@ -112,9 +119,11 @@ void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
   work.fsdp = row.sharding.find("FSDP") != std::string::npos;
   if (work.fsdp) {  // gathers for the forward and, unless kept, the backward pass; one sum
     const double gathers = row.sharding.find("grad_op") != std::string::npos ? 1 : 2;
-    work.dp = row.microbatches() * (gathers + 1) * exchange(kElement);
+    // Stages of a pipeline keep a step's weights, and sum gradients after the last microbatch.
+    const double times = row.pp > 1 ? 1 : row.microbatches();
+    work.dp = times * ((row.pp > 1 ? 1 : gathers) + 1) * exchange(kElement);
     work.dp_messages =
-        row.microbatches() * work.stage_layers * 3 * std::log2(std::max(ranks, 2.0)) * kUnitLatency;
+        times * work.stage_layers * 3 * std::log2(std::max(ranks, 2.0)) * kUnitLatency;
   } else {  // f32 gradients, bf16 weights
     work.dp = exchange(4) + exchange(kElement);
   }

@@ -12,9 +12,11 @@ namespace tandem::plan {
 
 /// Work of a layer for one microbatch: forward, backward and recomputation.
 struct LayerWork {
-  double gemm = 0;                ///< FLOPs of GEMMs over the tensor cores' rate
-  double gemm_bytes = 0;          ///< operands and results of GEMMs, over the memory's rate
-  double memory = 0;              ///< element-wise kernels and norms
+  double gemm = 0;  ///< FLOPs of GEMMs over the tensor cores' rate
+  /// Operands and results of GEMMs over the memory's rate: the share of their tiles' loops that
+  /// fills and empties, and the more the smaller their dimensions are.
+  double gemm_bytes = 0;
+  double memory = 0;              ///< element-wise kernels, norms, and casts to 8 bits
   double attention = 0;           ///< causal half of the scores and values, bf16
   double launch = 0;              ///< in units of 100 us a pass
   double tp = 0, cp = 0, ep = 0;  ///< bytes over NVLink, or over the adapters across hosts

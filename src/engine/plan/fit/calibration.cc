@@ -1,6 +1,7 @@
 #include "engine/plan/fit/calibration.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -15,8 +16,11 @@
 namespace tandem::plan {
 namespace {
 
-/// Deviation of the logarithm of a measured step from the model's: noise between runs.
-constexpr double kNoise = .03;
+/// Deviation of the logarithm of a measured step from the model's: noise between runs, and between
+/// releases, which differ more in kernels and exchanges of experts.
+constexpr double kNoise = .03, kMoeNoise = .1;
+/// Rows that decide a class's factors; of fewer a wider class is fitted.
+constexpr size_t kEnoughRows = 20;
 constexpr double kDerivative = 1e-4;  ///< step of numeric derivatives
 constexpr int kMaxIterations = 40, kMaxTrials = 10;
 constexpr double kConverged = 1e-6;
@@ -55,7 +59,7 @@ std::vector<Level> levels_of(size_t term, const RunRow& row, const GpuSpec& gpu)
 
 struct Sample {
   StepWork work;
-  double log_step;
+  double log_step, noise;
   /// Indices of the deviations that each term sums.
   std::array<std::vector<size_t>, kTerms> levels;
 };
@@ -71,7 +75,8 @@ Problem make_problem(std::span<const RunRow* const> rows) {
   std::map<std::string, size_t> indices;
   for (const RunRow* row : rows) {
     const GpuSpec gpu = gpu_of(*row);
-    Sample sample{work_of(*row, gpu), std::log(*row->step_s), {}};
+    Sample sample{
+        work_of(*row, gpu), std::log(*row->step_s), row->experts > 0 ? kMoeNoise : kNoise, {}};
     for (size_t term = 0; term < kTerms; ++term) {
       for (const Level& level : levels_of(term, *row, gpu)) {
         const auto [found, added] = indices.try_emplace(level.key, problem.keys.size());
@@ -108,7 +113,7 @@ double cost_at(const Problem& problem, std::span<const double> x,
                std::span<const double> predicted) {
   double cost = 0;
   for (size_t i = 0; i < predicted.size(); ++i)
-    cost += std::pow((predicted[i] - problem.samples[i].log_step) / kNoise, 2);
+    cost += std::pow((predicted[i] - problem.samples[i].log_step) / problem.samples[i].noise, 2);
   for (size_t j = 0; j < x.size(); ++j) cost += std::pow(x[j] / problem.deviations[j], 2);
   return cost;
 }
@@ -148,10 +153,10 @@ Equations make_equations(const Problem& problem, std::span<const double> x,
         used.insert(index);
       }
     }
-    const double residual = sample.log_step - predicted[i];
+    const double residual = sample.log_step - predicted[i], weight = std::pow(sample.noise, -2);
     for (const size_t a : used) {
-      equations.gradient[a] += row[a] * residual / (kNoise * kNoise);
-      for (const size_t b : used) equations.data.at(a, b) += row[a] * row[b] / (kNoise * kNoise);
+      equations.gradient[a] += row[a] * residual * weight;
+      for (const size_t b : used) equations.data.at(a, b) += row[a] * row[b] * weight;
     }
   }
   for (size_t j = 0; j < n; ++j) equations.gradient[j] -= x[j] / std::pow(problem.deviations[j], 2);
@@ -230,11 +235,35 @@ Fit make_fit(std::span<const RunRow* const> rows) {
 }
 
 /// Classes of a row, from the narrowest to all rows.
-std::array<std::string, 6> classes_of(const RunRow& row, const GpuSpec& gpu) {
+std::array<std::string, 7> classes_of(const RunRow& row, const GpuSpec& gpu) {
   const std::string family = fmt::format("{}{}", gpu.family, row.experts > 0 ? " MoE" : ""),
                     rate = fmt::format("{} {}", gpu.family, is_fp8(row) ? "fp8" : "bf16"),
                     precision = rate + (row.experts > 0 ? " MoE" : "");
-  return {row.group + " " + precision, precision, family, rate, std::string(gpu.family), "all"};
+  return {row.group + " " + precision,
+          row.group + " " + family,
+          precision,
+          family,
+          rate,
+          std::string(gpu.family),
+          "all"};
+}
+
+using RowsByClass = std::map<std::string, std::vector<const RunRow*>>;
+
+/// First of a row's classes that has rows; if these are few, the next that has enough among those
+/// of its group, or for MoE among those of its GPUs, whose groups are small.
+std::string class_to_fit(const std::array<std::string, 7>& names, bool has_experts,
+                         const RowsByClass& classes) {
+  const size_t last = has_experts ? 3 : 1;
+  std::string chosen;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto found = classes.find(names[i]);
+    if (found == classes.end()) continue;
+    if (!chosen.empty() && i > last) break;
+    chosen = names[i];
+    if (found->second.size() >= kEnoughRows) break;
+  }
+  return chosen;
 }
 
 std::set<std::string> distinct_classes(const RunRow& row) {
@@ -247,8 +276,8 @@ std::set<std::string> distinct_classes(const RunRow& row) {
 GpuSpec gpu_of(const RunRow& row) {
   const auto gpu = find_gpu(row.gpu);
   if (!gpu) {
-    throw InvalidArgument(fmt::format("{}: gpu {}: expected A100, H100, H200 or B200",
-                                      printable(row.id), printable(row.gpu)));
+    throw InvalidArgument(fmt::format("{}: gpu {}: expected one of {}", printable(row.id),
+                                      printable(row.gpu), fmt::join(gpu_presets(), ", ")));
   }
   return *gpu;
 }
@@ -267,7 +296,7 @@ Factors Fit::factors(const RunRow& row, const GpuSpec& gpu) const {
 }
 
 Calibration::Calibration(std::span<const RunRow> rows, std::span<const RunRow* const> predicted) {
-  std::map<std::string, std::vector<const RunRow*>> classes;
+  RowsByClass classes;
   for (const RunRow& row : rows) {
     if (!row.skipped.empty() || !row.step_s) continue;
     for (const std::string& name : distinct_classes(row)) classes[name].push_back(&row);
@@ -277,18 +306,21 @@ Calibration::Calibration(std::span<const RunRow> rows, std::span<const RunRow* c
   for (const RunRow* row : predicted) {
     if (!row->skipped.empty()) continue;
     const auto names = classes_of(*row, gpu_of(*row));
-    const auto name = std::ranges::find_if(
-        names, [&](const std::string& candidate) { return classes.contains(candidate); });
-    if (!fits_.contains(*name)) fits_[*name] = make_fit(classes[*name]);
+    const std::string& narrowest = *std::ranges::find_if(
+        names, [&](const std::string& name) { return classes.contains(name); });
+    const std::string chosen = class_to_fit(names, row->experts > 0, classes);
+    classes_[names.front()] = {chosen, median_flops_rate(classes[narrowest])};
+    if (!fits_.contains(chosen)) fits_[chosen] = make_fit(classes[chosen]);
   }
 }
 
+const Calibration::RowClass& Calibration::class_of(const RunRow& row) const {
+  const auto found = classes_.find(classes_of(row, gpu_of(row)).front());
+  return found == classes_.end() ? classes_.begin()->second : found->second;
+}
+
 const Fit& Calibration::fit_of(const RunRow& row) const {
-  for (const std::string& name : classes_of(row, gpu_of(row))) {
-    const auto found = fits_.find(name);
-    if (found != fits_.end()) return found->second;
-  }
-  return fits_.begin()->second;
+  return fits_.at(class_of(row).fitted);
 }
 
 StepTime Calibration::predict(const RunRow& row) const {
@@ -297,7 +329,7 @@ StepTime Calibration::predict(const RunRow& row) const {
 }
 
 double Calibration::constant_flops_step(const RunRow& row) const {
-  return flops_per_token(row) * row.tokens() / row.gpus / fit_of(row).flops_rate;
+  return flops_per_token(row) * row.tokens() / row.gpus / class_of(row).flops_rate;
 }
 
 }  // namespace tandem::plan

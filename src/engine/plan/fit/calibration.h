@@ -26,24 +26,32 @@ struct Fit {
 };
 
 /// Fits of all classes of some rows. A class is a group, a GPU family, a precision, and dense or
-/// MoE; rows of a class that was not fitted take the fit of a wider one: all groups, then all
-/// precisions, then all rows.
+/// MoE. Rows of a class without rows take the fit of a wider one: both precisions of the group, all
+/// groups, then all rows. So do rows of a class with fewer than 20, but of both precisions of the
+/// group, or for MoE of all groups, at most.
 class Calibration {
  public:
   /// Fits what predictions of `predicted` need to the `rows` that have a step time and are not
   /// skipped. Throws InvalidArgument if there is none.
   Calibration(std::span<const RunRow> rows, std::span<const RunRow* const> predicted);
 
-  /// Fit of the narrowest class of a row among `predicted`.
+  /// Fit of the class of a row among `predicted`.
   const Fit& fit_of(const RunRow& row) const;
   /// Throws InvalidArgument for a GPU that is not known.
   StepTime predict(const RunRow& row) const;
-  /// Step time if every GPU computed at the rows' median FLOP/s.
+  /// Step time if every GPU computed at the median FLOP/s of the narrowest class that has rows.
   double constant_flops_step(const RunRow& row) const;
   /// Fits by class, for reports.
   const std::map<std::string, Fit>& fits() const { return fits_; }
 
  private:
+  struct RowClass {
+    std::string fitted;     ///< of `fits_`
+    double flops_rate = 0;  ///< median FLOP/s of a GPU, of `flops_per_token`
+  };
+  const RowClass& class_of(const RunRow& row) const;
+
+  std::map<std::string, RowClass> classes_;  // by the narrowest class
   std::map<std::string, Fit> fits_;
 };
 

@@ -189,8 +189,20 @@ std::string reason_to_skip(const Record& record, const RunRow& row) {
   return "";
 }
 
+/// Stages per rank and microbatches of a pipeline that the row leaves open.
+void complete_pipeline(RunRow& row, bool has_microbatch) {
+  const bool is_torchtitan = row.software.starts_with("torchtitan");
+  if (row.vpp == 0 && row.notes.starts_with("1F1B")) row.vpp = 1;
+  // Its defaults: as many microbatches as pipeline ranks, and two stages each if interleaved.
+  if (is_torchtitan && !has_microbatch) row.mbs = std::max(1.0, row.gbs / row.dp / row.pp);
+  // The finest interleaving that the layers allow: what recipes that leave it open use.
+  const double finest = std::max(1.0, std::round(row.layers / row.pp));
+  if (row.vpp == 0) row.vpp = is_torchtitan ? std::min(2.0, finest) : finest;
+}
+
 /// Degrees and microbatches that the row leaves open.
 void complete_layout(RunRow& row) {
+  const bool has_microbatch = row.mbs > 0;
   for (double* degree : {&row.tp, &row.pp, &row.cp, &row.ep, &row.mbs}) {
     if (*degree == 0) *degree = 1;
   }
@@ -201,9 +213,9 @@ void complete_layout(RunRow& row) {
     return;
   }
   row.dp = row.gpus / ranks;  // pages print dp with and without cp
+  if (row.pp > 1) complete_pipeline(row, has_microbatch);
+  if (row.vpp == 0) row.vpp = 1;
   if (row.grad_accum == 0) row.grad_accum = std::max(1.0, row.gbs / (row.dp * row.mbs));
-  // The finest interleaving that the layers allow: what recipes that leave it open use.
-  if (row.vpp == 0) row.vpp = row.pp > 1 ? std::max(1.0, std::round(row.layers / row.pp)) : 1;
 }
 
 RunRow make_row(const Record& record) {

@@ -24,6 +24,7 @@ struct RunRow {
   bool of_engine = false;
   bool tied_embeddings = false;            ///< of this engine's layouts: one table for both ends
   double dense_layers = 0, dense_ffn = 0;  ///< first layers without experts
+  double expert_hosts = 0;                 ///< most hosts of a token's experts; 0: any
   double attention_weights = 0;            ///< a layer's, if not those of heads x head_dim
   bool gated = false;                      ///< three FFN matrices instead of two
   double seq = 0, gpus = 0;
