@@ -188,10 +188,49 @@ void require_search(const PlanSearchOptions& search, const FitOptions& options) 
   if (search.gpus == 0 || search.hardware.empty()) {
     throw InvalidArgument(fmt::format("{} is missing: tandem plan {} expects --gpus and --hardware",
                                       search.gpus == 0 ? "--gpus" : "--hardware",
-                                      printable(search.config)));
+                                      printable(search.subject)));
   }
   if (!options.predict.empty() || !options.leave_out.empty())
-    throw InvalidArgument("--predict and --leave-out: expected without a job file");
+    throw InvalidArgument("--predict and --leave-out: expected without a model or job file");
+}
+
+/// Options of `tandem plan MODEL|CONFIG|FOLDER`.
+void add_search_options(CLI::App& plan, PlanSearchOptions& search) {
+  auto* subject = plan.add_option("model", search.subject,
+                                  "Published model, job file (TOML) or folder of a model to plan");
+  plan.option_defaults()->group("Layout of a model or job");
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return plan.add_option(name, value, help)->needs(subject);
+  };
+  add("--gpus", search.gpus, "Number of GPUs")->check(CLI::Range(1, 1 << 20));
+  add("--hardware", search.hardware,
+      "GPU (h100, a100, b200, …), or a TOML file: gpu, gpus_per_host, link.host, link.network "
+      "(GB/s)");
+  add("--tokens", search.tokens, "Tokens to train on, such as 1e12: days (default: train.tokens)")
+      ->check(CLI::Range(1.0, 1e15));
+  add("--price", search.price, "Price of a GPU for an hour: cost of the run")
+      ->check(CLI::Range(1e-6, 1e6));
+  add("--seq", search.seq, "Sequence length (default: the model's, at most 4096)")
+      ->check(CLI::Range(1, 1 << 24));
+  add("--batch", search.batch, "Sequences of a step (default: 4 Mi tokens, divided by the GPUs)")
+      ->check(CLI::Range(1, 1 << 24));
+  add_init_option(plan, search.init)->needs(subject);
+  add("--out", search.out, "Write the job in its fastest layout to FILE")->option_text("FILE");
+  add("--chakra", search.chakra,
+      "Write execution traces of a step in the fastest layout to FOLDER, in the format of "
+      "MLCommons Chakra");
+  add("--page", search.page,
+      "Write a page that shows the effect of other GPUs, links, memory and accuracy to FILE "
+      "(HTML)");
+  add("--accuracy", search.accuracy,
+      "Max error of a wire format: lossless, a format whose error it is (int8, int4), or a "
+      "percentage of a group's largest value")
+      ->capture_default_str();
+  plan.add_flag("--dp-formats", search.dp_formats,
+                "Search wire formats of gradients and weights, too; only CPU ranks take these")
+      ->needs(subject);
+  plan.add_flag("--all", search.all, "Print the layouts that are best in memory or error, too")
+      ->needs(subject);
 }
 
 }  // namespace
@@ -213,39 +252,11 @@ void add_plan_fit(CLI::App& plan) {
   add("--fit-where", options->fit_where, "Calibrate only on runs with these values");
   plan.add_option("--json", options->json, "Write the results to FILE (-: print only them)");
   auto search = std::make_shared<PlanSearchOptions>();
-  auto* config = plan.add_option("config", search->config, "Job file (TOML) to find a layout for");
-  plan.option_defaults()->group("Layout of a job");
-  plan.add_option("--gpus", search->gpus, "Number of GPUs")
-      ->needs(config)
-      ->check(CLI::Range(1, 1 << 20));
-  plan.add_option(
-          "--hardware", search->hardware,
-          "Describe the GPUs in a TOML file: gpu, gpus_per_host, link.host, link.network (GB/s)")
-      ->needs(config);
-  add_init_option(plan, search->init)->needs(config);
-  plan.add_option("--out", search->out, "Write the job in its fastest layout to FILE")
-      ->option_text("FILE")
-      ->needs(config);
-  plan.add_option("--chakra", search->chakra,
-                  "Write execution traces of a step in the fastest layout to FOLDER, in the format "
-                  "of MLCommons Chakra")
-      ->needs(config);
-  plan.add_option("--page", search->page,
-                  "Write a page that shows the effect of other GPUs, links, memory and accuracy to "
-                  "FILE (HTML)")
-      ->needs(config);
-  plan.add_option("--accuracy", search->accuracy,
-                  "Max error of a wire format: lossless, a format whose error it is (int8, int4), "
-                  "or a percentage of a group's largest value")
-      ->needs(config)
-      ->capture_default_str();
-  plan.add_flag("--dp-formats", search->dp_formats,
-                "Search wire formats of gradients and weights, too; only CPU ranks take these")
-      ->needs(config);
+  add_search_options(plan, *search);
   plan.option_defaults()->group("Options");  // of subcommands
   plan.callback([&plan, options, search] {
     if (!plan.get_subcommands().empty()) return;
-    if (!search->config.empty()) {
+    if (!search->subject.empty()) {
       search->fit = options->fit;
       search->json = options->json;
       require_search(*search, *options);
@@ -254,7 +265,8 @@ void add_plan_fit(CLI::App& plan) {
     }
     if (options->fit.empty()) {
       throw InvalidArgument(
-          "tandem plan: expected one of schedule, placements, a job file or --fit after it (see "
+          "tandem plan: expected one of schedule, placements, a model, a job file or --fit after "
+          "it (see "
           "tandem plan --help)");
     }
     run_fit(*options);

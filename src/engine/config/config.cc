@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
+#include <set>
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
@@ -282,6 +284,38 @@ void check_names(const toml::table& root, const std::string& file) {
   }
 }
 
+/// The keys of a job that `is_written` accepts, as TOML.
+std::string toml_of(TrainConfig config, const std::function<bool(const ConfigKey&)>& is_written) {
+  toml::table root;
+  for (const ConfigKey& key : config_keys()) {
+    if (!is_written(key)) continue;
+    std::string name = key.name;
+    toml::table* table = &root;
+    for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.')) {
+      const std::string outer = name.substr(0, dot);
+      if (!table->contains(outer)) table->insert(outer, toml::table{});
+      table = table->get_as<toml::table>(outer);
+      name.erase(0, dot + 1);
+    }
+    toml::table& section = *table;
+    std::visit(
+        [&](auto* value) {
+          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*> ||
+                        std::is_same_v<decltype(value), std::vector<int64_t>*>) {
+            toml::array entries;
+            for (const auto& entry : *value) entries.push_back(entry);
+            section.insert(name, entries);
+          } else {
+            section.insert(name, *value);
+          }
+        },
+        key.slot(config));
+  }
+  std::ostringstream text;
+  text << root << "\n";
+  return text.str();
+}
+
 }  // namespace
 
 void make_paths_relative_to(TrainConfig& config, const std::string& folder) {
@@ -323,34 +357,13 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 }
 
 std::string TrainConfig::to_toml() const {
-  TrainConfig copy = *this;
-  toml::table root;
-  for (const ConfigKey& key : config_keys()) {
-    std::string name = key.name;
-    toml::table* table = &root;
-    for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.')) {
-      const std::string outer = name.substr(0, dot);
-      if (!table->contains(outer)) table->insert(outer, toml::table{});
-      table = table->get_as<toml::table>(outer);
-      name.erase(0, dot + 1);
-    }
-    toml::table& section = *table;
-    std::visit(
-        [&](auto* value) {
-          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*> ||
-                        std::is_same_v<decltype(value), std::vector<int64_t>*>) {
-            toml::array entries;
-            for (const auto& entry : *value) entries.push_back(entry);
-            section.insert(name, entries);
-          } else {
-            section.insert(name, *value);
-          }
-        },
-        key.slot(copy));
-  }
-  std::ostringstream text;
-  text << root << "\n";
-  return text.str();
+  return toml_of(*this, [](const ConfigKey&) { return true; });
+}
+
+std::string TrainConfig::to_toml_over(const TrainConfig& base) const {
+  std::set<std::string> names;
+  for (const KeyDifference& each : differing_keys(base, *this)) names.insert(each.key);
+  return toml_of(*this, [&](const ConfigKey& key) { return names.contains(key.name); });
 }
 
 }  // namespace tandem

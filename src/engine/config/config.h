@@ -36,6 +36,8 @@ struct TrainConfig {
   bool is_valid() const;
   /// The whole job as TOML that `parse_config` accepts.
   std::string to_toml() const;
+  /// Its keys with other values than `base`'s, as TOML that `parse_config` accepts over `base`.
+  std::string to_toml_over(const TrainConfig& base) const;
 };
 
 /// A section's key in the job.

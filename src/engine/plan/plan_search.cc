@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -13,13 +12,15 @@
 #include "core/system/json.h"
 #include "core/system/output.h"
 #include "core/system/printable.h"
-#include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/config/gpu_training.h"
 #include "engine/plan/chakra.h"
 #include "engine/plan/cost/rank_state.h"
+#include "engine/plan/fit/published_runs.h"
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
+#include "engine/plan/plan_answer.h"
+#include "engine/plan/plan_job.h"
 #include "engine/plan/what_if.h"
 #include "tandem/error.h"
 
@@ -29,20 +30,27 @@ namespace {
 using Json = nlohmann::ordered_json;
 using plan::Layout;
 
-constexpr size_t kShown = 8, kFrontShown = 24, kMaxTried = 1000;
+constexpr size_t kShown = 10, kMaxTried = 1000;
 
-/// Factors of the fit to a file's runs of this kind of GPU.
-plan::FactorsOf fitted_factors(const std::string& path, int64_t experts, const plan::GpuSpec& gpu) {
+std::vector<plan::RunRow> read_runs(const std::string& path) {
+  std::vector<plan::RunRow> rows =
+      path.empty() ? plan::parse_rows(kPublishedRuns, "bench/published/runs.csv")
+                   : plan::read_rows(path);
+  std::erase_if(rows, [](const plan::RunRow& run) { return !plan::find_gpu(run.gpu); });
+  return rows;
+}
+
+/// Factors of the fit to runs of this kind of GPU.
+plan::FactorsOf fitted_factors(const std::vector<plan::RunRow>& runs, int64_t experts,
+                               const plan::GpuSpec& gpu) {
   plan::RunRow row;
   row.id = "job";
   row.gpu = gpu.name;
   row.precision = "bf16";
   row.experts = double(experts);
   const plan::RunRow* predicted = &row;
-  std::vector<plan::RunRow> rows = plan::read_rows(path);
-  std::erase_if(rows, [](const plan::RunRow& run) { return !plan::find_gpu(run.gpu); });
   const plan::Factors factors =
-      plan::Calibration(rows, {&predicted, 1}).fit_of(row).factors(row, gpu);
+      plan::Calibration(runs, {&predicted, 1}).fit_of(row).factors(row, gpu);
   return [factors](const plan::RunRow&) { return factors; };
 }
 
@@ -134,6 +142,28 @@ Json to_json(const Layout& layout, const Layout& best) {
           {"slower_by", plan::reasons_to_lose(layout, best)}};
 }
 
+Json to_json(const plan::PlanAnswer& answer) {
+  const plan::AnswerParams& params = answer.params;
+  Json json{{"model", params.name},
+            {"gpus", params.gpus},
+            {"gpu", answer.gpu},
+            {"tokens_per_s", answer.tokens_per_s},
+            {"mfu", answer.mfu},
+            {"flops_per_token", answer.flops_per_token},
+            {"peak_flops", answer.peak_flops},
+            {"step_s", answer.step_s},
+            {"step_tokens", answer.step_tokens},
+            {"memory_gib", answer.memory_gib},
+            {"error_share", answer.bar.share},
+            {"error_runs", answer.bar.runs},
+            {"error_of", answer.bar.of},
+            {"untested", answer.untested}};
+  json["tokens"] = params.tokens > 0 ? Json(params.tokens) : Json();
+  json["days"] = params.tokens > 0 ? Json(answer.days) : Json();
+  json["cost"] = params.tokens > 0 && params.price > 0 ? Json(answer.cost) : Json();
+  return json;
+}
+
 Json to_json(const std::vector<Layout>& layouts, const Layout& best) {
   Json json = Json::array();
   for (const Layout& layout : layouts) json.push_back(to_json(layout, best));
@@ -152,8 +182,9 @@ double parse_accuracy_option(const std::string& text) {
   }
 }
 
-void write_page(const PlanSearchOptions& options, const plan::LayoutSearch& search,
-                const plan::FactorsOf& factors, double max_error) {
+void write_page(const PlanSearchOptions& options, const std::string& name,
+                const plan::LayoutSearch& search, const plan::FactorsOf& factors,
+                double max_error) {
   const auto can_run = [&](const Layout& layout) {
     try {
       runnable_config(search, layout, !options.dp_formats);
@@ -163,7 +194,7 @@ void write_page(const PlanSearchOptions& options, const plan::LayoutSearch& sear
     }
   };
   const plan::WhatIfParams params{
-      .name = single_line(std::filesystem::path(options.config).filename().string()),
+      .name = single_line(name),
       .gpus = options.gpus,
       .factors = factors({}),
       .limits = {.max_error = max_error, .dp_formats = options.dp_formats}};
@@ -200,66 +231,101 @@ double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
   return options.gpus / double(learners);
 }
 
-}  // namespace
-
-void plan_layout(const PlanSearchOptions& options) {
-  const TrainConfig base = load_run_config(options.config, {}, options.init, "", nullptr);
-  const double gpus = learner_gpus(options, base.parallel.sync);
-  const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
-  const plan::FactorsOf factors = options.fit.empty()
-                                      ? [](const plan::RunRow&) { return plan::prior_means(); }
-                                      : fitted_factors(options.fit, base.model.experts, gpu);
-  const double max_error = parse_accuracy_option(options.accuracy);
-  const plan::LayoutSearch search(base, gpu);
+/// Layouts that the engine can run, the fastest first. Throws InvalidArgument if none fits.
+plan::FoundLayouts find_layouts(const PlanSearchOptions& options, const plan::LayoutSearch& search,
+                                double gpus, const plan::FactorsOf& factors, double max_error) {
   plan::FoundLayouts found =
       search.find(gpus, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
-  if (found.fitting.empty()) {
-    const Layout& smallest = found.smallest;
-    throw InvalidArgument(fmt::format(
-        "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
-        "expected at most 92 % of {:.1f}",
-        printable(options.config), gpus, smallest.memory_gib, smallest.row.tp, smallest.row.pp,
-        gpu.memory_bytes / plan::kGiB));
-  }
-  std::string reason;
-  const auto config = first_runnable_config(search, found.fitting, !options.dp_formats, reason);
-  if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
-  const Layout& best = found.fitting.front();
-  const auto fastest = first(found.fitting, kShown), front = plan::pareto_front(found.fitting);
-  if (!options.out.empty()) write_output(options.out, config->to_toml());
-  if (!options.page.empty()) write_page(options, search, factors, max_error);
+  if (!found.fitting.empty()) return found;
+  const Layout& smallest = found.smallest;
+  throw InvalidArgument(fmt::format(
+      "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
+      "expected at most 92 % of {:.1f}",
+      printable(options.subject), gpus, smallest.memory_gib, smallest.row.tp, smallest.row.pp,
+      search.gpu().memory_bytes / plan::kGiB));
+}
+
+/// What a plan has found.
+struct Plan {
+  plan::PlannedJob job;
+  plan::FoundLayouts found;
+  plan::PlanAnswer answer;
+  std::vector<Layout> fastest, front;
   size_t traces = 0;
-  if (!options.chakra.empty()) {
-    traces =
-        write_traces(options, {best, gpu, factors(best.row), plan::formatted_sums(base.model)});
+  double learner_gpus = 0;
+
+  const Layout& best() const { return found.fitting.front(); }
+};
+
+void write_plan_json(const std::string& path, const Plan& plan) {
+  const Layout& best = plan.best();
+  const Json json{{"answer", to_json(plan.answer)},         {"considered", plan.found.considered},
+                  {"fitting", plan.found.num_fitting},      {"best", to_json(best, best)},
+                  {"fastest", to_json(plan.fastest, best)}, {"pareto", to_json(plan.front, best)}};
+  const std::string text = dump_json(json, 1) + "\n";
+  path == "-" ? fmt::print("{}", text) : write_output(path, text);
+}
+
+void print_plan(const PlanSearchOptions& options, const Plan& plan) {
+  const SyncConfig& sync = plan.job.config.parallel.sync;
+  fmt::print("{}\nThe fastest of {} layouts, of which {} fit{}:\n\n{}", describe(plan.answer),
+             plan.found.considered, plan.found.num_fitting,
+             options.all ? "" : " (--all: the best in memory and error, too)",
+             table(plan.fastest, plan.best()));
+  if (options.all) {
+    fmt::print("\nBest in step time, memory or error:\n\n{}", table(plan.front, plan.best()));
   }
-  if (!options.json.empty()) {
-    const Json json{{"considered", found.considered},
-                    {"fitting", found.num_fitting},
-                    {"best", to_json(best, best)},
-                    {"fastest", to_json(fastest, best)},
-                    {"pareto", to_json(front, best)}};
-    const std::string text = dump_json(json, 1) + "\n";
-    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
-  }
-  if (options.json == "-") return;
-  fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time, memory or error:\n\n{}",
-             found.considered, found.num_fitting, table(fastest, best),
-             table(first(front, kFrontShown), best));
-  if (front.size() > kFrontShown) {
-    fmt::print("{} more: --json\n", front.size() - kFrontShown);
-  }
-  if (base.parallel.sync.num_learners() > 1) {
-    fmt::print("{}", describe_exchange(base.parallel.sync, best, gpus));
+  if (sync.num_learners() > 1) {
+    fmt::print("{}", describe_exchange(sync, plan.best(), plan.learner_gpus));
   }
   if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
   if (!options.chakra.empty()) {
-    fmt::print("\nWrote traces of {} of {:g} ranks to {}\n", traces, options.gpus,
+    fmt::print("\nWrote traces of {} of {:g} ranks to {}\n", plan.traces, options.gpus,
                single_line(options.chakra));
   }
   for (const std::string& path : {options.out, options.page}) {
     if (!path.empty()) fmt::print("\nWrote {}\n", single_line(path));
   }
+}
+
+}  // namespace
+
+void plan_layout(const PlanSearchOptions& options) {
+  const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
+  Plan plan;
+  plan.job = plan::read_job({.subject = options.subject,
+                             .init = options.init,
+                             .gpus = options.gpus,
+                             .seq = options.seq,
+                             .batch = options.batch,
+                             .tokens = int64_t(options.tokens)});
+  const TrainConfig& base = plan.job.config;
+  plan.learner_gpus = learner_gpus(options, base.parallel.sync);
+  const std::vector<plan::RunRow> runs = read_runs(options.fit);
+  const plan::FactorsOf factors = fitted_factors(runs, base.model.experts, gpu);
+  const double max_error = parse_accuracy_option(options.accuracy);
+  const plan::LayoutSearch search(base, gpu);
+  plan.found = find_layouts(options, search, plan.learner_gpus, factors, max_error);
+  std::string reason;
+  const auto config =
+      first_runnable_config(search, plan.found.fitting, !options.dp_formats, reason);
+  if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
+  plan.fastest = first(plan.found.fitting, kShown);
+  plan.front = plan::pareto_front(plan.found.fitting);
+  plan.answer = make_answer({.name = plan.job.name,
+                             .gpus = options.gpus,
+                             .learners = double(base.parallel.sync.num_learners()),
+                             .tokens = double(base.train.tokens),
+                             .price = options.price},
+                            plan.best(), gpu, runs);
+  if (!options.out.empty()) write_output(options.out, config->to_toml_over(plan.job.base));
+  if (!options.page.empty()) write_page(options, plan.job.name, search, factors, max_error);
+  if (!options.chakra.empty()) {
+    plan.traces = write_traces(
+        options, {plan.best(), gpu, factors(plan.best().row), plan::formatted_sums(base.model)});
+  }
+  if (!options.json.empty()) write_plan_json(options.json, plan);
+  if (options.json != "-") print_plan(options, plan);
 }
 
 }  // namespace tandem

@@ -1,15 +1,22 @@
-// `tandem plan CONFIG`: the fastest layout of a job on given GPUs.
+// `tandem plan MODEL|CONFIG|FOLDER`: the fastest layout of a job on given GPUs, and what it means.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace tandem {
 
 struct PlanSearchOptions {
-  std::string config, hardware, out;
+  std::string subject;   ///< job file, published model, or folder of a model
+  std::string hardware;  ///< plan::read_hardware
+  std::string out;
   std::string init;  ///< folder of the model to start from; empty: the job's
   double gpus = 0;
-  std::string fit;  ///< CSV file of runs that the step cost is calibrated on; empty: priors
+  int64_t seq = 0, batch = 0;  ///< plan::JobRequest
+  double tokens = 0;           ///< length of the run; 0: the job's train.tokens
+  double price = 0;            ///< of a GPU for an hour; 0: no cost
+  bool all = false;            ///< more than the fastest layouts
+  std::string fit;  ///< CSV file of runs that the step cost is calibrated on; empty: published ones
   std::string accuracy = "lossless";  ///< plan::parse_accuracy
   bool dp_formats = false;            ///< of gradients and weights, too
   std::string json;                   ///< file, "-" or empty
@@ -17,8 +24,9 @@ struct PlanSearchOptions {
   std::string page;                   ///< HTML file of plan::what_if_page
 };
 
-/// Searches, prints the layouts that are best in time or memory, and writes a job file. Throws
-/// InvalidArgument if nothing fits.
+/// Searches, prints tokens a second, MFU, days and their error bar with the fastest layouts, and
+/// writes a job file of the keys that differ from the defaults. Throws InvalidArgument if nothing
+/// fits.
 void plan_layout(const PlanSearchOptions& options);
 
 }  // namespace tandem

@@ -14,8 +14,8 @@ char to_lower(char c) {
   return char(std::tolower(static_cast<unsigned char>(c)));
 }
 
-// Dense rates; links of the usual hosts: NVLink, or PCIe where there is none; adapters of 200 to 800
-// Gbit/s a GPU in data centers, of 10 Gbit/s a host elsewhere. 8 GPUs a host where not said.
+// Dense rates; links of the usual hosts: NVLink, or PCIe where there is none; adapters of 200 to
+// 800 Gbit/s a GPU in data centers, of 10 Gbit/s a host elsewhere. 8 GPUs a host where not said.
 constexpr std::array kGpus{
     GpuSpec{"A100", "A100", 312 * kTera, 312 * kTera, 80 * kGiga, 2039 * kGiga, 300 * kGiga,
             25 * kGiga},

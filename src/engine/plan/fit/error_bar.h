@@ -11,10 +11,10 @@ namespace tandem::plan {
 /// Errors of the runs that are most alike, each predicted from all other groups' runs, without its
 /// own group's and software's deviations.
 struct ErrorBar {
-  double share = 0;   ///< of the predicted step that four of five runs are within
-  size_t runs = 0;    ///< that it was found on
-  size_t groups = 0;  ///< of these runs
-  std::string of;     ///< "H100 bf16"
+  double share = 0;     ///< of the predicted step that four of five runs are within
+  size_t runs = 0;      ///< that it was found on
+  size_t groups = 0;    ///< of these runs
+  std::string of = {};  ///< "H100 bf16"
 };
 
 /// For a run as `row`, whose group and software are not among `runs`: from runs of its GPU's family
