@@ -181,7 +181,7 @@ expect 2 'dir is missing: Folder that tandem train wrote' eval
 expect 2 'config is missing: Job file' train
 expect 2 'FILE is missing: trace.json of' trace
 expect 2 'op is missing: Operator or collective to time' bench
-expect 2 '^tandem: error: tandem plan: expected one of schedule, placements, a job file or --fit after it .see tandem plan --help' plan
+expect 2 '^tandem: error: tandem plan: expected one of schedule, placements, a model, a job file or --fit after it .see tandem plan --help' plan
 expect 2 '--gpus is missing: tandem plan shedule expects --gpus and --hardware' plan shedule
 expect 2 '--pp is missing: Pipeline ranks .see tandem plan schedule --help' plan schedule
 long=$(printf 'x%.0s' {1..100000})

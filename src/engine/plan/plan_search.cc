@@ -283,9 +283,11 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
     fmt::print("\nWrote traces of {} of {:g} ranks to {}\n", plan.traces, options.gpus,
                single_line(options.chakra));
   }
-  for (const std::string& path : {options.out, options.page}) {
-    if (!path.empty()) fmt::print("\nWrote {}\n", single_line(path));
+  if (!options.out.empty()) {
+    fmt::print("\nWrote {}{}\n", single_line(options.out),
+               plan.job.config.data.paths.empty() ? ", whose data.paths is to be set" : "");
   }
+  if (!options.page.empty()) fmt::print("\nWrote {}\n", single_line(options.page));
 }
 
 }  // namespace

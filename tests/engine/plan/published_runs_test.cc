@@ -45,6 +45,39 @@ TEST(PublishedRuns, UnseenModelsOfRecipesInFp8) {
   expect_models_left_out("group=nvidia-recipes-h100,precision=fp8,model!=Grok", 5, 15);
 }
 
+TEST(PublishedRuns, UnseenModelsOfTorchtitan) {
+  const auto rows = published("runs.csv");
+  const Predictions predictions = leave_out(rows, "model", RowFilter("group=torchtitan-h100"));
+  EXPECT_EQ(predictions.model_errors().rows, 19u);
+  EXPECT_LT(predictions.model_errors().mape, 12);
+  EXPECT_LT(predictions.model_errors().mape, .6 * predictions.constant_flops_errors().mape);
+}
+
+TEST(PublishedRuns, UnseenLlamasOfMegatronBridge) {
+  const auto rows = published("runs.csv");
+  const Predictions predictions =
+      leave_out(rows, "model", RowFilter("group=megatron-bridge,model=Llama"));
+  EXPECT_LT(predictions.model_errors().mape, 5);
+  EXPECT_LT(predictions.model_errors().mape, predictions.constant_flops_errors().mape);
+}
+
+// 35 runs of three groups: within 12 % on average, each group better than a constant rate.
+TEST(PublishedRuns, UnseenMoeModels) {
+  const auto rows = published("runs.csv");
+  double sum = 0, count = 0;
+  for (const char* conditions : {"group=nvidia-recipes-h100,model=Grok",
+                                 "group=megatron-bridge,model!=Llama", "group=megatron-moe-zoo"}) {
+    const Predictions predictions = leave_out(rows, "model", RowFilter(conditions));
+    const Errors errors = predictions.model_errors();
+    EXPECT_LT(errors.mape, 15) << conditions;
+    EXPECT_LT(errors.mape, .8 * predictions.constant_flops_errors().mape) << conditions;
+    sum += errors.mape * double(errors.rows);
+    count += double(errors.rows);
+  }
+  EXPECT_EQ(count, 35);
+  EXPECT_LT(sum / count, 12);
+}
+
 TEST(PublishedRuns, UnseenModelsOnB200) {
   const auto rows = published("runs.csv", "group=simumax,model=Llama");
   EXPECT_LT(leave_out(rows, "model", RowFilter("")).model_errors().mape, 4);
