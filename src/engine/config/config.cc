@@ -360,9 +360,9 @@ std::string TrainConfig::to_toml() const {
   return toml_of(*this, [](const ConfigKey&) { return true; });
 }
 
-std::string TrainConfig::to_toml_over(const TrainConfig& base) const {
+std::string TrainConfig::to_toml(std::span<const KeyDifference> written) const {
   std::set<std::string> names;
-  for (const KeyDifference& each : differing_keys(base, *this)) names.insert(each.key);
+  for (const KeyDifference& each : written) names.insert(each.key);
   return toml_of(*this, [&](const ConfigKey& key) { return names.contains(key.name); });
 }
 

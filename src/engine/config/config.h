@@ -22,6 +22,11 @@
 
 namespace tandem {
 
+/// Key with two different values, in TOML syntax.
+struct KeyDifference {
+  std::string key, before, after;
+};
+
 struct TrainConfig {
   ModelConfig model;
   RunConfig train;
@@ -36,8 +41,8 @@ struct TrainConfig {
   bool is_valid() const;
   /// The whole job as TOML that `parse_config` accepts.
   std::string to_toml() const;
-  /// Its keys with other values than `base`'s, as TOML that `parse_config` accepts over `base`.
-  std::string to_toml_over(const TrainConfig& base) const;
+  /// Those of its keys that `written` names.
+  std::string to_toml(std::span<const KeyDifference> written) const;
 };
 
 /// A section's key in the job.
@@ -58,11 +63,7 @@ std::string_view current_name(std::string_view old);
 /// One line per key: name in 30 columns, then help, type, default, range.
 std::string describe_config_keys();
 
-/// Key with two different values, in TOML syntax.
-struct KeyDifference {
-  std::string key, before, after;
-};
-/// In the order of `config_keys()`.
+/// Keys with different values, in the order of `config_keys()`.
 std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).

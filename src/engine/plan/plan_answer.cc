@@ -78,7 +78,8 @@ std::string describe(const PlanAnswer& answer) {
         price > 0 ? fmt::format(", {} at {:g} a GPU-hour\n", readable(answer.cost), price) : "\n";
   }
   text += fmt::format(
-      "error bar  80 % of {} runs ({}, {} sources) are within it, each predicted from other sources\n",
+      "error bar  80 % of {} runs ({}, {} sources) are within it, each predicted from other "
+      "sources\n",
       answer.bar.runs, answer.bar.of, answer.bar.groups);
   return text + fmt::format("untested   {}\n", answer.untested);
 }

@@ -1,4 +1,4 @@
-// What a layout means for its user: tokens a second, MFU, days and cost, and how sure that is.
+// Answer to a plan: tokens a second, MFU, days and cost of a layout, and how sure they are.
 #pragma once
 
 #include <span>

@@ -20,7 +20,7 @@
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
 #include "engine/plan/plan_answer.h"
-#include "engine/plan/plan_job.h"
+#include "engine/plan/plan_target.h"
 #include "engine/plan/what_if.h"
 #include "tandem/error.h"
 
@@ -245,9 +245,9 @@ plan::FoundLayouts find_layouts(const PlanSearchOptions& options, const plan::La
       search.gpu().memory_bytes / plan::kGiB));
 }
 
-/// What a plan has found.
+/// Result of a search.
 struct Plan {
-  plan::PlannedJob job;
+  plan::PlanTarget target;
   plan::FoundLayouts found;
   plan::PlanAnswer answer;
   std::vector<Layout> fastest, front;
@@ -267,7 +267,7 @@ void write_plan_json(const std::string& path, const Plan& plan) {
 }
 
 void print_plan(const PlanSearchOptions& options, const Plan& plan) {
-  const SyncConfig& sync = plan.job.config.parallel.sync;
+  const SyncConfig& sync = plan.target.config.parallel.sync;
   fmt::print("{}\nThe fastest of {} layouts, of which {} fit{}:\n\n{}", describe(plan.answer),
              plan.found.considered, plan.found.num_fitting,
              options.all ? "" : " (--all: the best in memory and error, too)",
@@ -285,7 +285,7 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
   }
   if (!options.out.empty()) {
     fmt::print("\nWrote {}{}\n", single_line(options.out),
-               plan.job.config.data.paths.empty() ? ", whose data.paths is to be set" : "");
+               plan.target.config.data.paths.empty() ? ", whose data.paths is to be set" : "");
   }
   if (!options.page.empty()) fmt::print("\nWrote {}\n", single_line(options.page));
 }
@@ -295,13 +295,13 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
 void plan_layout(const PlanSearchOptions& options) {
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   Plan plan;
-  plan.job = plan::read_job({.subject = options.subject,
-                             .init = options.init,
-                             .gpus = options.gpus,
-                             .seq = options.seq,
-                             .batch = options.batch,
-                             .tokens = int64_t(options.tokens)});
-  const TrainConfig& base = plan.job.config;
+  plan.target = plan::read_target({.subject = options.subject,
+                                   .init = options.init,
+                                   .gpus = options.gpus,
+                                   .seq = options.seq,
+                                   .batch = options.batch,
+                                   .tokens = int64_t(options.tokens)});
+  const TrainConfig& base = plan.target.config;
   plan.learner_gpus = learner_gpus(options, base.parallel.sync);
   const std::vector<plan::RunRow> runs = read_runs(options.fit);
   const plan::FactorsOf factors = fitted_factors(runs, base.model.experts, gpu);
@@ -314,14 +314,15 @@ void plan_layout(const PlanSearchOptions& options) {
   if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
   plan.fastest = first(plan.found.fitting, kShown);
   plan.front = plan::pareto_front(plan.found.fitting);
-  plan.answer = make_answer({.name = plan.job.name,
+  plan.answer = make_answer({.name = plan.target.name,
                              .gpus = options.gpus,
                              .learners = double(base.parallel.sync.num_learners()),
                              .tokens = double(base.train.tokens),
                              .price = options.price},
                             plan.best(), gpu, runs);
-  if (!options.out.empty()) write_output(options.out, config->to_toml_over(plan.job.base));
-  if (!options.page.empty()) write_page(options, plan.job.name, search, factors, max_error);
+  if (!options.out.empty())
+    write_output(options.out, config->to_toml(differing_keys(plan.target.base, *config)));
+  if (!options.page.empty()) write_page(options, plan.target.name, search, factors, max_error);
   if (!options.chakra.empty()) {
     plan.traces = write_traces(
         options, {plan.best(), gpu, factors(plan.best().row), plan::formatted_sums(base.model)});

@@ -12,7 +12,7 @@ struct PlanSearchOptions {
   std::string out;
   std::string init;  ///< folder of the model to start from; empty: the job's
   double gpus = 0;
-  int64_t seq = 0, batch = 0;  ///< plan::JobRequest
+  int64_t seq = 0, batch = 0;  ///< plan::TargetRequest
   double tokens = 0;           ///< length of the run; 0: the job's train.tokens
   double price = 0;            ///< of a GPU for an hour; 0: no cost
   bool all = false;            ///< more than the fastest layouts

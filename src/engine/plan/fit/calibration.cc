@@ -283,14 +283,14 @@ GpuSpec gpu_of(const RunRow& row) {
 }
 
 Factors Fit::factors(const RunRow& row, const GpuSpec& gpu) const {
-  Factors factors;
+  Factors factors = prior_means();
   for (size_t term = 0; term < kTerms; ++term) {
     double log = 0;
     for (const Level& level : levels_of(term, row, gpu)) {
       const auto found = deviations.find(level.key);
       if (found != deviations.end()) log += found->second;
     }
-    factors[term] = term_priors()[term].mean * std::exp(log);
+    factors[term] *= std::exp(log);
   }
   return factors;
 }

@@ -8,7 +8,7 @@
 
 namespace tandem::plan {
 
-struct JobRequest {
+struct TargetRequest {
   std::string subject;  ///< job file, name of a published model, or folder with a config.json
   std::string init;     ///< of a job file: folder of the model to start from; empty: the job's
   double gpus = 1;
@@ -16,7 +16,7 @@ struct JobRequest {
   int64_t tokens = 0;          ///< length of the run; 0: the job's
 };
 
-struct PlannedJob {
+struct PlanTarget {
   std::string name;  ///< of the model or file
   TrainConfig config = {};
   TrainConfig base =
@@ -25,6 +25,6 @@ struct PlannedJob {
 
 /// Throws InvalidArgument for a subject that is none of the three and for seq or batch with a job
 /// file, IoError and ConfigError as load_run_config does.
-PlannedJob read_job(const JobRequest& request);
+PlanTarget read_target(const TargetRequest& request);
 
 }  // namespace tandem::plan

@@ -1,4 +1,4 @@
-#include "engine/plan/plan_job.h"
+#include "engine/plan/plan_target.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kSeq = 4096, kStepTokens = 4096 * 1024;
 
 /// Sequence length, and a batch that every number of replicas up to the GPUs divides.
-void set_step(const JobRequest& request, TrainConfig& config) {
+void set_step(const TargetRequest& request, TrainConfig& config) {
   config.train.seq = request.seq > 0 ? request.seq : std::min(kSeq, config.model.max_seq);
   config.model.max_seq = std::max(config.model.max_seq, config.train.seq);
   const double per_gpu = double(kStepTokens) / double(config.train.seq) / request.gpus;
@@ -33,19 +33,19 @@ void set_step(const JobRequest& request, TrainConfig& config) {
                            : int64_t(request.gpus * std::max(1.0, std::round(per_gpu)));
 }
 
-PlannedJob job_of_folder(const JobRequest& request) {
+PlanTarget target_of_folder(const TargetRequest& request) {
   const std::string folder = find_model(request.subject, [](const std::string&) {});
   const std::string shape = folder + "/config.json";
   const fs::path absolute = fs::absolute(request.subject).lexically_normal();
   const fs::path last = absolute.filename().empty() ? absolute.parent_path() : absolute;
-  PlannedJob job{.name = last.filename().string()};
-  job.config.model = model_config_from_json(read_small_file(shape), shape);
-  job.config.train.init = last.string();
-  job.base.model = job.config.model;
-  return job;
+  PlanTarget target{.name = last.filename().string()};
+  target.config.model = model_config_from_json(read_small_file(shape), shape);
+  target.config.train.init = last.string();
+  target.base.model = target.config.model;
+  return target;
 }
 
-PlannedJob job_of_model(const JobRequest& request) {
+PlanTarget target_of_model(const TargetRequest& request) {
   const auto model = find_published_model(request.subject);
   if (!model) {
     const std::vector<std::string> names = published_models();
@@ -55,21 +55,21 @@ PlannedJob job_of_model(const JobRequest& request) {
                     printable(request.subject), close.empty() ? "" : "did you mean " + close + "? ",
                     fmt::join(names, ", ")));
   }
-  PlannedJob job{.name = request.subject};
-  job.config.model = *model;
-  return job;
+  PlanTarget target{.name = request.subject};
+  target.config.model = *model;
+  return target;
 }
 
-PlannedJob job_of_file(const JobRequest& request) {
+PlanTarget target_of_file(const TargetRequest& request) {
   if (request.seq > 0 || request.batch > 0) {
     throw InvalidArgument(fmt::format(
         "{} with a job file: expected train.{} in {}", request.seq > 0 ? "--seq" : "--batch",
         request.seq > 0 ? "seq" : "batch", printable(request.subject)));
   }
-  PlannedJob job{.name = fs::path(request.subject).filename().string()};
-  job.config = load_run_config(request.subject, {}, request.init, "", nullptr);
-  if (!job.config.train.init.empty()) job.base.model = job.config.model;
-  return job;
+  PlanTarget target{.name = fs::path(request.subject).filename().string()};
+  target.config = load_run_config(request.subject, {}, request.init, "", nullptr);
+  if (!target.config.train.init.empty()) target.base.model = target.config.model;
+  return target;
 }
 
 /// Whether the subject can only be a name: no path of a file that is missing.
@@ -80,18 +80,18 @@ bool is_name(const std::string& subject) {
 
 }  // namespace
 
-PlannedJob read_job(const JobRequest& request) {
+PlanTarget read_target(const TargetRequest& request) {
   const bool is_folder = fs::is_directory(request.subject);
   const bool is_file = !is_folder && !is_name(request.subject);
   if (!is_file && !request.init.empty()) {
     throw InvalidArgument("--init without a job file: expected the folder as the model to plan");
   }
-  PlannedJob job = is_file     ? job_of_file(request)
-                   : is_folder ? job_of_folder(request)
-                               : job_of_model(request);
-  if (!is_file) set_step(request, job.config);
-  if (request.tokens > 0) job.config.train.tokens = request.tokens;
-  return job;
+  PlanTarget target = is_file     ? target_of_file(request)
+                      : is_folder ? target_of_folder(request)
+                                  : target_of_model(request);
+  if (!is_file) set_step(request, target.config);
+  if (request.tokens > 0) target.config.train.tokens = request.tokens;
+  return target;
 }
 
 }  // namespace tandem::plan
