@@ -30,6 +30,7 @@ SPLITS = [
     ("unseen models, H100, up to 6,144 GPUs (Megatron-Core, weak scaling)", unseen_models("group=megatron-h100-weak")),
     ("unseen MoE model (Grok-1)", unseen_models("group=nvidia-recipes-h100,model=Grok")),
     ("unseen MoE models (Megatron-Bridge)", unseen_models("group=megatron-bridge,model!=Llama")),
+    ("unseen MoE model (Megatron-Core's Qwen3-235B, five layouts)", unseen_models("group=megatron-moe-zoo")),
     ("unseen models, H100 of 500 W, eager and compiled (torchtitan)", unseen_models("group=torchtitan-h100")),
     ("175B on 3,072-12,288 GPUs from at most 1,024 (MegaScale's Table 2)",
      ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B,gpus<=1024", "--where", "model=GPT-175B,gpus>1024"]),

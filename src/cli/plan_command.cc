@@ -264,24 +264,28 @@ void add_schedule(CLI::App& plan) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto* command =
-      app.add_subcommand("plan", "Plan a run: step times, pipeline schedules, tensors on ranks");
+  auto* command = app.add_subcommand(
+      "plan", "Plan a run: tokens/s, layouts, pipeline schedules, tensors on ranks");
   command->require_subcommand(0, 1);
   add_plan_fit(*command);
   add_schedule(*command);
   add_plan_placements(*command);
   command->footer(
-      "--fit calibrates a cost of training steps on measured runs (columns as in\n"
+      "Answers with tokens/s, MFU, days and cost in the fastest layout, and an error bar: 80 % of\n"
+      "published runs are within it when each is predicted from other sources' runs.\n"
+      "\n--fit calibrates a cost of training steps on measured runs (columns as in\n"
       "bench/published/runs.csv; others are ignored) and predicts runs that it has not seen, next "
       "to\n"
       "two baselines: constant FLOP/s, and a straight line through the runs of a layout. Errors "
       "are\n"
       "in percent of the measured step.\n"
       "\nExamples:\n"
+      "  tandem plan llama-3-8b --gpus 64 --hardware h100\n"
+      "  tandem plan qwen3-30b-a3b --gpus 256 --hardware b200 --tokens 1e12 --price 3\n"
+      "  tandem plan job.toml --gpus 64 --hardware h100.toml --out planned.toml\n"
       "  tandem plan --fit runs.csv --predict new.csv --json -\n"
       "  tandem plan --fit runs.csv --leave-out model --where group=mosaic-mpt,gpu=H100\n"
       "  tandem plan --fit runs.csv --fit-where 'gpus<=1024' --where 'gpus>1024'\n"
-      "  tandem plan job.toml --gpus 64 --hardware h100.toml --fit runs.csv --out planned.toml\n"
       "  tandem plan job.toml --gpus 64 --hardware h100.toml --page plan.html\n"
       "  tandem plan job.toml --gpus 64 --hardware h100.toml --chakra traces\n"
       "  tandem plan schedule --pp 4 --microbatches 8                     all schedules\n"

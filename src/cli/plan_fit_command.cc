@@ -205,7 +205,8 @@ void add_search_options(CLI::App& plan, PlanSearchOptions& search) {
   add("--gpus", search.gpus, "Number of GPUs")->check(CLI::Range(1, 1 << 20));
   add("--hardware", search.hardware,
       "GPU (h100, a100, b200, …), or a TOML file: gpu, gpus_per_host, link.host, link.network "
-      "(GB/s)");
+      "(GB/s)")
+      ->option_text("GPU|FILE");
   add("--tokens", search.tokens, "Tokens to train on, such as 1e12: days (default: train.tokens)")
       ->check(CLI::Range(1.0, 1e15));
   add("--price", search.price, "Price of a GPU for an hour: cost of the run")
