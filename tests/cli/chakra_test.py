@@ -29,6 +29,7 @@ CASES = [
     (EXPERTS | {"kv_heads": 2, "layers": 16}, 8, 8, 450, 50, 46, 32, "int8"),
     ({"layers": 16}, 8, 1, 450, 4, 80, 8, "lossless"),
     ({"layers": 4}, 96, 8, 450, 50, 80, 192, "lossless"),
+    ({}, 4, 2, 450, 8, 18, 16, "lossless"),
 ]
 
 

@@ -41,7 +41,7 @@ struct TrainConfig {
   bool is_valid() const;
   /// The whole job as TOML that `parse_config` accepts.
   std::string to_toml() const;
-  /// Those of its keys that `written` names.
+  /// Keys that `written` names, as TOML.
   std::string to_toml(std::span<const KeyDifference> written) const;
 };
 

@@ -301,7 +301,7 @@ void plan_layout(const PlanSearchOptions& options) {
                                    .seq = options.seq,
                                    .batch = options.batch,
                                    .tokens = int64_t(options.tokens)});
-  const TrainConfig& base = plan.target.config;
+  const auto& base = plan.target.config;
   plan.learner_gpus = learner_gpus(options, base.parallel.sync);
   const std::vector<plan::RunRow> runs = read_runs(options.fit);
   const plan::FactorsOf factors = fitted_factors(runs, base.model.experts, gpu);

@@ -66,7 +66,7 @@ def check_numbers(folder, browser, job, random_cases, *more):
         done = plan(folder, path, gpus, host, network, memory, name, *more)
         knobs = {"gpus": gpus, "host": host, "network": network, "memory_gib": memory, "error": error}
         got = browser.value(f"(() => {{ const found = whatIf.model.search({json.dumps(knobs)});"
-                            "return { found: found.slice(0, 8), front: whatIf.model.front(found), "
+                            "return { found: found.slice(0, 10), front: whatIf.model.front(found), "
                             "keys: found.length ? whatIf.model.jobKeys(found[0]) : '' }; })()")
         if done.returncode != 0:
             expect("no layout fits" in done.stderr and not got["found"], f"{what}: {done.stderr}")
