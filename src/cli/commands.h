@@ -10,6 +10,7 @@ void add_train(CLI::App& app);
 /// Prints the keys of the table in `tandem train --help TABLE`; false for other command lines.
 /// Throws InvalidArgument for an unknown table.
 bool print_key_help(int argc, const char* const* argv);
+void add_finetune(CLI::App& app);
 void add_eval(CLI::App& app);
 /// `tandem data`
 void add_data(CLI::App& app);
@@ -32,6 +33,7 @@ void add_bench_checkpoint(CLI::App& bench);
 void add_check_layout(CLI::App& app);
 /// `tandem bench pipeline`
 void add_bench_pipeline(CLI::App& bench);
+void add_completion(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_info(CLI::App& app);
 void add_launch(CLI::App& app);

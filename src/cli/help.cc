@@ -31,7 +31,7 @@ constexpr ShownValue kValues[] = {
     {"NAME", {"name", "schedule"}},
     {"CONDITIONS", {"where", "fit-where"}},
     {"COLUMN", {"leave-out"}},
-    {"PATH", {"data"}},
+    {"PATH", {"data", "val"}},
     {"PREFIX", {"codec-sweep"}},
     {"SITE", {"sweep-sites"}},
     {"KEY", {"text-key"}},

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/help.h"
@@ -28,6 +29,7 @@ namespace {
 constexpr const char* kFooter = R"(
 Start here:
   tandem info                                                          this build, this machine
+  tandem help train                                                    help of a command
   tandem train configs/tiny.toml --tp 2 --out out/first                two ranks of this process
   mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/second   the same on two processes
   tandem generate out/first --prompt '#include <'                      from what was trained
@@ -46,8 +48,11 @@ std::string program() {
 }
 
 /// Returns the exit code of the command.
-int run(CLI::App& app, int argc, char** argv) {
+int run(CLI::App& app, int num_words, char** given) {
   using namespace tandem::cli;
+  const std::vector<const char*> words = expand_words(num_words, given);
+  const int argc = int(words.size());
+  const char* const* const argv = words.data();
   int code = 0;
   tandem::check_log_level();
   if (tandem::speaks()) {
@@ -135,6 +140,7 @@ int main(int argc, char** argv) {
                        fmt::format("tandem {} ({})", tandem::kVersion, tandem::kCommit));
   app.footer(kFooter);
   tandem::cli::add_train(app);
+  tandem::cli::add_finetune(app);
   tandem::cli::add_eval(app);
   tandem::cli::add_tune(app);
   tandem::cli::add_report(app);
@@ -150,6 +156,9 @@ int main(int argc, char** argv) {
   tandem::cli::add_check_layout(app);
   tandem::cli::add_launch(app);
   tandem::cli::add_info(app);
+  tandem::cli::add_completion(app);
+  app.add_subcommand("help", "Print the help of a command: tandem help COMMAND");
+  app.add_subcommand("version", "Print version and commit");
   try {
     return run(app, argc, argv);
   } catch (const tandem::Ended& end) {

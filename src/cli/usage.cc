@@ -66,6 +66,18 @@ CLI::Option* add_init_option(CLI::App& command, std::string& init) {
       "Take the keys and the tokenizer of a model, as tandem train --init does (train.init)");
 }
 
+std::vector<const char*> expand_words(int argc, const char* const* argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  const std::string_view first = argc > 1 ? argv[1] : "";
+  if (first == "help") {
+    words.erase(words.begin() + 1);
+    words.push_back("--help");
+  } else if (first == "version" && argc == 2) {
+    words[1] = "--version";
+  }
+  return words;
+}
+
 std::vector<std::string> reversed_arguments(int argc, const char* const* argv) {
   const auto is_setting = [](std::string_view word) {
     const std::string_view key = word.substr(0, word.find('='));

@@ -10,6 +10,9 @@ namespace tandem::cli {
 /// Throws InvalidArgument if the first argument is neither an option of the program nor a command.
 void check_command(const CLI::App& app, int argc, const char* const* argv);
 
+/// The command line with `help [COMMAND …]` as `[COMMAND …] --help`, and `version` as `--version`.
+std::vector<const char*> expand_words(int argc, const char* const* argv);
+
 /// Arguments after the program's name, last first, as CLI11 parses them; expands "--set a.b=1
 /// c.d=2" to "--set a.b=1 --set c.d=2", so that an argument after the settings is not parsed as
 /// one.

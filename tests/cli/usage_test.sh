@@ -51,13 +51,29 @@ CUDA_VISIBLE_DEVICES='' expect 4 'device gpu: this build has no CUDA, or this ma
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
+# The same as words.
+shows 'Exit codes' help
+shows 'Layout:.* --tp N +Tensor' help train
+shows '--microbatches' help plan schedule
+shows '^tandem [0-9]+\.[0-9]+' version
+expect 2 "unknown command 'trian': did you mean train" help trian
+expect 2 "unexpected argument 'now'" version now
+# Completion: offers COMMAND WORD... : what the shell offers for the last word.
+offers() {
+  bash -c 'source <("$0" completion bash) || exit 1
+    COMP_WORDS=(tandem "$@") COMP_CWORD=$#; _tandem; echo "${COMPREPLY[@]}"' "$tandem" "$@"
+}
+[ "$(offers tr)" = 'train trace' ] || { echo "completion of tr: $(offers tr)" >&2; failures=1; }
+[ "$(offers plan schedule --mi)" = --microbatches ] || { echo "completion of an option: $(offers plan schedule --mi)" >&2; failures=1; }
+[ "$(offers train job.toml --re)" = --resume ] || { echo "completion after a file: $(offers train job.toml --re)" >&2; failures=1; }
+expect 2 'shell: .*bash' completion csh
 # Sections and values as one would write them, and the keys of one table, or of all.
 shows 'Layout:.* --tp N +Tensor' train --help
 shows 'tandem train --help TABLE' train --help
 shows '^ +optimizer\.' train --help optimizer
 shows 'model\..*trace\.' train --help keys
 expect 2 '--help optimiser: expected one of .*optimizer' train --help optimiser
-for command in train eval generate bench report trace plan 'plan schedule' fit check-layout 'data check'; do
+for command in train finetune completion eval generate bench report trace plan 'plan schedule' fit check-layout 'data check'; do
   # shellcheck disable=SC2086  # one word or two
   shows 'Example' $command --help
 done
@@ -194,7 +210,7 @@ expect 2 "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e.15 B/s" \
   bench ag_gemm --link 1e-300B/s,1us
 expect 2 "link '1GB/s,1e300s': a latency of 1e.300 s: expected 0 to 3600 s" \
   bench ag_gemm --link 1GB/s,1e300s
-for command in '' train eval generate serve bench 'bench train' 'bench generate' info report doctor tune trace plan \
+for command in '' train finetune completion eval generate serve bench 'bench train' 'bench generate' info report doctor tune trace plan \
   'plan schedule' check-layout launch data 'data check' 'data index' tokenize; do
   # shellcheck disable=SC2086  # none, one word or two
   wide=$("$tandem" $command --help | grep -E '.{101}')

@@ -81,4 +81,15 @@ TrainConfig load_run_config(const std::string& file, std::span<const std::string
   return parse(base);
 }
 
+TrainConfig load_initial_config(const std::string& init,
+                                const std::function<void(TrainConfig&)>& set_defaults,
+                                std::span<const std::string> overrides,
+                                std::vector<std::string>* notes) {
+  const auto parse = [&](TrainConfig given) {
+    set_defaults(given);
+    return parse_config("", "", overrides, notes, std::move(given));
+  };
+  return load_initial(parse, init);
+}
+
 }  // namespace tandem

@@ -1,6 +1,7 @@
 // Settings of a run that starts from a model: where its job says nothing, the model's folder does.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,5 +19,11 @@ namespace tandem {
 TrainConfig load_run_config(const std::string& file, std::span<const std::string> overrides,
                             std::string init, const std::string& resumed,
                             std::vector<std::string>* notes);
+/// Loads a job without a file: what the model's folder `init` says, changed by `set_defaults`, and
+/// `overrides` over both. Throws as load_run_config does.
+TrainConfig load_initial_config(const std::string& init,
+                                const std::function<void(TrainConfig&)>& set_defaults,
+                                std::span<const std::string> overrides,
+                                std::vector<std::string>* notes);
 
 }  // namespace tandem

@@ -26,7 +26,17 @@ bool has_state(const std::string& directory) {
   return path_exists(directory + "/state.json");
 }
 
-/// Whether `checkpoint` is newer than the model in `final`.
+/// Settings of the run that the model in `directory` is of. Those of another version, which had
+/// neither token files nor tokenizers or has other keys, are the default ones.
+TrainConfig read_trained(const std::string& directory) {
+  try {
+    return parse_config(read_train_state(directory).config, directory + "/state.json");
+  } catch (const ConfigError&) {
+    return {};
+  }
+}
+
+/// Whether `checkpoint` is newer than the model in `final`, and that not of the lowest loss.
 bool is_newer(const std::string& checkpoint, const std::string& final, const Note& note) {
   if (!path_exists(final + "/config.json")) {
     note(fmt::format("no final/config.json: reads {}", checkpoint));
@@ -34,7 +44,9 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
   }
   if (has_state(final)) {
     const int64_t step = read_train_state(final).step;
-    if (checkpoint_step(checkpoint) <= step) return false;
+    if (checkpoint_step(checkpoint) <= step || read_trained(final).train.saves_lowest()) {
+      return false;
+    }
     note(fmt::format("{} is of step {}: reads {}", final, step, checkpoint));
     return true;
   }
@@ -51,16 +63,6 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
 void note_tokens(const DataConfig& trained, const Note& note) {
   if (trained.format != "tokens") return;
   note("the model was trained on token files: text is read as bytes, with token 256 before it");
-}
-
-/// Settings of the run that the model in `directory` is of. Those of another version, which had
-/// neither token files nor tokenizers or has other keys, are the default ones.
-TrainConfig read_trained(const std::string& directory) {
-  try {
-    return parse_config(read_train_state(directory).config, directory + "/state.json");
-  } catch (const ConfigError&) {
-    return {};
-  }
 }
 
 /// nullptr: text is read as bytes.

@@ -31,6 +31,7 @@ struct RunConfig {
   int64_t validate_every = 0;
   int64_t validate_bytes = 1 << 18;
   int64_t validate_steps = 0;
+  std::string final_weights = "last";
   std::string dtype = "auto";
   std::string gradient_dtype = "f32";
   std::string residual_gradient = "f32";  ///< dtype
@@ -51,6 +52,8 @@ struct RunConfig {
   /// `dtype` of activations and of what is not quantized; "auto" as f32.
   DType activation_dtype() const { return dtype == "bf16" || is_fp8() ? DType::bf16 : DType::f32; }
   bool is_fp8() const { return dtype == "fp8"; }
+  /// Whether final/ has the weights with the lowest validation loss.
+  bool saves_lowest() const { return final_weights == "lowest"; }
   /// Whether `steps` is the run's length: neither seconds nor tokens is set.
   bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
 

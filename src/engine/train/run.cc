@@ -174,6 +174,12 @@ std::string Run::save_now() {
   return unsaved;
 }
 
+void Run::write_final() {
+  on_output("the folder of the run", [&] { files->require_output(); });
+  save_final(*trained, LiveState(*trained), request.out, state, config.model,
+             parse_dtype(config.checkpoint.export_dtype));
+}
+
 double Run::elapsed_s() const {
   return elapsed_before_s + seconds_since(start);
 }

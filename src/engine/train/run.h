@@ -71,6 +71,8 @@ class Run {
   /// Saves the last step unless that is done. Returns the reason if it failed, or an empty string.
   /// Collective.
   std::string save_now();
+  /// Writes OUT/final with the current weights. Collective.
+  void write_final();
 
   Communicator& world;
   const TrainRequest& request;

@@ -196,10 +196,13 @@ class Trainer {
     if (!unsaved.empty()) {
       run_.note(fmt::format("warning: step {} not saved: {}", state.step, unsaved));
     }
-    if (!stopped) {
-      run_.on_output("the folder of the run", [&] { run_.files->require_output(); });
-      save_final(*run_.trained, LiveState(*run_.trained), out, state, run_.config.model,
-                 parse_dtype(run_.config.checkpoint.export_dtype));
+    const bool has_lowest =
+        run_.config.train.saves_lowest() && state.control.validations_since_lowest >= 0;
+    if (!stopped && has_lowest) {
+      run_.note(fmt::format("{}/final has the weights with the lowest validation loss, {:.4f}", out,
+                            state.control.lowest_validation_loss));
+    } else if (!stopped) {
+      run_.write_final();
     }
     if (!unsaved.empty() && run_.checkpoints->saved_step() < 0) {
       throw IoError(

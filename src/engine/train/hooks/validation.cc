@@ -33,8 +33,11 @@ class HeldOut : public StepHook {
         record.step, [this](Transformer& model) { run_.ranks->copy_weights(model); },
         run_.request.stop, run_.progress ? &*run_.progress : nullptr);
     record.validates_bytes = validation_.is_text();
-    run_.start += Clock::now() - begin;  // excluded from training time
     if (record.validation_loss) add_validation(run_.state.control, *record.validation_loss);
+    const bool is_lowest =
+        record.validation_loss && run_.state.control.validations_since_lowest == 0;
+    if (is_lowest && run_.config.train.saves_lowest()) run_.write_final();
+    run_.start += Clock::now() - begin;  // excluded from training time
   }
 
  private:

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# finetune_test.sh TANDEM SOURCE_DIR: a fine-tune of a small model on chats chooses its keys, ends early, leaves
+# the weights of the lowest held-out loss in final/, resumes, and prints the command that chats; what it cannot
+# read ends with one line.
+set -u
+tandem=$1 source=$2
+. "$(dirname "$0")/expect.sh"
+cp -r "$source/examples/chat" chat
+train=(train "$source/configs/tiny.toml" --out base --set data.tokenizer=chat data.paths=chat/chats.jsonl model.vocab=320
+  model.max_seq=128 train.seq=128 train.batch=2 train.steps=12 optimizer.warmup=0 optimizer.schedule=constant)
+expect 0 'the model is in base/final' "${train[@]}"
+for i in $(seq 60); do echo "{\"instruction\": \"What is $i?\", \"output\": \"A number: $i.\"}"; done >chats.jsonl
+for i in $(seq 90 99); do echo "{\"instruction\": \"What is $i?\", \"output\": \"A number: $i.\"}"; done >other.jsonl
+
+# value FILE KEY: of a run's config.toml.
+value() { sed -n "s/^$2 = //p" "$1/config.toml"; }
+chosen() { # OUT KEY VALUE
+  [ "$(value "$1" "$2")" = "$3" ] || fail "$1: $2 is $(value "$1" "$2"), expected $3"
+}
+expect 0 'Done at step .*the model is in tuned/final.*Next: tandem serve tuned ' finetune base --data chats.jsonl --out tuned
+chosen tuned seq 64
+chosen tuned batch 2
+chosen tuned early_stop 3
+chosen tuned final_weights "'lowest'"
+chosen tuned lr 0.001
+chosen tuned packing "'best_fit'"
+fraction=$(value tuned val_fraction)
+[[ $fraction = 0.05 || $fraction = 0.1 ]] || fail "tuned: val_fraction is $fraction"
+
+# lowest OUT: the step of final/ has the lowest validation loss of the run, which VALIDATION gets again.
+lowest() { # OUT DATA
+  "$tandem" eval "$1" --data "$2" --json score.json >/dev/null 2>log || fail "eval $1: $(cat log)"
+  python3 - "$1" <<'PY' || fail "$1: final/ does not have the weights of the lowest loss"
+import json, sys
+out = sys.argv[1]
+losses = {}
+for line in open(out + "/metrics.jsonl"):
+    step = json.loads(line)
+    if "validation_loss" in step:
+        losses[step["step"]] = step["validation_loss"]
+best = min(losses, key=losses.get)
+saved = json.load(open(out + "/final/state.json"))["step"]
+score = json.load(open("score.json"))["nats_per_token"]
+print(losses, saved, score)
+assert saved == best and abs(score - losses[best]) < 1e-4 * score, (best, saved, score)
+assert len(losses) > 1, losses
+PY
+}
+expect 0 'Done at step' finetune base --data chats.jsonl --val other.jsonl --out valid --dp 2 --epochs 2
+lowest valid other.jsonl
+chosen valid val_fraction 0.0
+chosen valid dp 2
+
+# A learning rate that ruins the model: the run ends early, and its checkpoint, which is newer, is not read.
+expect 0 'none of the last 3 validation losses is below.*broken/final has the weights with the lowest' \
+  finetune base --data chats.jsonl --val other.jsonl --out broken --epochs 50 --set optimizer.lr=0.3 optimizer.schedule=constant
+lowest broken other.jsonl
+ls broken/checkpoints | grep -q . || fail 'broken has no checkpoint'
+
+# Resuming continues the same run.
+expect 0 'Done at step 3' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=3
+expect 0 'Done at step 5' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
+expect 0 'Nothing was left to do' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
+
+# The printed command serves a chat.
+python3 - "$tandem" <<'PY' || fail 'the fine-tuned model does not chat'
+import json, re, subprocess, sys, urllib.request
+server = subprocess.Popen([sys.argv[1], "serve", "tuned", "--port", "0"], stderr=subprocess.PIPE, text=True)
+try:
+    url = next(found[0] for found in (re.search(r"http://[\d.:]+/", line) for line in server.stderr) if found)
+    body = {"messages": [{"role": "user", "content": "What is 7?"}], "max_tokens": 4, "temperature": 0}
+    request = urllib.request.Request(url + "v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request, timeout=60))
+    assert answer["choices"][0]["message"]["role"] == "assistant", answer
+    assert answer["usage"]["completion_tokens"] > 0, answer
+finally:
+    server.kill()
+PY
+
+# Text, and too little to hold some of it out.
+mkdir notes && cp "$source"/include/tandem/{norm,random}.h notes/
+expect 0 'tandem generate text' finetune base --data notes --out text --set train.steps=2
+head -n 4 chats.jsonl >few.jsonl
+expect 0 'note: .*too little to hold some of it out.*--val' finetune base --data few.jsonl --out few --epochs 1
+chosen few validate_every 0
+
+# refuses CODE 'PATTERN' ARG...: one line.
+refuses() {
+  expect "$@"
+  [ "$(wc -l <<<"$text")" = 1 ] || fail "more than one line: $text"
+}
+refuses 3 '/nowhere: no config.json' finetune /nowhere --data chats.jsonl --out x
+refuses 3 '/nowhere: .*No such file' finetune base --data /nowhere --out x
+printf 'PAR1%040d' 0 >table.parquet
+refuses 2 'table.parquet.*Parquet.*write JSON Lines' finetune base --data table.parquet --out x
+echo '{"instruction": "no answer"}' >>few.jsonl
+refuses 3 'few.jsonl:5: ' finetune base --data few.jsonl --out x
+echo "{\"instruction\": \"long\", \"output\": \"$(printf 'x%.0s' {1..300})\"}" >long.jsonl
+refuses 3 'long.jsonl:1: .*128' finetune base --data long.jsonl --out x
+cp -r base/final bare && rm bare/chat_template.jinja
+refuses 2 'chat template' finetune bare --data chats.jsonl --out x
+refuses 2 'epochs' finetune base --data chats.jsonl --out x --epochs 0
+refuses 2 'train.seq is 100000: expected' finetune base --data chats.jsonl --out x --set train.seq=100000
+refuses 2 'already' finetune base --data chats.jsonl --out tuned
+[ -e x ] && fail 'a refused run has left a folder'
+[ "$failures" = 0 ]
