@@ -45,4 +45,5 @@ embed(published_runs engine/plan/fit/published_runs.h
   kPublishedRuns=${PROJECT_SOURCE_DIR}/bench/published/runs.csv)
 set(serve_page_dir ${PROJECT_SOURCE_DIR}/src/engine/serve/page)
 embed(serve_page engine/serve/serve_page_assets.h kServeHtml=${serve_page_dir}/serve.html
-  kServeStyle=${serve_page_dir}/serve.css)
+  kServeStyle=${serve_page_dir}/serve.css kServeMarkdown=${serve_page_dir}/markdown.js
+  kServeScript=${serve_page_dir}/chat.js)

@@ -29,7 +29,8 @@ Json model_entry(const ServedModel& model) {
           {"object", "model"},
           {"created", 0},
           {"owned_by", "tandem"},
-          {"max_model_len", model.capacity}};
+          {"max_model_len", model.capacity},
+          {"has_chat_template", model.chat.has_value()}};
 }
 
 }  // namespace

@@ -10,7 +10,10 @@ namespace tandem {
 
 std::string serve_page() {
   const std::string head = page_head("Tandem serve", kServeStyle);
-  const std::vector<PageMark> marks{{"@HEAD@", head}, {"@COMMON@", kPageCommon}};
+  const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@COMMON@", kPageCommon},
+                                    {"@MARKDOWN@", kServeMarkdown},
+                                    {"@SCRIPT@", kServeScript}};
   return fill_page(kServeHtml, marks);
 }
 

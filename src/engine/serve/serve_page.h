@@ -1,4 +1,4 @@
-// Page to try a served model.
+// Page to chat with a served model.
 #pragma once
 
 #include <string>

@@ -5,6 +5,6 @@
 
 namespace tandem {
 
-extern const std::string_view kServeHtml, kServeStyle;
+extern const std::string_view kServeHtml, kServeStyle, kServeMarkdown, kServeScript;
 
 }  // namespace tandem

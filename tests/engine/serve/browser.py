@@ -2,6 +2,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -10,6 +11,16 @@ import time
 def expect(condition, text):
     if not condition:
         raise AssertionError(text)
+
+
+def contrast(one, other):
+    """Ratio of luminances as in WCAG 2."""
+    def luminance(color):
+        parts = [int(value) / 255 for value in re.findall(r"\d+", color)[:3]]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
+        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear))
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 class Browser:

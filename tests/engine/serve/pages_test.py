@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """pages_test.py TANDEM MODEL: the pages of live, report, plan and serve have one head: style, light and dark,
-phone, keys, nothing from elsewhere. The server's page writes a text."""
+phone, keys, nothing from elsewhere."""
 import os
 import re
 import shutil
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.request
 
-from browser import Browser, expect
+from browser import Browser, contrast, expect
 from recorded_run import Run
 
 TANDEM, MODEL = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -85,29 +85,6 @@ def test_readers(browser, pages):
             expect(not browser.problems, (what, browser.problems))
 
 
-def contrast(one, other):
-    """Ratio of luminances as in WCAG 2."""
-    def luminance(color):
-        parts = [int(value) / 255 for value in re.findall(r"\d+", color)[:3]]
-        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
-        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear))
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_server_writes(browser, url):
-    browser.problems.clear()
-    browser.open(url, 1280)
-    browser.await_true("/ tokens$/.test(document.getElementById('meta')?.textContent)")
-    browser.value("document.getElementById('tokens').value = 5")
-    browser.value("document.getElementById('prompt').value = 'int main'")
-    browser.value("document.getElementById('prompt').focus()")
-    browser.press("Enter", 13, "\r", control=True)
-    browser.await_true("/^5 tokens after a prompt of \\d+ \\(length\\)/.test(document.getElementById('status').textContent)")
-    expect(browser.value("document.getElementById('text').textContent").startswith("int main"), "the prompt is not shown")
-    expect(not browser.problems, browser.problems)
-
-
 def main():
     if not shutil.which("chromium"):
         print("chromium is not installed: pages not opened")
@@ -120,7 +97,6 @@ def main():
         test_one_head(pages)
         browser = Browser(folder + "/profile")
         test_readers(browser, pages)
-        test_server_writes(browser, pages["Tandem serve"])
     finally:
         if browser:
             browser.close()
