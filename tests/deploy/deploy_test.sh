@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# deploy_test.sh TANDEM SOURCE_DIR: the scripts of deploy/ start ranks as two nodes of this machine; a failed rank ends
+# all; the files name what exists.
+set -u
+tandem=$(realpath "$1") source=$(realpath "$2")
+. "$(dirname "$0")/../cli/expect.sh"
+PATH=$dir/bin:$PATH
+mkdir bin
+ln -s "$tandem" bin/tandem
+small=(--set model.hidden=16 model.head_dim=4 model.ffn=32 train.seq=32 train.steps=4 "data.paths=$source/include")
+port=$((20000 + RANDOM % 10000)) secret=a-secret-of-this-test
+
+# Two nodes with two ranks each, as pods of Kubernetes start them.
+nodes() { # COMMAND...: exit codes of both
+  local first second
+  MASTER_ADDR=127.0.0.1 MASTER_PORT=$port TANDEM_SECRET=$secret "$source/deploy/tandem-ranks.sh" 2 1 2 "$@" >second.log 2>&1 &
+  MASTER_PORT=$port TANDEM_SECRET=$secret "$source/deploy/tandem-ranks.sh" 2 0 2 "$@" >first.log 2>&1
+  first=$?
+  wait $!
+  second=$?
+  port=$((port + 1))
+  codes="$first $second"
+}
+nodes tandem train "$source/configs/tiny.toml" --tp 2 --dp 2 --out ranks "${small[@]}" --resume
+[ "$codes" = '0 0' ] && [ -f ranks/final/model.safetensors ] || fail "tandem-ranks: exit codes $codes: $(cat first.log second.log)"
+nodes sh -c '[ $RANK != 3 ] || exit 5; [ $RANK = 2 ] || exit 0; exec sleep 60'
+[ "$(cut -d' ' -f2 <<<"$codes")" = 5 ] || fail "a failed rank: exit codes $codes, expected 5 on its node"
+SECONDS=0
+MASTER_ADDR=x "$source/deploy/tandem-ranks.sh" 1 0 2 sh -c 'trap "exit 7" TERM; touch started.$RANK; while :; do sleep 0.1; done' &
+until [ -f started.0 ] && [ -f started.1 ]; do sleep 0.05; done
+kill $!
+wait $!
+status=$?
+[ "$status" = 7 ] || fail "a signal to stop: exit code $status, expected that of the ranks, 7"
+for words in '' '2 2 1 true' 'x 0 1 true' '1 0 0 true'; do
+  # shellcheck disable=SC2086  # words
+  "$source/deploy/tandem-ranks.sh" $words 2>log
+  [ $? = 2 ] && [ "$(wc -l <log)" = 1 ] || fail "tandem-ranks $words: $(cat log)"
+done
+
+# Slurm: srun and scontrol of an allocation of two nodes, of which each is this machine.
+cat >bin/scontrol <<'SH'
+#!/bin/sh
+printf 'localhost\n127.0.0.1\n'
+SH
+cat >bin/srun <<'SH'
+#!/usr/bin/env bash
+for word; do
+  case $word in
+    --ntasks=*) tasks=${word#*=} ;;
+    --ntasks-per-node=*) per=${word#*=} ;;
+    --nodelist=*) one=${word#*=} ;;
+    --*) ;;
+    *) break ;;
+  esac
+  shift
+done
+echo "srun ${one:-of all} $*" >>"$SRUN_LOG"
+[ -z "${one:-}" ] || exec "$@"
+pids=()
+for ((i = 0; i < tasks; ++i)); do
+  SLURM_PROCID=$i SLURM_LOCALID=$((i % per)) SLURM_NODEID=$((i / per)) SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_ID=0 \
+    SLURM_STEP_NODELIST=localhost SLURM_STEP_TASKS_PER_NODE="$per(x$((tasks / per)))" "$@" &
+  pids+=($!)
+done
+trap 'kill "${pids[@]}"' TERM
+code=0
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+exit $code
+SH
+chmod +x bin/scontrol bin/srun
+export SRUN_LOG=$dir/srun.log SLURM_JOB_NUM_NODES=2 SLURM_JOB_ID=$RANDOM SLURM_JOB_NODELIST='node[1-2]' RANKS=2
+bash -n "$source/deploy/slurm/train.sbatch" || fail 'train.sbatch'
+"$source/deploy/slurm/train.sbatch" "$source/configs/tiny.toml" --tp 2 --dp 2 --out slurm "${small[@]}" >log 2>&1 ||
+  fail "train.sbatch with srun: $(cat log)"
+[ -f slurm/final/model.safetensors ] || fail "srun: no model: $(cat log)"
+cmp -s slurm/final/model.safetensors ranks/final/model.safetensors || fail 'srun and tandem-ranks: other weights'
+MODE=launch SPARES=1 "$source/deploy/slurm/train.sbatch" "$source/configs/tiny.toml" --tp 1 --dp 3 --out launched "${small[@]}" \
+  train.batch=9 >log 2>&1 || fail "train.sbatch with launch: $(cat log)"
+[ -f launched/final/model.safetensors ] || fail "launch: no model: $(cat log)"
+grep -q 'srun localhost sh -c .*launch --executor' "$SRUN_LOG" && grep -q 'srun 127.0.0.1 sh -c' "$SRUN_LOG" ||
+  fail "launch: started by $(cat "$SRUN_LOG")"
+ls tandem-hosts.* tandem-shell.* 2>/dev/null && fail 'train.sbatch leaves its files'
+MODE=other "$source/deploy/slurm/train.sbatch" x 2>log && fail 'MODE=other'
+grep -q 'MODE=other: expected srun or launch' log || fail "MODE=other: $(cat log)"
+
+# Files that are copied or named exist.
+while read -r _ from _; do
+  case $from in
+    .) ;;
+    --from=*) ;;
+    *) [ -e "$source/$from" ] || fail "Dockerfile: COPY $from: no such file" ;;
+  esac
+done < <(grep '^COPY' "$source/Dockerfile")
+sed -n 's/^!//p' "$source/.dockerignore" | while read -r kept; do [ -e "$source/$kept" ] || echo "$kept"; done >missing
+[ ! -s missing ] || fail ".dockerignore: no $(cat missing)"
+# The image has the libraries of the program that are not of its base.
+if command -v dpkg-query >/dev/null && grep -qs 'VERSION_ID="12"' /etc/os-release; then
+  packages=$(grep 'RUN apt-get.*libdnnl' "$source/Dockerfile" | tr ' ' '\n')
+  for library in $(ldd "$tandem" | grep -oE '(dnnl|mpi|fmt|spdlog|xxhash|libz|zstd)[a-z]*\.so[.0-9]*'); do
+    owner=$(dpkg-query -S "*$library" 2>/dev/null | head -n 1 | cut -d: -f1)
+    grep -qxF "$owner" <<<"$packages" || fail "Dockerfile: $library is of $owner, which it does not install"
+  done
+fi
+if python3 -c 'import yaml' 2>/dev/null; then
+  python3 - "$source/deploy" <<'PY' || fail 'a YAML file of deploy/'
+import pathlib, sys, yaml
+root = pathlib.Path(sys.argv[1])
+files = {path: list(yaml.safe_load_all(path.read_text())) for path in root.rglob("*.yaml")}
+assert len(files) >= 6, files.keys()
+services = files[root / "compose.yaml"][0]["services"]
+ports = {f"{name}:{service['ports'][0].split(':')[-1]}" for name, service in services.items()}
+for scraped in files[root / "prometheus.yaml"][0]["scrape_configs"]:
+    for target in scraped["static_configs"][0]["targets"]:
+        assert target in ports, (target, ports)
+for service in services.values():
+    for volume in service.get("volumes", []):
+        if volume.startswith("./"):
+            assert (root / volume.split(":")[0]).exists(), volume
+for path in (root / "kubernetes").iterdir():
+    kinds = {document["kind"]: document for document in files[path]}
+    pod = kinds.get("Job", kinds.get("Deployment"))["spec"]["template"]
+    if "Job" in kinds:
+        spec = kinds["Job"]["spec"]
+        args = pod["spec"]["containers"][0]["args"]
+        assert spec["completionMode"] == "Indexed" and args[0] == str(spec["completions"]) == str(spec["parallelism"]), args
+        ranks = int(args[0]) * int(args[2])
+        assert ranks == int(args[args.index("--tp") + 1]) * int(args[args.index("--dp") + 1]), args
+        assert pod["spec"]["subdomain"] == kinds["Service"]["metadata"]["name"], pod
+    else:
+        selector = kinds["Service"]["spec"]["selector"]
+        assert selector.items() <= pod["metadata"]["labels"].items(), (selector, pod)
+PY
+else
+  echo 'deploy_test: no PyYAML: YAML files not checked' >&2
+fi
+[ "$failures" = 0 ]
