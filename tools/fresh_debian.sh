@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# fresh_debian.sh 12|13 [--quick] [--cache DIR]: tests the setup on a new machine. Creates that
+# fresh_debian.sh 12|13 [--quick|--image] [--cache DIR]: tests the setup on a new machine. Creates that
 # Debian by debootstrap, clones this checkout's HEAD into it and runs the README's two commands
 # there, as root, in separate namespaces; everything is removed at the end except
 # out/fresh_debian_*.log and the packages in the cache (default: ~/.cache/tandem). --quick builds at
-# -O1, and runs the tests of the kernels, the communicators and the operators.
+# -O1, and runs the tests of the kernels, the communicators and the operators. --image (with 12) runs
+# the RUN lines of the Dockerfile instead, each of its two images in a system of its own.
 # Exit: 0 passed, 1 failed, 77 the system could not be created (not root, no debootstrap, no mirror).
 set -eu
 cd "$(dirname "$0")/.."
 
-usage() { echo "usage: tools/fresh_debian.sh 12|13 [--quick] [--cache DIR]" >&2; exit 2; }
+usage() { echo "usage: tools/fresh_debian.sh 12|13 [--quick|--image] [--cache DIR]" >&2; exit 2; }
 skip() { echo "fresh_debian: $1" >&2; exit 77; }
 version="" mode=full cache=${XDG_CACHE_HOME:-$HOME/.cache}/tandem
 while [ $# -gt 0 ]; do
   case $1 in
     12 | 13) version=$1 ;;
     --quick) mode=quick ;;
+    --image) mode=image ;;
     --cache) [ $# -gt 1 ] || usage; cache=$2; shift ;;
     *) usage ;;
   esac
   shift
 done
+[ "$mode$version" != image13 ] || usage
 case $version in
   12) suite=bookworm ;;
   13) suite=trixie ;;
@@ -71,23 +74,45 @@ log=$PWD/out/fresh_debian_$version.log
 mkdir -p "$cache" out
 root=$(mktemp -d "${TMPDIR:-/var/tmp}/fresh_debian.XXXXXX")
 chmod 755 "$root"
-trap 'rm -rf --one-file-system "$root"' EXIT
+whole=$root
+trap 'rm -rf --one-file-system "$whole"' EXIT
 trap 'exit 1' INT TERM HUP
 [ -z "$(git status --porcelain)" ] || echo "fresh_debian: only what is committed is tested" >&2
 
+new_system() {  # ROOT
+  # shellcheck disable=SC2046
+  unshare --mount --propagation private debootstrap --variant=minbase --include=make,ca-certificates \
+    --cache-dir="$cache" "$suite" "$1" $(mirror) >>"$log" 2>&1 ||
+    { tail -n 5 "$log"; skip "debootstrap failed (whole log: $log)"; }
+  configure_apt "$1"
+  cp -L /etc/resolv.conf /etc/hosts "$1/etc/"
+}
+
+# Runs the RUN lines of the Dockerfile's image number $1.
+run_lines() {
+  local line
+  while IFS= read -r line; do
+    timed "${line%% && *}" "$line"
+  done < <(awk -v image="$1" '/^FROM / {++found} found == image && sub(/^RUN /, "")' Dockerfile)
+}
+
 start=$SECONDS
-# shellcheck disable=SC2046
-unshare --mount --propagation private debootstrap --variant=minbase --include=make,ca-certificates \
-  --cache-dir="$cache" "$suite" "$root" $(mirror) >"$log" 2>&1 ||
-  { tail -n 5 "$log"; skip "debootstrap failed (whole log: $log)"; }
-configure_apt "$root"
-cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+: >"$log"
+new_system "$root"
 git clone --quiet --no-hardlinks . "$root/srv/tandem"
 report="system $((SECONDS - start)) s, "
 
 if [ "$mode" = full ]; then
   timed "make run" "make run"
   timed "make test" "make test"
+elif [ "$mode" = image ]; then
+  run_lines 1
+  root=$whole/var/tmp/image
+  new_system "$root"
+  mkdir -p "$root/srv/tandem"
+  cp -r "$whole/opt/tandem/." "$root/usr/local/"
+  cp deploy/tandem-ranks.sh "$root/usr/local/bin/tandem-ranks"
+  run_lines 2
 else
   timed "set-up" "tools/setup.sh build; tools/setup.sh test"
   timed "build" 'make build-only CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1" \

@@ -217,7 +217,7 @@ void add_serve(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20));
   command->footer(R"(
 Paths: /v1/completions and /v1/chat/completions (with "stream": true, too), /v1/models,
-/v1/models/NAME, /tokenize, /health, /metrics (Prometheus), and / for a page to try it. If
+/v1/models/NAME, /tokenize, /health, /metrics (Prometheus), and / for a page to chat. If
 TANDEM_API_KEY is set, requests must give it as a bearer token.
 
 Examples:

@@ -69,7 +69,8 @@ CLI::Option* add_init_option(CLI::App& command, std::string& init) {
 std::vector<const char*> expand_words(int argc, const char* const* argv) {
   std::vector<const char*> words(argv, argv + argc);
   const std::string_view first = argc > 1 ? argv[1] : "";
-  if (first == "help") {
+  const bool has_option = argc > 2 && argv[2][0] == '-';  // of the command itself
+  if (first == "help" && !has_option) {
     words.erase(words.begin() + 1);
     words.push_back("--help");
   } else if (first == "version" && argc == 2) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# howto_test.sh TANDEM SOURCE_DIR: the blocks of docs/guide/howto.md that are marked sh run line by line, one after another, in a
-# folder with a small job, model and data; those marked python where NumPy, PyTorch and the package are there.
+# howto_test.sh TANDEM SOURCE_DIR PYTHON: the blocks of docs/guide/howto.md that are marked sh run line by line, one after another, in a
+# folder with a small job, model and data; those marked python where PyTorch and the package are there.
 set -u
-tandem=$1 source=$2
+tandem=$1 source=$2 python=$3
 . "$(dirname "$0")/expect.sh"
 PATH=$dir/bin:$PATH
-mkdir bin && ln -s "$tandem" bin/tandem
+mkdir bin && ln -s "$tandem" bin/tandem && ln -s "$source/configs" configs
 sed -E "s/^(hidden|head_dim|ffn|batch|seq|steps) = .*/\1 = SMALL_\1/
   s/SMALL_hidden/32/; s/SMALL_head_dim/8/; s/SMALL_ffn/32/; s/SMALL_batch/4/; s/SMALL_seq/32/; s/SMALL_steps/8/
   s|\"../include\"|\"$source/include/tandem\"|" "$source/configs/tiny.toml" >job.toml
@@ -35,7 +35,7 @@ class Logged:
     def finish(self): json.dump(self.steps, open("logged.json", "w"))
 def init(project, mode): return Logged()
 PY
-python3 - <(blocks python) <<'PY' || fail 'the blocks of Python'
+"$python" - <(blocks python) <<'PY' || fail 'the blocks of Python'
 import json, os, sys
 text = open(sys.argv[1]).read()
 begin = text.index("import json")

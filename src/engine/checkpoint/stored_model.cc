@@ -44,7 +44,7 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
   }
   if (has_state(final)) {
     const int64_t step = read_train_state(final).step;
-    if (checkpoint_step(checkpoint) <= step || read_trained(final).train.saves_lowest()) {
+    if (checkpoint_step(checkpoint) <= step || read_trained(final).train.save_best) {
       return false;
     }
     note(fmt::format("{} is of step {}: reads {}", final, step, checkpoint));

@@ -45,10 +45,9 @@ constexpr Key<RunConfig> kRunKeys[] = {
     {"validate_steps", &RunConfig::validate_steps, Range(0, kBig),
      "batches of train.batch sequences that such a loss is taken on instead (0: "
      "train.validate_bytes)"},
-    {"final_weights", &RunConfig::final_weights, one_of("last", "lowest"),
-     "weights in final/: the last step's, or those of the lowest validation loss, written after "
-     "each "
-     "validation that lowers it"},
+    {"save_best", &RunConfig::save_best, kAny,
+     "final/ has the weights of the lowest validation loss, and is written after each validation "
+     "that lowers it, not at the end"},
     {"aux_loss_scope", &RunConfig::aux_loss_scope, one_of("microbatch", "step"),
      "tokens of one load-balancing loss; step: a second forward pass if there are microbatches"},
     {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16", "fp8"),
@@ -165,9 +164,9 @@ void RunConfig::check() const {
                     "between the losses that it compares",
                     early_stop));
   }
-  if (saves_lowest() && validate_every == 0) {
+  if (save_best && validate_every == 0) {
     throw ConfigError(
-        "train.final_weights is lowest: expected train.validate_every above 0, the steps between "
+        "train.save_best is true: expected train.validate_every above 0, the steps between "
         "the losses that it compares");
   }
   for (const auto& [key, is_on] : {std::pair("fp8_weight_gradients", fp8_weight_gradients),

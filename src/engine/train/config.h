@@ -31,13 +31,13 @@ struct RunConfig {
   int64_t validate_every = 0;
   int64_t validate_bytes = 1 << 18;
   int64_t validate_steps = 0;
-  std::string final_weights = "last";
   std::string dtype = "auto";
   std::string gradient_dtype = "f32";
   std::string residual_gradient = "f32";  ///< dtype
   int64_t head_rows = 0;                  ///< 0: all
   bool fp8_weight_gradients = true;
   bool fp8_scales = true;
+  bool save_best = false;
   std::string aux_loss_scope = "microbatch";
   int64_t seed = 1;
   std::string init;  ///< folder of the model that the weights are of at first; empty: random ones
@@ -52,8 +52,6 @@ struct RunConfig {
   /// `dtype` of activations and of what is not quantized; "auto" as f32.
   DType activation_dtype() const { return dtype == "bf16" || is_fp8() ? DType::bf16 : DType::f32; }
   bool is_fp8() const { return dtype == "fp8"; }
-  /// Whether final/ has the weights with the lowest validation loss.
-  bool saves_lowest() const { return final_weights == "lowest"; }
   /// Whether `steps` is the run's length: neither seconds nor tokens is set.
   bool ends_by_steps() const { return seconds == 0 && tokens == 0; }
 

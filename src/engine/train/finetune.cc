@@ -71,7 +71,7 @@ TrainConfig load(const FinetuneRequest& request,
     train.microbatch = choice.microbatch;
     train.steps = choice.steps;
     train.validate_every = choice.validate_every;
-    if (choice.validate_every > 0) train.early_stop = kEarlyStop, train.final_weights = "lowest";
+    if (choice.validate_every > 0) train.early_stop = kEarlyStop, train.save_best = true;
     config.optimizer.lr = choose_lr(config.model);
     config.optimizer.min_lr = kMinLrShare * config.optimizer.lr;
     config.checkpoint.keep = 1;

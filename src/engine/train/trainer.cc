@@ -197,7 +197,7 @@ class Trainer {
       run_.note(fmt::format("warning: step {} not saved: {}", state.step, unsaved));
     }
     const bool has_lowest =
-        run_.config.train.saves_lowest() && state.control.validations_since_lowest >= 0;
+        run_.config.train.save_best && state.control.validations_since_lowest >= 0;
     if (!stopped && has_lowest) {
       run_.note(fmt::format("{}/final has the weights with the lowest validation loss, {:.4f}", out,
                             state.control.lowest_validation_loss));

@@ -111,20 +111,20 @@ def test_text(browser, server):
 def test_chat(browser, server):
     page = Page(browser, server)
     expect(page.value("document.getElementById('kind').value") == "chat", "not a chat")
-    for name, value in {"system": "Be brief", "tokens": 6, "temperature": 0, "top-p": 0.9, "seed": 3, "stop": "@@@@\n####"}.items():
+    for name, value in {"system": "S", "tokens": 3, "temperature": 0, "top-p": 0.9, "seed": 3, "stop": "@@@@\n####"}.items():
         page.set(name, value)
-    page.type("one")
+    page.type("a")
     browser.press("Enter", 13, "\r", shift=True)
-    expect(page.value("document.getElementById('prompt').value") == "one\n", "Shift and Enter do not end a line")
-    page.send("two")
+    expect(page.value("document.getElementById('prompt').value") == "a\n", "Shift and Enter do not end a line")
+    page.send("b")
     first = page.value("bodies[0]")
-    wanted = {"stream": True, "max_tokens": 6, "temperature": 0, "top_p": 0.9, "seed": 3, "stop": ["@@@@", "####"]}
+    wanted = {"stream": True, "max_tokens": 3, "temperature": 0, "top_p": 0.9, "seed": 3, "stop": ["@@@@", "####"]}
     expect(wanted.items() <= first.items(), first)
-    expect(first["messages"] == [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "one\ntwo"}], first["messages"])
+    expect(first["messages"] == [{"role": "system", "content": "S"}, {"role": "user", "content": "a\nb"}], first["messages"])
     unstreamed = {key: value for key, value in first.items() if key not in ("path", "stream", "stream_options")}
     answer = server.ask(unstreamed, "/v1/chat/completions")["choices"][0]["message"]["content"]
     expect(page.value("chat().messages[1].content") == answer, "another answer than without a stream")
-    page.send("three")
+    page.send("c")
     second = page.value("bodies[1].messages")
     expect([message["role"] for message in second] == ["system", "user", "assistant", "user"] and second[2]["content"] == answer, second)
     page.click("Regenerate")
@@ -135,12 +135,12 @@ def test_chat(browser, server):
 
     # The chat and the settings are there after the page was closed, and gone when they are deleted.
     page = Page(browser, server)
-    expect(page.value("document.getElementById('system').value") == "Be brief" and page.roles() == "", "settings, or a new chat")
-    expect(page.value("[...document.getElementById('chats').options].map((option) => option.text).join('|')") == "New chat|one two", "chats")
+    expect(page.value("document.getElementById('system').value") == "S" and page.roles() == "", "settings, or a new chat")
+    expect(page.value("[...document.getElementById('chats').options].map((option) => option.text).join('|')") == "New chat|a b", "chats")
     page.value("document.getElementById('chats').selectedIndex = 1; document.getElementById('chats').dispatchEvent(new Event('change'))")
     expect(page.roles() == "user assistant user assistant", page.roles())
     page.value("document.getElementById('delete').click()")
-    expect("one two" not in page.value("localStorage.getItem('tandem-serve')"), "a deleted chat is kept")
+    expect("a\\nb" not in page.value("localStorage.getItem('tandem-serve')"), "a deleted chat is kept")
 
     # An error of the server, and the message is sent once more.
     page.set("temperature", -1)

@@ -1,6 +1,6 @@
-// HTTP server of `tandem serve`: OpenAI's interface, numbers for Prometheus and a page to try the
-// model. Connections share one thread; what takes long (parsing, tokens, long answers) runs on two
-// others, one of them for small requests. A client that leaves ends its texts; slow and hostile
+// HTTP server of `tandem serve`: OpenAI's interface, numbers for Prometheus and a page to chat with
+// the model. Connections share one thread; what takes long (parsing, tokens, long answers) runs on
+// two others, one of them for small requests. A client that leaves ends its texts; slow and hostile
 // ones cost bounded memory and time.
 #pragma once
 

@@ -36,7 +36,7 @@ class HeldOut : public StepHook {
     if (record.validation_loss) add_validation(run_.state.control, *record.validation_loss);
     const bool is_lowest =
         record.validation_loss && run_.state.control.validations_since_lowest == 0;
-    if (is_lowest && run_.config.train.saves_lowest()) run_.write_final();
+    if (is_lowest && run_.config.train.save_best) run_.write_final();
     run_.start += Clock::now() - begin;  // excluded from training time
   }
 
