@@ -11,7 +11,7 @@ namespace tandem::cli {
 namespace {
 
 /// The words typed so far choose a command; what it takes is offered, and files where nothing fits.
-constexpr const char* kScript = R"(_tandem() {{
+constexpr const char* kBashCompletion = R"(_tandem() {{
   local path= words= word
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case "$path $word" in
@@ -24,11 +24,11 @@ constexpr const char* kScript = R"(_tandem() {{
 }}
 complete -o default -F _tandem tandem
 )";
-constexpr const char* kZsh = "autoload -U +X bashcompinit && bashcompinit\n";
+constexpr const char* kZshCompletion = "autoload -U +X bashcompinit && bashcompinit\n";
 
 /// Appends "path) words" of the command and of those in it, and their paths.
-void collect(const CLI::App& command, const std::string& path, std::string& cases,
-             std::vector<std::string>& paths) {
+void collect_completion(const CLI::App& command, const std::string& path, std::string& cases,
+                        std::vector<std::string>& paths) {
   std::vector<std::string> words;
   for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; })) {
     words.push_back(inner->get_name());
@@ -39,16 +39,16 @@ void collect(const CLI::App& command, const std::string& path, std::string& case
   cases += fmt::format("    '{}') words='{}' ;;\n", path, fmt::join(words, " "));
   for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; })) {
     paths.push_back(path + " " + inner->get_name());
-    collect(*inner, paths.back(), cases, paths);
+    collect_completion(*inner, paths.back(), cases, paths);
   }
 }
 
 void print_completion(const CLI::App& app, const std::string& shell) {
   std::string cases;
   std::vector<std::string> paths;
-  collect(app, "", cases, paths);
-  fmt::print("{}", shell == "zsh" ? kZsh : "");
-  fmt::print(kScript, fmt::format("      '{}')\n", fmt::join(paths, "' | '")), cases);
+  collect_completion(app, "", cases, paths);
+  fmt::print("{}", shell == "zsh" ? kZshCompletion : "");
+  fmt::print(kBashCompletion, fmt::format("      '{}')\n", fmt::join(paths, "' | '")), cases);
 }
 
 }  // namespace

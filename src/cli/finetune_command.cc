@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kMaxEpochs = 1000;
 
-constexpr const char* kFooter = R"(
+constexpr const char* kFinetuneFooter = R"(
 Data are chats, a JSON object in each line (messages, conversations, or instruction and output), for
 which the model's folder needs a chat template, or text (JSON Lines, files, folders, globs). Loss of
 chats is taken on answers only.
@@ -59,7 +59,7 @@ void add_finetune(CLI::App& app) {
   command->add_option(
       "--live", arguments->live,
       "Serve a page of the run while it trains (tandem report OUT --live does so later)");
-  command->footer(kFooter);
+  command->footer(kFinetuneFooter);
   command->callback([arguments] { run_training(*arguments); });
 }
 
