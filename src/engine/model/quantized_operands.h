@@ -18,8 +18,8 @@ namespace tandem {
 class QuantizedOperands {
  public:
   /// Memory for the weights of the layout's `in` and `out`, and for x of up to `max_rows` rows,
-  /// with `has_columns` also by columns. Without `has_scales` all scales are 1. Throws Unsupported
-  /// on a GPU then.
+  /// with `has_columns` also by columns. Without `has_scales`, which is for CPU ranks, all scales
+  /// are 1.
   QuantizedOperands(const Exec& exec, const ModelLayout& layout, int64_t max_rows, bool has_columns,
                     bool has_scales);
   /// The next use of each weight quantizes it again.
