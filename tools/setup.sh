@@ -37,6 +37,7 @@ python3|lint
 pkgconf|builds against the installed library
 python3-dev|the Python package
 python3-pip|fetches nanobind, which Debian 12 has not
+python3-yaml|checks the files under deploy
 python3-numpy|tests of the Python package
 python3-torch|tests of the Python package with PyTorch (CPU)
 mypy|checks the Python package's types
