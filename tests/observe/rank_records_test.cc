@@ -151,7 +151,9 @@ TEST(RankRecords, FilesWithoutTheLastPhasesAreRead) {
       EXPECT_EQ(frames[i].phases[size_t(Phase::forward)],
                 expected[i].phases[size_t(Phase::forward)]);
       EXPECT_EQ(frames[i].phases[size_t(Phase::cp_wait)], 0);
-      if (frame_bytes == 30) EXPECT_EQ(frames[i].phases[size_t(Phase::sync_wait)], 0);
+      if (frame_bytes == 30) {
+        EXPECT_EQ(frames[i].phases[size_t(Phase::sync_wait)], 0);
+      }
     }
   }
 }
