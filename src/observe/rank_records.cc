@@ -31,7 +31,8 @@ struct RecordsHeader {
   int64_t begin;
   int64_t began_ns;  // since 1970
   int32_t rank, ranks, tp, dp, pp;
-  int32_t on_gpu;
+  uint16_t on_gpu;
+  uint16_t context;  // cp + 1; 0 without context parallelism, and in earlier files
   char host[64];
 };
 static_assert(sizeof(RecordsHeader) == 112);
@@ -78,6 +79,12 @@ Start read_start(const std::string& path) {
 
 }  // namespace
 
+std::string describe(const RankPosition& position) {
+  const std::string cp = position.cp ? fmt::format(" cp {},", *position.cp) : "";
+  return fmt::format("tp {},{} dp {}, pp {}, host {}", position.tp, cp, position.dp, position.pp,
+                     position.host);
+}
+
 RankRecords::RankRecords(const std::string& folder, const RankPosition& position, int64_t begin)
     : path_((reject_link(folder), make_directories(folder),
              fmt::format("{}/{}.from-{}.records", folder, position.rank, begin))),
@@ -92,6 +99,7 @@ RankRecords::RankRecords(const std::string& folder, const RankPosition& position
   header.ranks = position.ranks;
   header.tp = position.tp, header.dp = position.dp, header.pp = position.pp;
   header.on_gpu = position.on_gpu;
+  header.context = position.cp ? uint16_t(*position.cp + 1) : 0;
   std::memcpy(header.host, position.host.data(),
               std::min(position.host.size(), sizeof header.host));
   unwritten_.assign(reinterpret_cast<const char*>(&header), sizeof header);
@@ -152,7 +160,8 @@ bool RankRecordsReader::read_header() {
                header.dp,
                header.pp,
                header.on_gpu != 0,
-               std::string(header.host, strnlen(header.host, sizeof header.host))};
+               std::string(header.host, strnlen(header.host, sizeof header.host)),
+               header.context > 0 ? std::optional(header.context - 1) : std::nullopt};
   read_ = sizeof header;
   return true;
 }

@@ -24,8 +24,12 @@ struct RankPosition {
   int tp = 0, dp = 0, pp = 0;  ///< coordinates
   bool on_gpu = false;         ///< times are those of the host that enqueues work
   std::string host = {};
+  std::optional<int> cp = {};  ///< coordinate, of a run with context parallelism
   bool operator==(const RankPosition&) const = default;
 };
+
+/// "tp 0, cp 1, dp 2, pp 0, host a"
+std::string describe(const RankPosition& position);
 
 /// Means over consecutive steps.
 struct RankFrame {

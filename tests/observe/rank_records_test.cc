@@ -48,14 +48,15 @@ TEST(RankRecords, TimesHaveElevenBits) {
   const TempDir dir;
   const double times[] = {0, .001, .5, 2.047, 2.048, 3.3333, 85.123, 4321, 1e6, 3.9e9};
   {
-    RankRecords records(dir / "ranks",
-                        {.rank = 3, .ranks = 4, .tp = 1, .dp = 2, .pp = 0, .host = "a"}, 7);
+    RankRecords records(
+        dir / "ranks", {.rank = 3, .ranks = 4, .tp = 1, .dp = 2, .pp = 0, .host = "a", .cp = 0}, 7);
     int64_t step = 7;
     for (const double ms : times) records.add(++step, 1000, all_phases(ms));
   }
   const auto histories = read_rank_records(dir / "ranks");
   ASSERT_EQ(histories.size(), 1u);
-  EXPECT_EQ(histories[0].position, (RankPosition{3, 4, 1, 2, 0, false, "a"}));
+  EXPECT_EQ(histories[0].position, (RankPosition{3, 4, 1, 2, 0, false, "a", 0}));
+  EXPECT_EQ(describe(histories[0].position), "tp 1, cp 0, dp 2, pp 0, host a");
   ASSERT_EQ(histories[0].frames.size(), std::size(times));
   for (size_t i = 0; i < std::size(times); ++i) {
     EXPECT_EQ(histories[0].frames[i].step, int64_t(8 + i));
@@ -144,7 +145,9 @@ TEST(RankRecords, FilesWithoutTheLastPhasesAreRead) {
     std::string former = magic + bytes.substr(8, 104);
     for (size_t at = 112; at < bytes.size(); at += 34) former += bytes.substr(at, frame_bytes);
     write_file(path, former);
-    const auto frames = read_rank_records(dir / "ranks").at(0).frames;
+    const RankHistory read = read_rank_records(dir / "ranks").at(0);
+    EXPECT_EQ(describe(read.position), "tp 0, dp 0, pp 0, host ");
+    const auto& frames = read.frames;
     ASSERT_EQ(frames.size(), expected.size());
     for (size_t i = 0; i < frames.size(); ++i) {
       EXPECT_EQ(frames[i].step, expected[i].step);

@@ -103,6 +103,7 @@ std::string axes_between(const RankPosition& a, const RankPosition& b) {
     if (differs) axes += axes.empty() ? axis : fmt::format("+{}", axis);
   };
   add(a.tp != b.tp, "TP");
+  add(a.cp != b.cp, "CP");
   add(a.dp != b.dp, "DP");
   add(a.pp != b.pp, "PP");
   return axes;

@@ -69,7 +69,7 @@ struct LinkReport {
 /// Links in the newest steps of a run's traces. Throws IoError for a damaged trace.
 LinkReport read_links(const std::string& dir, std::span<const RankHistory> ranks);
 
-/// "TP", "DP", "PP", or several: axes on which the ranks differ.
+/// "TP", "CP", "DP", "PP", or several: axes on which the ranks differ.
 std::string axes_between(const RankPosition& a, const RankPosition& b);
 
 }  // namespace tandem::report

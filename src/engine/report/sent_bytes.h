@@ -12,8 +12,8 @@ class SentBytes {
   /// Takes the counts of a step in the stead of those before; to learners, those of the last step
   /// with an exchange.
   void set(const nlohmann::ordered_json& row);
-  /// {"tp", "ep", "dp", "pp", "sync"}: bytes of a rank in a step, mean of `ranks`; null if not
-  /// counted.
+  /// {"tp", "ep", "dp", "pp", "cp", "sync"}: bytes of a rank in a step, mean of `ranks`; null if
+  /// not counted.
   nlohmann::ordered_json json(size_t ranks) const;
 
  private:

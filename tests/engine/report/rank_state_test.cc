@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/report/links.h"
 #include "engine/report/live_run.h"
 #include "tests/engine/train/temp_dir.h"
 
@@ -46,6 +48,19 @@ TEST(RankState, LatestStepsAreComparedWithTheStage) {
   EXPECT_NEAR(state["shares"][size_t(Phase::dp_wait)].get<double>(), .075, 1e-9);
 }
 
+TEST(RankState, ContextCoordinatesAndBytesAreThoseOfTheRun) {
+  std::vector<RankHistory> ranks = four_ranks();
+  EXPECT_EQ(rank_state(ranks, {}, {})["ranks"]["cp"], Json({0, 0, 0, 0}));
+  for (RankHistory& history : ranks) history.position.cp = std::exchange(history.position.dp, 0);
+  SentBytes sent;
+  sent.set(Json{{"sent_bytes", {{"dp", 8.0}, {"cp", 4.0}}}});
+  const Json state = rank_state(ranks, {}, sent);
+  EXPECT_EQ(state["ranks"]["cp"], Json({0, 0, 1, 1}));
+  EXPECT_EQ(state["ranks"]["dp"], Json({0, 0, 0, 0}));
+  EXPECT_EQ(state["sent"]["cp"], 4.0);
+  EXPECT_EQ(axes_between(ranks[0].position, ranks[3].position), "TP+CP");
+}
+
 TEST(RankState, BytesAreOfARankAndNullIfNotCounted) {
   SentBytes sent;
   sent.set(Json{
@@ -54,9 +69,12 @@ TEST(RankState, BytesAreOfARankAndNullIfNotCounted) {
   goal.ep = 2;
   goal.link_bytes_per_s = 1e9;
   const Json state = rank_state(four_ranks(), goal, sent);
-  EXPECT_EQ(
-      state["sent"],
-      Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}, {"sync", nullptr}}));
+  EXPECT_EQ(state["sent"], Json({{"tp", 2.0},
+                                 {"ep", nullptr},
+                                 {"dp", 100.0},
+                                 {"pp", nullptr},
+                                 {"cp", nullptr},
+                                 {"sync", nullptr}}));
   EXPECT_EQ(state["ep"], 2);
   EXPECT_EQ(state["learners"], 1);
   EXPECT_EQ(state["link"]["bytes_per_s"], 1e9);
@@ -69,9 +87,12 @@ TEST(RankState, MeansOfARankAreTakenAsTheyAre) {
   SentBytes sent;
   sent.set(Json{{"tp_bytes", 8},
                 {"sent_bytes", {{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", 0}}}});
-  EXPECT_EQ(
-      rank_state(four_ranks(), {}, sent)["sent"],
-      Json({{"tp", 2.0}, {"ep", nullptr}, {"dp", 100.0}, {"pp", nullptr}, {"sync", nullptr}}));
+  EXPECT_EQ(rank_state(four_ranks(), {}, sent)["sent"], Json({{"tp", 2.0},
+                                                              {"ep", nullptr},
+                                                              {"dp", 100.0},
+                                                              {"pp", nullptr},
+                                                              {"cp", nullptr},
+                                                              {"sync", nullptr}}));
 }
 
 TEST(RankState, BytesToLearnersAreThoseOfTheLastExchange) {

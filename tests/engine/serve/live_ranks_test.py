@@ -41,7 +41,7 @@ def test_ranks_in_space(folder, browser, tp, dp, pp, ep):
     t, d, p = run.coordinates(rank)
     at = lambda t, d, p: (p * dp + d) * tp + t
     expected = {"tp": [at(i, d, p) for i in range(tp)], "ep": [at(t, d - d % ep + i, p) for i in range(ep)] if ep > 1 else [],
-                "dp": [at(t, i, p) for i in range(dp)], "pp": [at(t, d, i) for i in range(pp)], "sync": [rank]}
+                "dp": [at(t, i, p) for i in range(dp)], "pp": [at(t, d, i) for i in range(pp)], "cp": [rank], "sync": [rank]}
     found = browser.value(f"lattice.groups({rank})")
     expect(found == {axis: [other for other in ranks if other != rank] for axis, ranks in expected.items()}, found)
     # Keys move along the axes, Shift turns, Enter shows the groups only.
@@ -207,8 +207,26 @@ def test_learners(folder, browser):
     browser.await_true("document.querySelectorAll('#links-axes tbody tr').length === 2")
     axes = {row[0][:4]: row for row in lines(browser, "links-axes")}
     expect(axes["sync"][1] in (f"{sent[1] / 1e3:.1f} kB", f"{sent[1] / 1e6:.2f} MB"), axes)
-    expect(browser.value("lattice.groups(0)") == {"tp": [1], "ep": [], "dp": [], "pp": [], "sync": [2]}, browser.value("lattice.groups(0)"))
+    expect(browser.value("lattice.groups(0)") == {"tp": [1], "cp": [], "ep": [], "dp": [], "pp": [], "sync": [2]}, browser.value("lattice.groups(0)"))
     expect(browser.value("lattice.coordinates(2)").startswith("learner 1, tp 0, dp 1"), browser.value("lattice.coordinates(2)"))
+    expect(not browser.problems, browser.problems)
+    browser.open("about:blank", 1280)  # before its source of events ends
+    server.stop()
+
+
+def test_context(folder, browser):
+    """Context-parallel ranks are an axis of their own: no replicas of each other, with their bytes and waits."""
+    sent = train(folder, "context", "parallel.cp=2", "parallel.dp=2", "train.batch=4")[-1]["sent_bytes"]["cp"]
+    server = Server(folder + "/context")
+    browser.problems.clear()
+    browser.open(server.url, 1280)
+    browser.await_true("document.querySelectorAll('#links-axes tbody tr').length === 3")
+    axes = {row[0][:2]: row for row in lines(browser, "links-axes")}
+    expect(sent > 0 and axes["CP"][1] in (f"{sent / 1e3:.1f} kB", f"{sent / 1e6:.2f} MB"), (axes, sent))
+    expect(browser.value("lattice.groups(0)") == {"tp": [1], "cp": [2], "ep": [], "dp": [4], "pp": [], "sync": []}, browser.value("lattice.groups(0)"))
+    expect(browser.value("lattice.coordinates(6)") == "tp 0, cp 1, dp 1, pp 0", browser.value("lattice.coordinates(6)"))
+    pairs = browser.value("['cp', 'dp'].map((axis) => linkTables.pairs(axis).map(({ text }) => text.split(',')[0]))")
+    expect(pairs == [["ranks 0 and 2", "ranks 1 and 3", "ranks 4 and 6", "ranks 5 and 7"], ["ranks 0 and 4", "ranks 1 and 5", "ranks 2 and 6", "ranks 3 and 7"]], pairs)
     expect(not browser.problems, browser.problems)
     browser.open("about:blank", 1280)  # before its source of events ends
     server.stop()
@@ -225,6 +243,7 @@ def main():
             test_empty_states(folder, browser)
             test_bytes_of_a_training(folder, browser)
             test_learners(folder, browser)
+            test_context(folder, browser)
         for layout in ([(2, 2, 1, 1), (4, 8, 2, 2)] if sys.argv[2] == "short" else [(8, 64, 8, 8)]):
             test_ranks_in_space(folder, browser, *layout)
     finally:

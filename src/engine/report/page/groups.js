@@ -1,6 +1,6 @@
 
 "use strict";
-// Ranks by their coordinates on a plane: blocks of pipeline stages, columns of replicas, rows of
+// Ranks by their coordinates on a plane: blocks of pipeline stages, columns of copies, rows of
 // tensor-parallel ranks. Also what the views of the ranks say in words: colours, the chosen rank, a
 // table.
 const groupMap = (() => {
@@ -10,7 +10,7 @@ const groupMap = (() => {
 
   // The blocks' position on the canvas.
   function arrange(width) {
-    const { tp, dp, pp } = lattice.size, gap = 6;
+    const { tp, columns: dp, pp } = lattice.size, gap = 6;
     const perLine = Math.max(1, Math.min(pp, Math.floor((width + gap) / (dp * 3 + gap))));
     const columns = Math.ceil(pp / Math.ceil(pp / perLine));
     const cell = Math.max(2, Math.min(28, Math.floor((width - gap * (columns - 1)) / columns / dp)));
@@ -31,7 +31,7 @@ const groupMap = (() => {
     canvas.style.height = `${high}px`;
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
-    const box = (rank) => [grid.x(ranks.pp[rank], ranks.dp[rank]) + 1, grid.y(ranks.pp[rank], ranks.tp[rank]) + 1];
+    const box = (rank) => [grid.x(ranks.pp[rank], lattice.column(rank)) + 1, grid.y(ranks.pp[rank], ranks.tp[rank]) + 1];
     const inset = grid.cell > 4 ? 1 : 0;
     ranks.work.forEach((_, rank) => {
       context.fillStyle = colors.of(rank);
@@ -46,7 +46,7 @@ const groupMap = (() => {
       }
     };
     const groups = lattice.groups(chosen);
-    for (const axis of ["sync", "pp", "dp", "ep", "tp"]) outline(groups[axis], Object.fromEntries(lattice.AXES)[axis]);
+    for (const axis of ["sync", "pp", "dp", "ep", "cp", "tp"]) outline(groups[axis], Object.fromEntries(lattice.AXES)[axis]);
     outline([chosen], "ink");
     const legend = $("groups-legend");
     legend.replaceChildren();
@@ -73,7 +73,7 @@ const groupMap = (() => {
   }
 
   function axesLegend() {
-    const legend = $("axes-legend"), names = { tp: "shares layers (TP)", ep: "other experts (EP)", dp: "replicas (DP)", pp: "stages (PP)", sync: "other learners (sync)" };
+    const legend = $("axes-legend"), names = { tp: "shares layers (TP)", cp: "same sequences (CP)", ep: "other experts (EP)", dp: "replicas (DP)", pp: "stages (PP)", sync: "other learners (sync)" };
     legend.replaceChildren();
     for (const [axis, color] of lattice.AXES) {
       if (lattice.length(axis) < 2) continue;

@@ -4,7 +4,7 @@
 // the ranks share.
 const lattice = (() => {
   const { number, grouped, percent, loadColors } = page;
-  const AXES = [["tp", "gemm"], ["ep", "experts"], ["dp", "transfer"], ["pp", "first"], ["sync", "soft"]];
+  const AXES = [["tp", "gemm"], ["cp", "good"], ["ep", "experts"], ["dp", "transfer"], ["pp", "first"], ["sync", "soft"]];
   const views = [];
   let data = null, events = null, size = null, index = null, chosen = 0, shown = null, isFocused = false;
 
@@ -16,18 +16,22 @@ const lattice = (() => {
     const count = (key) => ranks[key].reduce((max, value) => Math.max(max, value), 0) + 1;
     data = next;
     events = nextEvents;
-    size = { tp: count("tp"), dp: count("dp"), pp: count("pp"), ep: 1, sync: 1 };
+    size = { tp: count("tp"), cp: count("cp"), dp: count("dp"), pp: count("pp"), ep: 1, sync: 1 };
+    size.columns = size.dp * size.cp;
     if (data.ep > 1 && size.dp % data.ep === 0) size.ep = data.ep;
     if (data.learners > 1 && size.dp % data.learners === 0) size.sync = data.learners;
     index = new Map();
-    ranks.tp.forEach((tp, rank) => index.set((ranks.pp[rank] * size.dp + ranks.dp[rank]) * size.tp + tp, rank));
+    ranks.tp.forEach((tp, rank) => index.set(key(ranks.pp[rank], column(rank), tp), rank));
     chosen = Math.min(chosen, ranks.tp.length - 1);
     if (shown != null && !data.ms[shown]?.length) shown = null;
     return true;
   }
 
-  const at = (pp, dp, tp) => index.get((pp * size.dp + dp) * size.tp + tp);
-  const position = (rank) => ({ tp: data.ranks.tp[rank], dp: data.ranks.dp[rank], pp: data.ranks.pp[rank] });
+  // Copies of the same parameters, those of a replica's context-parallel ranks next to each other.
+  const column = (rank) => data.ranks.dp[rank] * size.cp + data.ranks.cp[rank];
+  const key = (pp, column, tp) => (pp * size.columns + column) * size.tp + tp;
+  const at = (pp, column, tp) => index.get(key(pp, column, tp));
+  const position = (rank) => ({ tp: data.ranks.tp[rank], cp: data.ranks.cp[rank], dp: data.ranks.dp[rank], pp: data.ranks.pp[rank], column: column(rank) });
 
   // Ranks of an axis; replicas are those of a learner.
   const length = (axis) => axis === "dp" ? size.dp / size.sync : size[axis];
@@ -35,11 +39,12 @@ const lattice = (() => {
   // Ranks that differ from this one on one axis only, by axis; "ep" are those of "dp" that hold the
   // other experts.
   function groups(rank) {
-    const { tp, dp, pp } = position(rank), first = dp - dp % size.ep, replica = dp % length("dp");
+    const { tp, cp, dp, pp } = position(rank), first = dp - dp % size.ep, replica = dp % length("dp");
+    const copy = (dp) => at(pp, dp * size.cp + cp, tp);
     const along = (length, find) => Array.from({ length }, (_, i) => find(i)).filter((other) => other != null && other !== rank);
-    return { tp: along(size.tp, (i) => at(pp, dp, i)), ep: size.ep > 1 ? along(size.ep, (i) => at(pp, first + i, tp)) : [],
-      dp: along(length("dp"), (i) => at(pp, dp - replica + i, tp)), pp: along(size.pp, (i) => at(i, dp, tp)),
-      sync: along(size.sync, (i) => at(pp, i * length("dp") + replica, tp)) };
+    return { tp: along(size.tp, (i) => at(pp, column(rank), i)), cp: along(size.cp, (i) => at(pp, dp * size.cp + i, tp)),
+      ep: size.ep > 1 ? along(size.ep, (i) => copy(first + i)) : [], dp: along(length("dp"), (i) => copy(dp - replica + i)),
+      pp: along(size.pp, (i) => at(i, column(rank), tp)), sync: along(size.sync, (i) => copy(i * length("dp") + replica)) };
   }
 
   function redraw() {
@@ -52,12 +57,12 @@ const lattice = (() => {
   }
   // Moves the choice along the axes, within the lattice.
   function move(key) {
-    const [axis, by] = { ArrowLeft: ["dp", -1], ArrowRight: ["dp", 1], ArrowUp: ["tp", -1], ArrowDown: ["tp", 1],
+    const [axis, by] = { ArrowLeft: ["columns", -1], ArrowRight: ["columns", 1], ArrowUp: ["tp", -1], ArrowDown: ["tp", 1],
       PageUp: ["pp", -1], PageDown: ["pp", 1] }[key] ?? [];
     if (!axis) return false;
-    const to = position(chosen);
+    const { tp, pp } = position(chosen), to = { tp, pp, columns: column(chosen) };
     to[axis] = Math.max(0, Math.min(size[axis] - 1, to[axis] + by));
-    choose(at(to.pp, to.dp, to.tp));
+    choose(at(to.pp, to.columns, to.tp));
     return true;
   }
   // Shows the groups of the chosen rank only, or all ranks.
@@ -101,9 +106,9 @@ const lattice = (() => {
   const host = (rank) => data.hosts[data.ranks.host[rank]];
   const eventsOf = (rank) => (events ?? []).filter((event) => event.rank === data.ranks.rank[rank]);
   function coordinates(rank) {
-    const { tp, dp, pp } = position(rank);
+    const { tp, cp, dp, pp } = position(rank);
     const learner = size.sync > 1 ? `learner ${Math.floor(dp / length("dp"))}, ` : "";
-    return `${learner}tp ${tp}, dp ${dp}${size.ep > 1 ? ` (ep ${dp % size.ep})` : ""}, pp ${pp}`;
+    return `${learner}tp ${tp}, ${size.cp > 1 ? `cp ${cp}, ` : ""}dp ${dp}${size.ep > 1 ? ` (ep ${dp % size.ep})` : ""}, pp ${pp}`;
   }
   function list(members) {
     const names = members.map((member) => data.ranks.rank[member]);
@@ -115,7 +120,7 @@ const lattice = (() => {
     return `rank ${ranks.rank[chosen]}: ${coordinates(chosen)}, host ${host(chosen)}; step ${grouped(ranks.step[chosen])}, ` +
       `own work ${number(ranks.work[chosen], 2)}× its stage's median` +
       `${ranks.work[chosen] > 1.02 ? `, longest over it in ${phases[ranks.phase[chosen]]}` : ""}. Shares layers with ${list(of.tp)}; ` +
-      `${size.ep > 1 ? `experts of ${list(of.ep)}; ` : ""}replicas ${list(of.dp)}; stages ${list(of.pp)}${size.sync > 1 ? `; other learners ${list(of.sync)}` : ""}.`;
+      `${size.cp > 1 ? `sequences with ${list(of.cp)}; ` : ""}${size.ep > 1 ? `experts of ${list(of.ep)}; ` : ""}replicas ${list(of.dp)}; stages ${list(of.pp)}${size.sync > 1 ? `; other learners ${list(of.sync)}` : ""}.`;
   }
   // The same as names and values.
   function facts() {
@@ -129,7 +134,7 @@ const lattice = (() => {
       ...events ? [["faults", eventsOf(chosen).slice(-3).map((event) => `${event.event}${event.step == null ? "" : `, step ${grouped(event.step)}`}: ${event.text}`).join("; ") || "none"]] : []];
   }
 
-  return { AXES, set, at, position, length, groups, choose, move, focus, redraw, choices, coloring, coordinates, host, share, isWait, eventsOf, sentence, facts,
+  return { AXES, set, at, position, column, length, groups, choose, move, focus, redraw, choices, coloring, coordinates, host, share, isWait, eventsOf, sentence, facts,
     onChange: (view) => views.push(view), show: (phase) => { shown = phase; redraw(); },
     get data() { return data; }, get size() { return size; }, get chosen() { return chosen; }, get hasEvents() { return events != null; }, get shown() { return shown; }, get isFocused() { return isFocused; } };
 })();

@@ -5,7 +5,7 @@
 const linkTables = (() => {
   const { $, show, number, grouped, percent, bytes, add } = page;
   const ROWS = 20;
-  const NAMES = { tp: "TP, within layers", ep: "EP, between experts", dp: "DP, between replicas", pp: "PP, between stages", sync: "sync, between learners" };
+  const NAMES = { tp: "TP, within layers", cp: "CP, between rows of a sequence", ep: "EP, between experts", dp: "DP, between replicas", pp: "PP, between stages", sync: "sync, between learners" };
   let axis = null;
 
   const upper = (name) => name === "sync" ? name : name.toUpperCase();
@@ -29,19 +29,11 @@ const linkTables = (() => {
   function pairs(name) {
     const { data, size } = lattice, { ranks } = data, found = new Map();
     ranks.rank.forEach((_, rank) => {
-      const { tp, dp, pp } = lattice.position(rank), next = { tp, dp, pp };
-      if (name === "ep") {
-        if ((dp + 1) % size.ep === 0) return;
-        next.dp += 1;
-      } else if (name === "sync") {
-        next.dp += lattice.length("dp");
-      } else {
-        next[name] += 1;
-      }
-      if (name === "dp" && next.dp % lattice.length("dp") === 0) return;
-      const coordinate = name === "ep" || name === "sync" ? "dp" : name;
+      const next = lattice.position(rank), coordinate = name === "ep" || name === "sync" ? "dp" : name;
+      next[coordinate] += name === "sync" ? lattice.length("dp") : 1;
+      if ((name === "ep" || name === "dp") && next.dp % lattice.length(name) === 0) return;
       if (next[coordinate] >= size[coordinate]) return;
-      const peer = lattice.at(next.pp, next.dp, next.tp);
+      const peer = lattice.at(next.pp, next.dp * size.cp + next.cp, next.tp);
       if (peer == null) return;
       const [from, to] = [ranks.host[rank], ranks.host[peer]], isOneHost = data.hosts.length === 1 || (from === to && ranks.rank.length <= 64);
       const key = isOneHost ? `${rank} ${peer}` : `${from}-${to}`;

@@ -17,7 +17,7 @@ const rankSpace = (() => {
 
   // Projects points of the lattice onto width x height pixels.
   function projection(width, height) {
-    const { size } = lattice, across = along(size.dp, size.ep > 1 ? size.ep : size.dp), down = along(size.tp), deep = along(size.pp);
+    const { size } = lattice, across = along(size.columns, size.cp * size.ep > 1 ? size.cp * size.ep : size.columns), down = along(size.tp), deep = along(size.pp);
     const [sy, cy, sp, cp] = [Math.sin(turn.yaw), Math.cos(turn.yaw), Math.sin(turn.pitch), Math.cos(turn.pitch)];
     const far = 3 * Math.hypot(across.extent, down.extent, deep.extent) || 3;
     const flat = (x, y, z) => {
@@ -36,7 +36,7 @@ const rankSpace = (() => {
       const [px, py, depth, near] = flat(x, y, z);
       return [x0 + scale * px, y0 + scale * py, depth, near];
     };
-    const steps = [[across, size.dp], [down, size.tp], [deep, size.pp]].filter(([, length]) => length > 1).map(([axis]) => axis.step);
+    const steps = [[across, size.columns], [down, size.tp], [deep, size.pp]].filter(([, length]) => length > 1).map(([axis]) => axis.step);
     return { to, across, down, deep, half, radius: Math.max(1.6, Math.min(11, 0.3 * scale * Math.min(1, ...steps))) };
   }
 
@@ -70,7 +70,7 @@ const rankSpace = (() => {
       context.strokeText(text, x, y);
       context.fillText(text, x, y);
     };
-    [["DP", size.dp], ["TP", size.tp], ["PP", size.pp]].forEach(([name, length], axis) => {
+    [[size.cp === 1 ? "DP" : size.dp === 1 ? "CP" : "DP × CP", size.columns], ["TP", size.tp], ["PP", size.pp]].forEach(([name, length], axis) => {
       if (length < 2) return;
       const end = to(...corner.map((value, i) => i === axis ? half[i] : value));
       if (!isNames) {
@@ -92,7 +92,7 @@ const rankSpace = (() => {
     const { context, width, height } = prepare(), view = projection(width, height), { to, across, down, deep, radius } = view;
     const colors = lattice.coloring(), groups = lattice.groups(chosen), members = new Set([chosen, ...Object.values(groups).flat()]);
     const count = ranks.tp.length, order = Array.from({ length: count }, (_, rank) => rank);
-    spots = ranks.tp.map((tp, rank) => to(across.of(ranks.dp[rank]), down.of(tp), deep.of(ranks.pp[rank])));
+    spots = ranks.tp.map((tp, rank) => to(across.of(lattice.column(rank)), down.of(tp), deep.of(ranks.pp[rank])));
     order.sort((a, b) => spots[b][2] - spots[a][2]);
     paintAxes(context, view, { width, height }, false);
     const dot = (rank, wider) => {

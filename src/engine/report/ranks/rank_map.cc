@@ -38,8 +38,7 @@ Json describe_row(std::span<const RankHistory> ranks, const MapRow& row) {
   return {{"name",
            is_one ? fmt::format("rank {}", position.rank)
                   : fmt::format("ranks {} to {}", position.rank, ranks[row.end - 1].position.rank)},
-          {"position", fmt::format("{}tp {}, dp {}, pp {}, host {}", is_one ? "" : "from ",
-                                   position.tp, position.dp, position.pp, position.host)},
+          {"position", (is_one ? "" : "from ") + describe(position)},
           {"stage", position.pp}};
 }
 

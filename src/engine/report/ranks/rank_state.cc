@@ -64,7 +64,7 @@ Json rank_state(std::span<const RankHistory> ranks, const RunGoal& goal, const S
   std::vector<RankFrame> latest;
   for (const RankHistory& history : ranks) latest.push_back(latest_frame(history));
   const auto medians = stage_medians(ranks, latest);
-  Json rank = Json::array(), tp = rank, dp = tp, pp = tp, host = tp, work = tp, phase = tp,
+  Json rank = Json::array(), tp = rank, cp = tp, dp = tp, pp = tp, host = tp, work = tp, phase = tp,
        step = tp, step_ms = tp;
   Json hosts = Json::array(), phases = Json::array(), shares = Json::array(), ms = Json::array();
   std::map<std::string, size_t> host_numbers;
@@ -77,6 +77,7 @@ Json rank_state(std::span<const RankHistory> ranks, const RunGoal& goal, const S
     if (is_new) hosts.push_back(position.host);
     rank.push_back(position.rank);
     tp.push_back(position.tp);
+    cp.push_back(position.cp.value_or(0));
     dp.push_back(position.dp);
     pp.push_back(position.pp);
     host.push_back(at->second);
@@ -104,6 +105,7 @@ Json rank_state(std::span<const RankHistory> ranks, const RunGoal& goal, const S
   return {{"ranks",
            {{"rank", std::move(rank)},
             {"tp", std::move(tp)},
+            {"cp", std::move(cp)},
             {"dp", std::move(dp)},
             {"pp", std::move(pp)},
             {"host", std::move(host)},

@@ -13,8 +13,9 @@ namespace tandem::report {
 /// Mean of a rank's last four frames; zeros without any.
 RankFrame latest_frame(const RankHistory& history);
 
-/// {"ranks": {"rank": […], "tp", "dp", "pp", "host", "work", "phase", "step", "step_ms"}, "hosts",
-///  "phases": […], "shares": […], "ms": [[…], …]}: of each rank its coordinates, the number of its
+/// {"ranks": {"rank": […], "tp", "cp", "dp", "pp", "host", "work", "phase", "step", "step_ms"},
+///  "hosts", "phases": […], "shares": […], "ms": [[…], …]}: of each rank its coordinates, the
+///  number of its
 /// host, its own work over the median of its stage, the phase in which that exceeds the others'
 /// most, the last step and the time of a step; of each phase the mean share of the step, and its
 /// milliseconds by rank, without any if it takes no time. And {"ep", "learners", "link":

@@ -279,11 +279,10 @@ std::vector<Straggler> find_stragglers(std::span<const RankHistory> ranks,
 
 std::string describe(const Straggler& straggler, const RankPosition& position) {
   return fmt::format(
-      "rank {} (tp {}, dp {}, pp {}, host {}): {} takes {:.1f} % longer than on its peers, {:.1f} "
-      "% of the step, steps {} to {}",
-      straggler.rank, position.tp, position.dp, position.pp, position.host,
-      name_of(straggler.phase), 100 * straggler.excess, 100 * straggler.share_of_step,
-      straggler.from_step, straggler.to_step);
+      "rank {} ({}): {} takes {:.1f} % longer than on its peers, {:.1f} % of the step, steps {} to "
+      "{}",
+      straggler.rank, describe(position), name_of(straggler.phase), 100 * straggler.excess,
+      100 * straggler.share_of_step, straggler.from_step, straggler.to_step);
 }
 
 }  // namespace tandem::report

@@ -30,10 +30,11 @@ PhaseLog::PhaseLog(const TraceConfig& trace, const std::string& folder,
   const RankPosition position{rank,
                               dims.ranks(),
                               dims.index(kTp, rank),
-                              dims.learner(rank) * dims.copies() + dims.index(kCopies, rank),
+                              dims.learner(rank) * dims.dp() + dims.index(kDp, rank),
                               dims.index(kPp, rank),
                               groups.on_gpus(),
-                              host_name()};
+                              host_name(),
+                              dims.cp() > 1 ? std::optional(dims.index(kCp, rank)) : std::nullopt};
   try {
     records_.emplace(folder, position, begin);
   } catch (const IoError& error) {
