@@ -24,7 +24,7 @@ class Workspace;
 
 /// Zero-initialized: a card without a call.
 struct CallCard {
-  static constexpr size_t kWords = 16, kOperands = 8;
+  static constexpr size_t kWords = 16, kOperands = 9;
   struct Used {
     std::array<char, 15> name;
     bool written;

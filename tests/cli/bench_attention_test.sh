@@ -38,7 +38,7 @@ for name, forms in (("causal", "gather heads queries ring"), ("cross", "gather q
     r = read(name)
     assert r["op"] == "attention" and sorted(r["config"]["candidates_us"]) == forms.split(), r
     assert r["bytes"] == r["bytes_formula"] and min(r["bytes"].values()) > 0, r
-    assert r["error"]["max_of_bound"] <= 1 and r["bitwise_equal_runs"], r
+    assert r["error"]["max_of_bound"] <= 1 and r["bitwise_equal_runs"] and r["bytes_agree"], r
     assert r["config"]["chosen"] in r["config"]["candidates_us"], r
     assert r["time_us"]["limit"] == max(r["time_us"]["compute"], r["time_us"]["wire"]), r
 causal, cross, window = read("causal"), read("cross"), read("window")

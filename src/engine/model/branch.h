@@ -129,8 +129,8 @@ std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m, 
 /// is collective.
 struct BranchProducts {
   BranchProducts(ModelContext& context, const BranchLayout& layout);
-  /// Nullptr if the branch has none. Made first: on a
-  /// GPU it loads kernels, which must not wait for those of an operator that wait for peers.
+  /// Nullptr if the branch has none. Made first: on a GPU it loads kernels, which must not wait for
+  /// those of an operator that wait for peers.
   std::unique_ptr<BranchAttention> attention;
   BranchGemm<AgGemm> in;
   BranchGemm<GemmRs> out;

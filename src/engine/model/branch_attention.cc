@@ -1,6 +1,7 @@
 #include "engine/model/branch_attention.h"
 
-#include <set>
+#include <algorithm>
+#include <map>
 #include <vector>
 
 #include "engine/model/branch.h"
@@ -9,22 +10,24 @@
 namespace tandem {
 namespace {
 
-std::vector<int64_t> attention_windows(const ModelLayout& layout) {
-  std::set<int64_t> windows;
+/// Windows, and how many branches have each.
+std::map<int64_t, int> attention_windows(const ModelLayout& layout) {
+  std::map<int64_t, int> windows;
   for (const BranchLayout& branch : layout.branches) {
-    if (const program::Op* op = branch.program.find(program::kAttention))
-      windows.insert(op->window);
+    if (const program::Op* op = branch.program.find(program::kAttention)) ++windows[op->window];
   }
-  return {windows.begin(), windows.end()};
+  return windows;
 }
 
 std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout& l) {
   const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
                              c.config.head_dim};
+  std::vector<int64_t> windows;
+  for (const auto& [window, branches] : attention_windows(c.layout)) windows.push_back(window);
   return std::make_unique<Attention>(
       c.exec, shape, c.rope,
-      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic,
-                    attention_windows(c.layout), c.options.documents});
+      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic, windows,
+                    c.options.documents});
 }
 
 std::unique_ptr<ContextAttention> make_with_ranks(const ModelContext& c) {
@@ -34,8 +37,11 @@ std::unique_ptr<ContextAttention> make_with_ranks(const ModelContext& c) {
                            .kv_heads = c.layout.kv_heads,
                            .head_dim = c.config.head_dim,
                            .dtype = c.options.dtype};
-  return std::make_unique<ContextAttention>(*c.options.context, shape, &c.rope,
-                                            ContextOptions{.strategy = c.options.overlap.strategy});
+  const auto windows = attention_windows(c.layout);
+  const auto usual = std::ranges::max_element(windows, {}, [](const auto& w) { return w.second; });
+  return std::make_unique<ContextAttention>(
+      *c.options.context, shape, &c.rope,
+      ContextOptions{.strategy = c.options.overlap.strategy, .window = usual->first});
 }
 
 }  // namespace

@@ -15,20 +15,37 @@ namespace {
 
 using schedule::Range;
 
+/// Sizes of a block, padded to lanes.
+struct BlockSizes {
+  explicit BlockSizes(const BlockShape& shape)
+      : keys(round_to_lanes(shape.max_keys)),
+        score_row(keys + kLanes),
+        head(round_to_lanes(shape.head_dim)) {}
+  size_t queries() const { return size_t(kQueryBlock * head); }
+  size_t rows() const { return size_t(keys * head); }
+  size_t transposed() const { return size_t(score_row * head); }
+  size_t scores() const { return size_t(kQueryBlock * score_row); }
+  int64_t keys, score_row, head;
+};
+
 /// Scratch of one thread: all f32, zero beyond the real head_dim.
 struct BlockScratch {
-  BlockScratch(int64_t keys, int64_t score_row, int64_t head)
-      : q(size_t(kQueryBlock * head)),
+  explicit BlockScratch(const BlockSizes& sizes)
+      : q(sizes.queries()),
         dout(q.size()),
         block(q.size()),
-        k(size_t(keys * head)),
+        k(sizes.rows()),
         v(k.size()),
         dk(k.size()),
         dv(k.size()),
-        k_transposed(size_t(score_row * head)),
+        k_transposed(sizes.transposed()),
         v_transposed(k_transposed.size()),
-        scores(size_t(kQueryBlock * score_row)),
+        scores(sizes.scores()),
         dscores(scores.size()) {}
+  static size_t bytes(const BlockSizes& sizes) {
+    return sizeof(float) *
+           (3 * sizes.queries() + 4 * sizes.rows() + 2 * sizes.transposed() + 2 * sizes.scores());
+  }
   std::vector<float> q, dout, block, k, v, dk, dv, k_transposed, v_transposed, scores, dscores;
 };
 
@@ -55,11 +72,10 @@ class BlockAttention::Impl {
  public:
   explicit Impl(const BlockShape& shape)
       : shape_(shape),
-        keys_(round_to_lanes(shape.max_keys)),
-        score_row_(keys_ + kLanes),
-        head_(round_to_lanes(shape.head_dim)),
+        score_row_(BlockSizes(shape).score_row),
+        head_(BlockSizes(shape).head),
         scale_(float(1 / std::sqrt(double(shape.head_dim)))),
-        scratch_(size_t(omp_get_max_threads()), BlockScratch(keys_, score_row_, head_)) {}
+        scratch_(size_t(omp_get_max_threads()), BlockScratch(BlockSizes(shape))) {}
 
   /// Calls body(scratch, sequence, kv_head) for all of them.
   template <typename Body>
@@ -254,13 +270,17 @@ class BlockAttention::Impl {
   }
 
   BlockShape shape_;
-  int64_t keys_, score_row_, head_;
+  int64_t score_row_, head_;
   float scale_;
   std::vector<BlockScratch> scratch_;
 };
 
 BlockAttention::BlockAttention(const BlockShape& shape) : impl_(std::make_unique<Impl>(shape)) {}
 BlockAttention::~BlockAttention() = default;
+
+size_t BlockAttention::bytes(const BlockShape& shape) {
+  return size_t(omp_get_max_threads()) * BlockScratch::bytes(BlockSizes(shape));
+}
 
 void BlockAttention::forward(const AttentionBlock& block, const ChunkRows& out,
                              const ChunkRows& log_sums) {

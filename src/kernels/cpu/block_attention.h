@@ -7,6 +7,7 @@
 // functions of the block only, and are added to what they are given in f32.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -45,6 +46,8 @@ class BlockAttention {
  public:
   explicit BlockAttention(const BlockShape& shape);
   ~BlockAttention();
+  /// Bytes that it allocates, with the calling thread's number of CPU threads.
+  static size_t bytes(const BlockShape& shape);
   /// Merges the block's result into `out`, f32 [.., heads x head_dim], and `log_sums`, f32 [..,
   /// heads], at first 0 and -infinity.
   void forward(const AttentionBlock& block, const ChunkRows& out, const ChunkRows& log_sums);

@@ -8,12 +8,17 @@
 
 namespace tandem {
 
-/// Signals of `slots` messages: a chunk each.
+/// Signals of `slots` messages: of the tail's chunk, which stands for both, and of the head's.
 class ContextExchange {
  public:
   ContextExchange(Communicator& comm, size_t shared_bytes, size_t private_bytes, int slots)
       : slots_(slots),
         workspace_(comm, "context_attention", shared_bytes, private_bytes, 2 * slots) {}
+
+  /// Bytes that it allocates: for two runs.
+  static size_t bytes(size_t shared_bytes, size_t private_bytes) {
+    return 2 * (shared_bytes + private_bytes);
+  }
 
   void begin() { workspace_.begin(); }
   std::byte* shared() const { return workspace_.shared(); }
@@ -32,8 +37,8 @@ class ContextExchange {
 
 /// A message's scratch, allocated once.
 struct ContextScratch {
-  ContextScratch(const ChunkMessage& message_, int64_t max_tail)
-      : message(message_), memory(message.capacity(max_tail)) {}
+  ContextScratch(const ChunkMessage& of, int64_t max_tail)
+      : message(of), memory(message.capacity(max_tail)) {}
   cpu::ChunkRows field(const schedule::ContextRows& rows, int index = 0) const {
     return message.field(memory.data(), rows, index);
   }

@@ -4,6 +4,7 @@
 // the queries of rank j, j - 1, .... So all forms give the same bits.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,8 @@ struct ContextFormRow {
   Strategy strategy;
   /// Why the form cannot run; empty if it can.
   std::string (*refusal)(const ContextGrid& grid);
+  /// Bytes that a rank allocates for it.
+  size_t (*bytes)(const ContextGrid& grid);
   /// Collective. `rope` may be nullptr and must outlive the form.
   std::unique_ptr<ContextForm> (*make)(Communicator& comm, const ContextGrid& grid,
                                        const RopeTable* rope);

@@ -12,40 +12,66 @@
 
 namespace tandem {
 
-using namespace schedule;
+using schedule::ag_source;
+using schedule::ContextBlock;
+using schedule::ContextRows;
+using schedule::rs_owner;
 
 namespace {
+
+/// Messages of the passes, and bytes that the form allocates for them.
+struct HeadsLayout {
+  explicit HeadsLayout(const ContextGrid& grid)
+      : local(local_heads(grid)),
+        queries(local.query_message({{grid.shape.dtype, local.q_columns()}})),
+        results(local.query_message(
+            {{DType::f32, local.shape.heads}, {grid.shape.dtype, local.q_columns()}})),
+        gradient_queries(local.query_message({{DType::f32, local.shape.heads},  // log_sums
+                                              {DType::f32, local.shape.heads},  // delta
+                                              {grid.shape.dtype, local.q_columns()},
+                                              {grid.shape.dtype, local.q_columns()}})),
+        keys(local.key_message(
+            {{grid.shape.dtype, local.kv_columns()}, {grid.shape.dtype, local.kv_columns()}})),
+        query_sums(local.query_message(
+            {{DType::f32, local.q_columns()}, {DType::f32, local.shape.heads}})),
+        key_sums(local.key_message(
+            {{DType::f32, local.kv_columns()}, {DType::f32, local.kv_columns()}})),
+        query_area(gradient_queries.capacity(grid.max_query_chunk())),
+        key_area(keys.capacity(grid.max_key_chunk())),
+        query_sum_area(query_sums.capacity(grid.max_query_chunk())),
+        key_sum_area(key_sums.capacity(grid.max_key_chunk())),
+        sums(size_t(grid.world) * (query_sum_area + key_sum_area)),
+        exchanged(2 * size_t(grid.world) * (query_area + key_area)) {}
+  static size_t bytes(const ContextGrid& grid) {
+    const HeadsLayout layout(grid);
+    return ContextExchange::bytes(layout.exchanged, layout.exchanged) + layout.sums +
+           cpu::BlockAttention::bytes(layout.local.block_shape());
+  }
+
+  /// Shape of one rank's heads.
+  static ContextGrid local_heads(ContextGrid grid) {
+    grid.shape.heads /= grid.world;
+    grid.shape.kv_heads /= grid.world;
+    return grid;
+  }
+
+  ContextGrid local;
+  ChunkMessage queries, results, gradient_queries, keys, query_sums, key_sums;
+  size_t query_area, key_area, query_sum_area, key_sum_area;
+  size_t sums, exchanged;  ///< exchanged: of shared memory, and of scratch
+};
 
 class HeadsForm final : public ContextForm {
  public:
   HeadsForm(Communicator& comm, const ContextGrid& grid, const RopeTable* rope)
       : grid_(grid),
-        local_(local_heads(grid)),
+        layout_(grid),
         copies_(grid, rope),
-        kernel_({grid.shape.batch, local_.shape.heads, local_.shape.kv_heads, grid.shape.head_dim,
-                 2 * grid.max_key_chunk()}),
-        queries_(local_.query_message({{grid.shape.dtype, local_.q_columns()}})),
-        results_(local_.query_message(
-            {{DType::f32, local_.shape.heads}, {grid.shape.dtype, local_.q_columns()}})),
-        gradient_queries_(local_.query_message({{DType::f32, local_.shape.heads},  // log_sums
-                                                {DType::f32, local_.shape.heads},  // delta
-                                                {grid.shape.dtype, local_.q_columns()},
-                                                {grid.shape.dtype, local_.q_columns()}})),
-        keys_(local_.key_message(
-            {{grid.shape.dtype, local_.kv_columns()}, {grid.shape.dtype, local_.kv_columns()}})),
-        query_sums_(local_.query_message(
-            {{DType::f32, local_.q_columns()}, {DType::f32, local_.shape.heads}})),
-        key_sums_(local_.key_message(
-            {{DType::f32, local_.kv_columns()}, {DType::f32, local_.kv_columns()}})),
+        kernel_(layout_.local.block_shape()),
         world_(size_t(grid.world)),
-        query_area_(gradient_queries_.capacity(grid.max_query_chunk())),
-        key_area_(keys_.capacity(grid.max_key_chunk())),
-        query_sum_area_(query_sums_.capacity(grid.max_query_chunk())),
-        key_sum_area_(key_sums_.capacity(grid.max_key_chunk())),
         arrived_(world_),
-        sums_(world_ * (query_sum_area_ + key_sum_area_)),
-        exchange_(comm, 2 * world_ * (query_area_ + key_area_),
-                  2 * world_ * (query_area_ + key_area_), 4 * grid.world) {}
+        sums_(layout_.sums),
+        exchange_(comm, layout_.exchanged, layout_.exchanged, 4 * grid.world) {}
 
   static std::string refusal(const ContextGrid& grid) {
     if (grid.shape.kv_heads % grid.world == 0) return {};
@@ -57,15 +83,15 @@ class HeadsForm final : public ContextForm {
     exchange_.begin();
     const ContextRows rows = grid_.queries(grid_.rank);
     const auto pack = [&](int target) {
-      const cpu::ChunkRows q = queries_.field(outgoing(kQueries, target), rows, 0);
-      copies_.rotate_in(call.q, rows, target * local_.q_columns(), call.mask, q);
+      const cpu::ChunkRows q = layout_.queries.field(outgoing(kQueries, target), rows, 0);
+      copies_.rotate_in(call.q, rows, target * layout_.local.q_columns(), call.mask, q);
     };
-    send_rows(queries_, pack, call.k, call.v, call.mask);
+    send_rows(layout_.queries, pack, call.k, call.v, call.mask);
     for (int step = 0; step < grid_.world; ++step) {
       const int source = rs_owner(grid_.rank, grid_.world, step);
       const ContextRows of = grid_.queries(source);
-      const cpu::ChunkRows out = query_sums_.field(query_sums(source), of, 0),
-                           log_sums = query_sums_.field(query_sums(source), of, 1);
+      const cpu::ChunkRows out = layout_.query_sums.field(query_sums(source), of, 0),
+                           log_sums = layout_.query_sums.field(query_sums(source), of, 1);
       fill(out, 0);
       fill(log_sums, -std::numeric_limits<float>::infinity());
       for (int k = 0; k < grid_.world; ++k) {
@@ -74,21 +100,21 @@ class HeadsForm final : public ContextForm {
         if (block.empty()) continue;
         await_rows(source);
         await_rows(owner);
-        kernel_.forward(
-            attention(owner, block, call.mask, queries_.field(incoming(kQueries, source), of, 0)),
-            out, log_sums);
+        kernel_.forward(attention(owner, block, call.mask,
+                                  layout_.queries.field(incoming(kQueries, source), of, 0)),
+                        out, log_sums);
       }
       std::byte* const message = outgoing(kQueryResults, source);
-      copy(log_sums, results_.field(message, of, 0));
-      copy(out, results_.field(message, of, 1));
-      if (source != grid_.rank) send(kQueryResults, source, results_, of);
+      copy(log_sums, layout_.results.field(message, of, 0));
+      copy(out, layout_.results.field(message, of, 1));
+      if (source != grid_.rank) send(kQueryResults, source, layout_.results, of);
     }
     await_all_rows();
     each_result(kQueryResults, [&](int source, std::byte* message) {
-      copies_.log_sums_out(results_.field(message, rows, 0), rows, source * local_.shape.heads,
-                           call.log_sums);
-      copies_.copy_out(results_.field(message, rows, 1), rows, source * local_.q_columns(),
-                       call.out);
+      copies_.log_sums_out(layout_.results.field(message, rows, 0), rows,
+                           source * layout_.local.shape.heads, call.log_sums);
+      copies_.copy_out(layout_.results.field(message, rows, 1), rows,
+                       source * layout_.local.q_columns(), call.out);
     });
   }
 
@@ -96,19 +122,20 @@ class HeadsForm final : public ContextForm {
     exchange_.begin();
     const ContextRows rows = grid_.queries(grid_.rank);
     const auto pack = [&](int target) {
-      const int64_t head = target * local_.shape.heads, column = target * local_.q_columns();
+      const int64_t head = target * layout_.local.shape.heads,
+                    column = target * layout_.local.q_columns();
       const auto field = [&](int index) {
-        return gradient_queries_.field(outgoing(kQueries, target), rows, index);
+        return layout_.gradient_queries.field(outgoing(kQueries, target), rows, index);
       };
       copies_.log_sums_in(call.log_sums, rows, head, field(0));
       copies_.deltas(call.dout, call.out, rows, head, field(1));
       copies_.rotate_in(call.q, rows, column, call.mask, field(2));
       copies_.copy_in(call.dout, rows, column, field(3));
     };
-    send_rows(gradient_queries_, pack, call.k, call.v, call.mask);
+    send_rows(layout_.gradient_queries, pack, call.k, call.v, call.mask);
     for (int of = 0; of < grid_.world; ++of) {
-      fill(query_sums_.field(query_sums(of), grid_.queries(of), 0), 0);
-      for (const int i : {0, 1}) fill(key_sums_.field(key_sums(of), grid_.keys(of), i), 0);
+      fill(layout_.query_sums.field(query_sums(of), grid_.queries(of), 0), 0);
+      for (const int i : {0, 1}) fill(layout_.key_sums.field(key_sums(of), grid_.keys(of), i), 0);
     }
     for (int k = 0; k < grid_.world; ++k) {
       for (int step = 0; step < grid_.world; ++step) {
@@ -138,21 +165,15 @@ class HeadsForm final : public ContextForm {
     for (int source = 0; source < grid_.world; ++source) await_rows(source);
   }
 
-  /// Shape of one rank's heads.
-  static ContextGrid local_heads(ContextGrid grid) {
-    grid.shape.heads /= grid.world;
-    grid.shape.kv_heads /= grid.world;
-    return grid;
-  }
-
   size_t area_bytes(Area area) const {
-    return area == kQueries || area == kQueryResults ? query_area_ : key_area_;
+    return area == kQueries || area == kQueryResults ? layout_.query_area : layout_.key_area;
   }
   /// Byte offset of an area's message of, or for, `rank`, in shared memory and in scratch.
   size_t offset(Area area, int rank) const {
     const bool is_result = area == kQueryResults || area == kKeyResults;
     const bool is_keys = area == kKeys || area == kKeyResults;
-    return world_ * ((is_result ? query_area_ + key_area_ : 0) + (is_keys ? query_area_ : 0)) +
+    return world_ * ((is_result ? layout_.query_area + layout_.key_area : 0) +
+                     (is_keys ? layout_.query_area : 0)) +
            size_t(rank) * area_bytes(area);
   }
   std::byte* outgoing(Area area, int target) const {
@@ -162,9 +183,9 @@ class HeadsForm final : public ContextForm {
     return source == grid_.rank ? outgoing(area, source)
                                 : exchange_.shared() + offset(area, source);
   }
-  std::byte* query_sums(int of) const { return sums_.data() + size_t(of) * query_sum_area_; }
+  std::byte* query_sums(int of) const { return sums_.data() + size_t(of) * layout_.query_sum_area; }
   std::byte* key_sums(int of) const {
-    return sums_.data() + world_ * query_sum_area_ + size_t(of) * key_sum_area_;
+    return sums_.data() + world_ * layout_.query_sum_area + size_t(of) * layout_.key_sum_area;
   }
   void send(Area area, int target, const ChunkMessage& message, const ContextRows& rows) {
     exchange_.send(target, message, rows, outgoing(area, target), offset(area, grid_.rank),
@@ -181,31 +202,33 @@ class HeadsForm final : public ContextForm {
     for (int step = 1; step <= grid_.world; ++step) {
       const int target = (grid_.rank + step) % grid_.world;
       pack(target);
-      const int64_t column = target * local_.kv_columns();
-      copies_.rotate_in(k, keys, column, mask, keys_.field(outgoing(kKeys, target), keys, 0));
-      copies_.copy_in(v, keys, column, keys_.field(outgoing(kKeys, target), keys, 1));
+      const int64_t column = target * layout_.local.kv_columns();
+      copies_.rotate_in(k, keys, column, mask,
+                        layout_.keys.field(outgoing(kKeys, target), keys, 0));
+      copies_.copy_in(v, keys, column, layout_.keys.field(outgoing(kKeys, target), keys, 1));
       if (target == grid_.rank) continue;
       send(kQueries, target, queries, grid_.queries(grid_.rank));
-      send(kKeys, target, keys_, keys);
+      send(kKeys, target, layout_.keys, keys);
     }
   }
 
   cpu::AttentionBlock attention(int owner, const ContextBlock& block, const AttentionMask& mask,
                                 const cpu::ChunkRows& q) const {
     const ContextRows keys = grid_.keys(owner);
-    return grid_.attention(block, mask, q, keys_.field(incoming(kKeys, owner), keys, 0),
-                           keys_.field(incoming(kKeys, owner), keys, 1));
+    return grid_.attention(block, mask, q, layout_.keys.field(incoming(kKeys, owner), keys, 0),
+                           layout_.keys.field(incoming(kKeys, owner), keys, 1));
   }
 
   void backward_block(int source, int owner, const ContextBlock& block, const AttentionMask& mask) {
     const ContextRows rows = grid_.queries(source), keys = grid_.keys(owner);
     const auto field = [&](int index) {
-      return gradient_queries_.field(incoming(kQueries, source), rows, index);
+      return layout_.gradient_queries.field(incoming(kQueries, source), rows, index);
     };
     kernel_.backward(
         attention(owner, block, mask, field(2)),
-        {field(3), field(0), field(1), query_sums_.field(query_sums(source), rows, 0),
-         key_sums_.field(key_sums(owner), keys, 0), key_sums_.field(key_sums(owner), keys, 1)});
+        {field(3), field(0), field(1), layout_.query_sums.field(query_sums(source), rows, 0),
+         layout_.key_sums.field(key_sums(owner), keys, 0),
+         layout_.key_sums.field(key_sums(owner), keys, 1)});
   }
 
   void return_gradients(const ContextBackward& call) {
@@ -213,26 +236,26 @@ class HeadsForm final : public ContextForm {
     for (int step = 1; step <= grid_.world; ++step) {
       const int target = (grid_.rank + step) % grid_.world;
       const ContextRows queries = grid_.queries(target), keys = grid_.keys(target);
-      const cpu::ChunkRows dq = query_sums_.field(query_sums(target), queries, 0),
-                           dk = key_sums_.field(key_sums(target), keys, 0);
+      const cpu::ChunkRows dq = layout_.query_sums.field(query_sums(target), queries, 0),
+                           dk = layout_.key_sums.field(key_sums(target), keys, 0);
       copies_.rotate_back(dq, queries, call.mask);
       copies_.rotate_back(dk, keys, call.mask);
-      copy(dq, queries_.field(outgoing(kQueryResults, target), queries, 0));
-      copy(dk, keys_.field(outgoing(kKeyResults, target), keys, 0));
-      copy(key_sums_.field(key_sums(target), keys, 1),
-           keys_.field(outgoing(kKeyResults, target), keys, 1));
+      copy(dq, layout_.queries.field(outgoing(kQueryResults, target), queries, 0));
+      copy(dk, layout_.keys.field(outgoing(kKeyResults, target), keys, 0));
+      copy(layout_.key_sums.field(key_sums(target), keys, 1),
+           layout_.keys.field(outgoing(kKeyResults, target), keys, 1));
       if (target == grid_.rank) continue;
-      send(kQueryResults, target, queries_, queries);
-      send(kKeyResults, target, keys_, keys);
+      send(kQueryResults, target, layout_.queries, queries);
+      send(kKeyResults, target, layout_.keys, keys);
     }
     each_result(kQueryResults, [&](int source, std::byte* message) {
-      copies_.copy_out(queries_.field(message, rows, 0), rows, source * local_.q_columns(),
-                       call.dq);
+      copies_.copy_out(layout_.queries.field(message, rows, 0), rows,
+                       source * layout_.local.q_columns(), call.dq);
     });
     each_result(kKeyResults, [&](int source, std::byte* message) {
-      const int64_t column = source * local_.kv_columns();
-      copies_.copy_out(keys_.field(message, local_keys, 0), local_keys, column, call.dk);
-      copies_.copy_out(keys_.field(message, local_keys, 1), local_keys, column, call.dv);
+      const int64_t column = source * layout_.local.kv_columns();
+      copies_.copy_out(layout_.keys.field(message, local_keys, 0), local_keys, column, call.dk);
+      copies_.copy_out(layout_.keys.field(message, local_keys, 1), local_keys, column, call.dv);
     });
   }
 
@@ -246,11 +269,11 @@ class HeadsForm final : public ContextForm {
     }
   }
 
-  ContextGrid grid_, local_;
+  ContextGrid grid_;
+  HeadsLayout layout_;
   ContextRowCopies copies_;
   cpu::BlockAttention kernel_;
-  ChunkMessage queries_, results_, gradient_queries_, keys_, query_sums_, key_sums_;
-  size_t world_, query_area_, key_area_, query_sum_area_, key_sum_area_;
+  size_t world_;
   std::vector<bool> arrived_;
   Memory sums_;
   ContextExchange exchange_;
@@ -259,7 +282,7 @@ class HeadsForm final : public ContextForm {
 }  // namespace
 
 constinit const ContextFormRow kHeadsForm{
-    "heads", Strategy::overlapped, HeadsForm::refusal,
+    "heads", Strategy::overlapped, HeadsForm::refusal, HeadsLayout::bytes,
     [](Communicator& comm, const ContextGrid& grid, const RopeTable* rope)
         -> std::unique_ptr<ContextForm> { return std::make_unique<HeadsForm>(comm, grid, rope); }};
 

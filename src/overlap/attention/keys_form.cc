@@ -8,9 +8,39 @@
 
 namespace tandem {
 
-using namespace schedule;
+using schedule::ag_source;
+using schedule::ag_target;
+using schedule::ContextBlock;
+using schedule::ContextRows;
 
 namespace {
+
+/// Messages of the passes, and bytes that the form allocates for them.
+struct KeysLayout {
+  explicit KeysLayout(const ContextGrid& grid)
+      : keys(grid.key_message(
+            {{grid.shape.dtype, grid.kv_columns()}, {grid.shape.dtype, grid.kv_columns()}})),
+        gradients(
+            grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
+        queries(grid.query_message({{DType::f32, grid.q_columns()},           // out, or dq
+                                    {DType::f32, grid.shape.heads},           // log_sums
+                                    {DType::f32, grid.shape.heads},           // delta
+                                    {grid.shape.dtype, grid.q_columns()},     // q
+                                    {grid.shape.dtype, grid.q_columns()}})),  // dout
+        key_area(keys.capacity(grid.max_key_chunk())),
+        gradient_area(gradients.capacity(grid.max_key_chunk())),
+        shared(size_t(grid.world) * (key_area + gradient_area)),
+        scratch(key_area + size_t(grid.world) * gradient_area) {}
+  static size_t bytes(const ContextGrid& grid) {
+    const KeysLayout layout(grid);
+    return ContextExchange::bytes(layout.shared, layout.scratch) +
+           layout.queries.capacity(grid.max_query_chunk()) +
+           cpu::BlockAttention::bytes(grid.block_shape());
+  }
+
+  ChunkMessage keys, gradients, queries;
+  size_t key_area, gradient_area, shared, scratch;
+};
 
 class KeysForm final : public ContextForm {
  public:
@@ -18,22 +48,10 @@ class KeysForm final : public ContextForm {
       : grid_(grid),
         overlaps_(strategy == Strategy::overlapped),
         copies_(grid, rope),
-        kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
-                 2 * grid.max_key_chunk()}),
-        keys_(grid.key_message(
-            {{grid.shape.dtype, grid.kv_columns()}, {grid.shape.dtype, grid.kv_columns()}})),
-        gradients_(
-            grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
-        queries_(grid.query_message({{DType::f32, grid.q_columns()},          // out, or dq
-                                     {DType::f32, grid.shape.heads},          // log_sums
-                                     {DType::f32, grid.shape.heads},          // delta
-                                     {grid.shape.dtype, grid.q_columns()},    // q
-                                     {grid.shape.dtype, grid.q_columns()}}),  // dout
-                 grid.max_query_chunk()),
-        key_area_(keys_.capacity(grid.max_key_chunk())),
-        gradient_area_(gradients_.capacity(grid.max_key_chunk())),
-        exchange_(comm, size_t(grid.world) * (key_area_ + gradient_area_),
-                  key_area_ + size_t(grid.world) * gradient_area_, 2 * grid.world) {}
+        kernel_(grid.block_shape()),
+        layout_(grid),
+        queries_(layout_.queries, grid.max_query_chunk()),
+        exchange_(comm, layout_.shared, layout_.scratch, 2 * grid.world) {}
 
   void forward(const ContextForward& call) override {
     begin(call.q, call.k, call.v, call.mask);
@@ -54,11 +72,11 @@ class KeysForm final : public ContextForm {
     copies_.log_sums_in(call.log_sums, rows, 0, field(kLogSums));
     copies_.deltas(call.dout, call.out, rows, 0, field(kDelta));
     fill(field(kSums), 0);
-    for (const int i : {0, 1}) fill(gradients_.field(partial(grid_.rank), local, i), 0);
+    for (const int i : {0, 1}) fill(layout_.gradients.field(partial(grid_.rank), local, i), 0);
     each_block(call.mask, [&](int owner, const cpu::AttentionBlock& block) {
       const ContextRows& keys = owner == grid_.rank ? local : block.rows.keys;
-      const cpu::ChunkRows dk = gradients_.field(partial(owner), keys, 0),
-                           dv = gradients_.field(partial(owner), keys, 1);
+      const cpu::ChunkRows dk = layout_.gradients.field(partial(owner), keys, 0),
+                           dv = layout_.gradients.field(partial(owner), keys, 1);
       if (owner != grid_.rank) fill(dk, 0), fill(dv, 0);
       kernel_.backward(block, {field(kDout), field(kLogSums), field(kDelta), field(kSums), dk, dv});
       if (overlaps_) send_gradients(owner, call.mask);
@@ -70,9 +88,9 @@ class KeysForm final : public ContextForm {
     }
     copies_.rotate_out(field(kSums), rows, 0, call.mask, call.dq);
     sum_gradients(call.mask);
-    copies_.rotate_out(gradients_.field(partial(grid_.rank), local, 0), local, 0, call.mask,
+    copies_.rotate_out(layout_.gradients.field(partial(grid_.rank), local, 0), local, 0, call.mask,
                        call.dk);
-    copies_.copy_out(gradients_.field(partial(grid_.rank), local, 1), local, 0, call.dv);
+    copies_.copy_out(layout_.gradients.field(partial(grid_.rank), local, 1), local, 0, call.dv);
   }
 
  private:
@@ -82,22 +100,22 @@ class KeysForm final : public ContextForm {
   }
   /// Key gradients that this rank computes for `owner`.
   std::byte* partial(int owner) const {
-    return exchange_.scratch() + key_area_ + size_t(owner) * gradient_area_;
+    return exchange_.scratch() + layout_.key_area + size_t(owner) * layout_.gradient_area;
   }
-  size_t keys_at(int owner) const { return size_t(owner) * key_area_; }
+  size_t keys_at(int owner) const { return size_t(owner) * layout_.key_area; }
   size_t gradients_at(int source) const {
-    return size_t(grid_.world) * key_area_ + size_t(source) * gradient_area_;
+    return size_t(grid_.world) * layout_.key_area + size_t(source) * layout_.gradient_area;
   }
 
   /// Starts a pass: sends the local keys and values.
   void begin(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     exchange_.begin();
     const ContextRows local = grid_.keys(grid_.rank);
-    copies_.rotate_in(k, local, 0, mask, keys_.field(exchange_.scratch(), local, 0));
-    copies_.copy_in(v, local, 0, keys_.field(exchange_.scratch(), local, 1));
+    copies_.rotate_in(k, local, 0, mask, layout_.keys.field(exchange_.scratch(), local, 0));
+    copies_.copy_in(v, local, 0, layout_.keys.field(exchange_.scratch(), local, 1));
     for (int step = 1; step < grid_.world; ++step) {
       const int target = ag_target(grid_.rank, grid_.world, step);
-      exchange_.send(target, keys_, grid_.block(target, grid_.rank, mask.window).keys,
+      exchange_.send(target, layout_.keys, grid_.block(target, grid_.rank, mask.window).keys,
                      exchange_.scratch(), keys_at(grid_.rank), grid_.rank);
     }
     copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, field(kQueries));
@@ -123,15 +141,15 @@ class KeysForm final : public ContextForm {
       std::byte* const base =
           owner == grid_.rank ? exchange_.scratch() : exchange_.shared() + keys_at(owner);
       const ContextRows& rows = owner == grid_.rank ? grid_.keys(owner) : block.keys;
-      body(owner, grid_.attention(block, mask, field(kQueries), keys_.field(base, rows, 0),
-                                  keys_.field(base, rows, 1)));
+      body(owner, grid_.attention(block, mask, field(kQueries), layout_.keys.field(base, rows, 0),
+                                  layout_.keys.field(base, rows, 1)));
     }
     await_from(arrived, grid_.world);
   }
 
   void send_gradients(int owner, const AttentionMask& mask) {
     if (owner == grid_.rank) return;
-    exchange_.send(owner, gradients_, grid_.block(grid_.rank, owner, mask.window).keys,
+    exchange_.send(owner, layout_.gradients, grid_.block(grid_.rank, owner, mask.window).keys,
                    partial(owner), gradients_at(grid_.rank), grid_.world + grid_.rank);
   }
 
@@ -143,8 +161,8 @@ class KeysForm final : public ContextForm {
       exchange_.await(grid_.world + source, source);
       const ContextRows rows = grid_.block(source, grid_.rank, mask.window).keys;
       for (const int i : {0, 1}) {
-        add(gradients_.field(exchange_.shared() + gradients_at(source), rows, i),
-            gradients_.field(partial(grid_.rank), local, i));
+        add(layout_.gradients.field(exchange_.shared() + gradients_at(source), rows, i),
+            layout_.gradients.field(partial(grid_.rank), local, i));
       }
     }
   }
@@ -153,9 +171,8 @@ class KeysForm final : public ContextForm {
   bool overlaps_;
   ContextRowCopies copies_;
   cpu::BlockAttention kernel_;
-  ChunkMessage keys_, gradients_;
+  KeysLayout layout_;
   ContextScratch queries_;
-  size_t key_area_, gradient_area_;
   ContextExchange exchange_;
 };
 
@@ -171,9 +188,9 @@ std::string never(const ContextGrid&) {
 
 }  // namespace
 
-constinit const ContextFormRow kGatherForm{"gather", Strategy::serial, never,
+constinit const ContextFormRow kGatherForm{"gather", Strategy::serial, never, KeysLayout::bytes,
                                            make_keys_form<Strategy::serial>};
-constinit const ContextFormRow kRingForm{"ring", Strategy::overlapped, never,
+constinit const ContextFormRow kRingForm{"ring", Strategy::overlapped, never, KeysLayout::bytes,
                                          make_keys_form<Strategy::overlapped>};
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <type_traits>
 #include <vector>
 
@@ -102,7 +103,7 @@ class LocalForm final : public ContextForm {
   Attention attention_;
 };
 constinit const ContextFormRow kLocalForm{
-    "local", Strategy::serial, nullptr,
+    "local", Strategy::serial, nullptr, nullptr,
     [](Communicator&, const ContextGrid& grid, const RopeTable* rope)
         -> std::unique_ptr<ContextForm> { return std::make_unique<LocalForm>(grid.shape, *rope); }};
 
@@ -128,6 +129,18 @@ struct Sample {
 
 std::span<const ContextFormRow* const> context_forms() {
   return kForms;
+}
+
+size_t context_attention_bytes(const ContextShape& shape, int ranks,
+                               const ContextOptions& options) {
+  const ContextGrid grid{checked(shape), ranks, 0};
+  std::string refusals;
+  std::vector<size_t> bytes;
+  for (const ContextFormRow* row : allowed(grid, options, refusals)) {
+    bytes.push_back(row->bytes(grid));
+  }
+  std::ranges::sort(bytes, std::greater<>());
+  return bytes[0] + (options.backward && bytes.size() > 1 ? bytes[1] : 0);
 }
 
 template <typename Call>
@@ -236,7 +249,7 @@ void ContextAttention::check(const ContextBackward& call) const {
   check_rows_of("dq", call.dq, rows, grid_.q_columns());
   check_rows_of("dk", call.dk, keys, grid_.kv_columns());
   check_rows_of("dv", call.dv, keys, grid_.kv_columns());
-  // They may be columns of one matrix.
+  // Gradients may be columns of one matrix.
   for (const auto& [name, gradient] :
        {std::pair{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}}) {
     require_apart(kName, {{name, gradient}},
@@ -246,6 +259,10 @@ void ContextAttention::check(const ContextBackward& call) const {
                    {"out", &call.out},
                    {"log_sums", &call.log_sums},
                    {"dout", &call.dout}});
+  }
+  const Operand dq{"dq", &call.dq}, dk{"dk", &call.dk}, dv{"dv", &call.dv};
+  for (const auto& [a, b] : {std::pair{dq, dk}, {dq, dv}, {dk, dv}}) {
+    if (byte_rows(*a.tensor).overlaps(byte_rows(*b.tensor))) refuse_overlap(kName, a, b);
   }
 }
 
@@ -283,6 +300,7 @@ void ContextAttention::backward(const Tensor& q, const Tensor& k, const Tensor& 
   card.reads("k", k);
   card.reads("v", v);
   card.reads("out", out);
+  card.reads("log_sums", log_sums);
   card.reads("dout", dout);
   progress_.during([&] { card.require_apart(kName); });
   backward_.chosen.run(call);

@@ -6,7 +6,7 @@
 // Candidates differ in what travels: keys and values (`gather`, serial, and `ring`), heads
 // (`heads`), or queries and their results (`queries`). All give the same bits, forward and
 // backward, on every run; the tuner chooses one for each pass. A world of one rank runs the local
-// attention, with its bits.
+// attention, with its bits, if it is causal and rotates; options.form is then only checked.
 #pragma once
 
 #include <memory>
@@ -84,6 +84,12 @@ class ContextAttention : public CommunicatorOwner {
   Pass<ContextForward> forward_;
   Pass<ContextBackward> backward_;
 };
+
+/// Bytes that an operator of `ranks` ranks has at most, once it has chosen: the forms of both
+/// passes. While it measures it has all forms, and operands like its calls'. Throws as the
+/// constructor does.
+size_t context_attention_bytes(const ContextShape& shape, int ranks,
+                               const ContextOptions& options = {});
 
 /// All forms, serial first.
 std::span<const ContextFormRow* const> context_forms();

@@ -8,55 +8,75 @@
 
 namespace tandem {
 
-using namespace schedule;
+using schedule::ag_source;
+using schedule::ag_target;
+using schedule::ContextBlock;
+using schedule::ContextRows;
 
 namespace {
+
+/// Messages of the passes, and bytes that the form allocates for them.
+struct QueriesLayout {
+  explicit QueriesLayout(const ContextGrid& grid)
+      : queries(grid.query_message({{grid.shape.dtype, grid.q_columns()}})),
+        results(
+            grid.query_message({{DType::f32, grid.q_columns()}, {DType::f32, grid.shape.heads}})),
+        gradient_queries(grid.query_message({{DType::f32, grid.shape.heads},  // log_sums
+                                             {DType::f32, grid.shape.heads},  // delta
+                                             {grid.shape.dtype, grid.q_columns()},
+                                             {grid.shape.dtype, grid.q_columns()}})),
+        gradients(grid.query_message({{DType::f32, grid.q_columns()}})),
+        keys(grid.key_message({{DType::f32, grid.kv_columns()},           // dk
+                               {DType::f32, grid.kv_columns()},           // dv
+                               {grid.shape.dtype, grid.kv_columns()},     // k
+                               {grid.shape.dtype, grid.kv_columns()}})),  // v
+        query_area(gradient_queries.capacity(grid.max_query_chunk())),
+        result_area(results.capacity(grid.max_query_chunk())),
+        shared(size_t(grid.world) * (query_area + result_area)),
+        scratch(query_area + size_t(grid.world) * result_area) {}
+  static size_t bytes(const ContextGrid& grid) {
+    const QueriesLayout layout(grid);
+    return ContextExchange::bytes(layout.shared, layout.scratch) +
+           layout.keys.capacity(grid.max_key_chunk()) +
+           cpu::BlockAttention::bytes(grid.block_shape());
+  }
+
+  ChunkMessage queries, results, gradient_queries, gradients, keys;
+  size_t query_area, result_area, shared, scratch;
+};
 
 class QueriesForm final : public ContextForm {
  public:
   QueriesForm(Communicator& comm, const ContextGrid& grid, const RopeTable* rope)
       : grid_(grid),
         copies_(grid, rope),
-        kernel_({grid.shape.batch, grid.shape.heads, grid.shape.kv_heads, grid.shape.head_dim,
-                 2 * grid.max_key_chunk()}),
-        queries_(grid.query_message({{grid.shape.dtype, grid.q_columns()}})),
-        results_(
-            grid.query_message({{DType::f32, grid.q_columns()}, {DType::f32, grid.shape.heads}})),
-        gradient_queries_(grid.query_message({{DType::f32, grid.shape.heads},  // log_sums
-                                              {DType::f32, grid.shape.heads},  // delta
-                                              {grid.shape.dtype, grid.q_columns()},
-                                              {grid.shape.dtype, grid.q_columns()}})),
-        gradients_(grid.query_message({{DType::f32, grid.q_columns()}})),
-        keys_(grid.key_message({{DType::f32, grid.kv_columns()},          // dk
-                                {DType::f32, grid.kv_columns()},          // dv
-                                {grid.shape.dtype, grid.kv_columns()},    // k
-                                {grid.shape.dtype, grid.kv_columns()}}),  // v
-              grid.max_key_chunk()),
-        query_area_(gradient_queries_.capacity(grid.max_query_chunk())),
-        result_area_(results_.capacity(grid.max_query_chunk())),
-        exchange_(comm, size_t(grid.world) * (query_area_ + result_area_),
-                  query_area_ + size_t(grid.world) * result_area_, 2 * grid.world) {}
+        kernel_(grid.block_shape()),
+        layout_(grid),
+        keys_(layout_.keys, grid.max_key_chunk()),
+        exchange_(comm, layout_.shared, layout_.scratch, 2 * grid.world) {}
 
   void forward(const ContextForward& call) override {
     const ContextRows rows = grid_.queries(grid_.rank);
     exchange_.begin();
-    copies_.rotate_in(call.q, rows, 0, call.mask, queries_.field(exchange_.scratch(), rows, 0));
-    send_queries(queries_, call.mask);
+    copies_.rotate_in(call.q, rows, 0, call.mask,
+                      layout_.queries.field(exchange_.scratch(), rows, 0));
+    send_queries(layout_.queries, call.mask);
     load_keys(call.k, call.v, call.mask);
     const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows out = results_.field(result(source), in_message, 0),
-                           log_sums = results_.field(result(source), in_message, 1);
+      const cpu::ChunkRows out = layout_.results.field(result(source), in_message, 0),
+                           log_sums = layout_.results.field(result(source), in_message, 1);
       fill(out, 0);
       fill(log_sums, -std::numeric_limits<float>::infinity());
       if (block.empty()) return;
-      const cpu::ChunkRows q = queries_.field(queries_of(source), in_message, 0);
+      const cpu::ChunkRows q = layout_.queries.field(queries_of(source), in_message, 0);
       kernel_.forward(attention(block, call.mask, q), out, log_sums);
     };
-    each_block(results_, call.mask, compute);
-    const cpu::ChunkRows out = results_.field(result(grid_.rank), rows, 0),
-                         log_sums = results_.field(result(grid_.rank), rows, 1);
+    each_block(layout_.results, call.mask, compute);
+    const cpu::ChunkRows out = layout_.results.field(result(grid_.rank), rows, 0),
+                         log_sums = layout_.results.field(result(grid_.rank), rows, 1);
     each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
-      merge(results_.field(base, field, 0), results_.field(base, field, 1), out, log_sums);
+      merge(layout_.results.field(base, field, 0), layout_.results.field(base, field, 1), out,
+            log_sums);
     });
     copies_.copy_out(out, rows, 0, call.out);
     copies_.log_sums_out(log_sums, rows, 0, call.log_sums);
@@ -66,32 +86,32 @@ class QueriesForm final : public ContextForm {
     const ContextRows rows = grid_.queries(grid_.rank), keys = grid_.keys(grid_.rank);
     exchange_.begin();
     const auto local = [&](int index) {
-      return gradient_queries_.field(exchange_.scratch(), rows, index);
+      return layout_.gradient_queries.field(exchange_.scratch(), rows, index);
     };
     copies_.log_sums_in(call.log_sums, rows, 0, local(0));
     copies_.deltas(call.dout, call.out, rows, 0, local(1));
     copies_.rotate_in(call.q, rows, 0, call.mask, local(2));
     copies_.copy_in(call.dout, rows, 0, local(3));
-    send_queries(gradient_queries_, call.mask);
+    send_queries(layout_.gradient_queries, call.mask);
     load_keys(call.k, call.v, call.mask);
     const cpu::ChunkRows dk = keys_.field(keys, 0), dv = keys_.field(keys, 1);
     fill(dk, 0), fill(dv, 0);
     const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows dq = gradients_.field(result(source), in_message, 0);
+      const cpu::ChunkRows dq = layout_.gradients.field(result(source), in_message, 0);
       fill(dq, 0);
       if (block.empty()) return;
       const auto field = [&](int index) {
-        return gradient_queries_.field(queries_of(source), in_message, index);
+        return layout_.gradient_queries.field(queries_of(source), in_message, index);
       };
       kernel_.backward(attention(block, call.mask, field(2)),
                        {field(3), field(0), field(1), dq, dk, dv});
     };
-    each_block(gradients_, call.mask, compute);
+    each_block(layout_.gradients, call.mask, compute);
     copies_.rotate_out(dk, keys, 0, call.mask, call.dk);
     copies_.copy_out(dv, keys, 0, call.dv);
-    const cpu::ChunkRows dq = gradients_.field(result(grid_.rank), rows, 0);
+    const cpu::ChunkRows dq = layout_.gradients.field(result(grid_.rank), rows, 0);
     each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
-      add(gradients_.field(base, field, 0), dq);
+      add(layout_.gradients.field(base, field, 0), dq);
     });
     copies_.rotate_out(dq, rows, 0, call.mask, call.dq);
   }
@@ -99,21 +119,21 @@ class QueriesForm final : public ContextForm {
  private:
   std::byte* queries_of(int source) const {
     return source == grid_.rank ? exchange_.scratch()
-                                : exchange_.shared() + size_t(source) * query_area_;
+                                : exchange_.shared() + size_t(source) * layout_.query_area;
   }
   /// Results that this rank computes for `source`.
   std::byte* result(int source) const {
-    return exchange_.scratch() + query_area_ + size_t(source) * result_area_;
+    return exchange_.scratch() + layout_.query_area + size_t(source) * layout_.result_area;
   }
   size_t results_at(int owner) const {
-    return size_t(grid_.world) * query_area_ + size_t(owner) * result_area_;
+    return size_t(grid_.world) * layout_.query_area + size_t(owner) * layout_.result_area;
   }
 
   void send_queries(const ChunkMessage& message, const AttentionMask& mask) {
     for (int step = 1; step < grid_.world; ++step) {
       const int owner = ag_source(grid_.rank, grid_.world, step);
       exchange_.send(owner, message, grid_.block(grid_.rank, owner, mask.window).queries,
-                     exchange_.scratch(), size_t(grid_.rank) * query_area_, grid_.rank);
+                     exchange_.scratch(), size_t(grid_.rank) * layout_.query_area, grid_.rank);
     }
   }
 
@@ -163,9 +183,8 @@ class QueriesForm final : public ContextForm {
   ContextGrid grid_;
   ContextRowCopies copies_;
   cpu::BlockAttention kernel_;
-  ChunkMessage queries_, results_, gradient_queries_, gradients_;
+  QueriesLayout layout_;
   ContextScratch keys_;
-  size_t query_area_, result_area_;
   ContextExchange exchange_;
 };
 
@@ -173,6 +192,7 @@ class QueriesForm final : public ContextForm {
 
 constinit const ContextFormRow kQueriesForm{
     "queries", Strategy::overlapped, [](const ContextGrid&) { return std::string(); },
+    QueriesLayout::bytes,
     [](Communicator& comm, const ContextGrid& grid,
        const RopeTable* rope) -> std::unique_ptr<ContextForm> {
       return std::make_unique<QueriesForm>(comm, grid, rope);

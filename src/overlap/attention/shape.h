@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/cpu/block_attention.h"
 #include "overlap/attention/messages.h"
 #include "schedule/context.h"
+#include "tandem/dtype.h"
 
 namespace tandem {
 
@@ -59,14 +63,17 @@ struct ContextGrid {
   ChunkMessage key_message(std::vector<ChunkMessage::Field> fields) const {
     return {shape.batch, max_key_chunk(), std::move(fields)};
   }
+  cpu::BlockShape block_shape() const {
+    return {shape.batch, shape.heads, shape.kv_heads, shape.head_dim, 2 * max_key_chunk()};
+  }
   /// Block of queries and keys that are those of a message's rows, with its tensors.
-  cpu::AttentionBlock attention(const schedule::ContextBlock& rows, const AttentionMask& mask_,
+  cpu::AttentionBlock attention(const schedule::ContextBlock& rows, const AttentionMask& masked,
                                 const cpu::ChunkRows& q, const cpu::ChunkRows& k,
                                 const cpu::ChunkRows& v) const {
-    const bool has_documents = mask_.document_starts.dims() > 0;
+    const bool has_documents = masked.document_starts.dims() > 0;
     return {rows,
-            mask(mask_.window),
-            has_documents ? mask_.document_starts.as<int32_t>() : nullptr,
+            mask(masked.window),
+            has_documents ? masked.document_starts.as<int32_t>() : nullptr,
             shape.seq,
             q,
             k,

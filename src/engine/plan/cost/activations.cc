@@ -7,6 +7,7 @@
 #include "engine/model/program/cost.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
+#include "overlap/attention/operator.h"
 
 namespace tandem {
 namespace {
@@ -181,6 +182,18 @@ double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpu
   return bytes;
 }
 
+double context_attention_bytes(const ModelConfig& model, const ParallelConfig& parallel,
+                               const RunConfig& train) {
+  if (parallel.cp == 1) return 0;
+  const ContextShape shape{.batch = microbatch_size(parallel, train),
+                           .seq = train.seq,
+                           .heads = model.heads / parallel.tp,
+                           .kv_heads = std::max<int64_t>(1, model.kv_heads / parallel.tp),
+                           .head_dim = model.head_dim,
+                           .dtype = train.dtype == "f32" ? DType::f32 : DType::bf16};
+  return double(context_attention_bytes(shape, int(parallel.cp)));
+}
+
 double rank_scratch_bytes(const ModelConfig& model, const ParallelConfig& parallel,
                           const RunConfig& train, int pp_rank, bool on_gpus) {
   const schedule::PipelineShape shape = pipeline_shape(parallel, train);
@@ -189,7 +202,8 @@ double rank_scratch_bytes(const ModelConfig& model, const ParallelConfig& parall
   double bytes = 0;
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     const int stage = schedule::stage_of(shape, pp_rank, chunk);
-    bytes += stage_scratch_bytes(sizes, train, layers[size_t(stage)]);
+    bytes += stage_scratch_bytes(sizes, train, layers[size_t(stage)]) +
+             context_attention_bytes(model, parallel, train);
   }
   return bytes;
 }

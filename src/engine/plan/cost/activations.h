@@ -17,9 +17,15 @@ int saved_microbatches(const schedule::PipelineShape& shape, int stage, bool is_
 /// arrive, for which GPUs have memory.
 double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus = false);
 
+/// Bytes of a stage's context-parallel attention: messages to and from the other ranks, and the
+/// scratch of blocks. 0 without context parallelism.
+double context_attention_bytes(const ModelConfig& model, const ParallelConfig& parallel,
+                               const RunConfig& train);
+
 /// Bytes that passes of a rank work in: gradients of the residual stream, of a branch's values and
-/// of rows of the embedding, on GPUs also that of q, which attention sums in f32. Without the
-/// buffers that overlap operators communicate through, and those of experts.
+/// of rows of the embedding, on GPUs also that of q, which attention sums in f32; and buffers of
+/// context-parallel attention. Without those that other overlap operators communicate through, and
+/// those of experts.
 double rank_scratch_bytes(const ModelConfig& model, const ParallelConfig& parallel,
                           const RunConfig& train, int pp_rank, bool on_gpus = false);
 

@@ -290,9 +290,11 @@ void MemoryEstimate::check_gpu(double gpu_bytes, const std::string& gpu) const {
 void MemoryEstimate::check() const {
   const int ranks = dims_.ranks();
   const double share = double(ranks_here(ranks)) / ranks;
-  const double packing = largest_rank(uses_packing()).packing;
+  const double packing = largest_rank(uses_packing()).packing,
+               buffers = shape_.chunks * context_attention_bytes(model_, parallel_, train_);
   const double bytes = on_gpus_ ? 0 : training_bytes() * share,
-               activations = on_gpus_ ? 0 : (activation_bytes() + packing * ranks) * share,
+               activations =
+                   on_gpus_ ? 0 : (activation_bytes() + (packing + buffers) * ranks) * share,
                snapshots = snapshot_bytes() * share;
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations + snapshots <= machine) return;
@@ -311,7 +313,7 @@ void MemoryEstimate::check() const {
       double(model_.parameters()) / 1e6, dims_.tp(),
       dims_.cp() > 1 ? fmt::format(" x cp {}", dims_.cp()) : "", dims_.dp() * dims_.learners(),
       dims_.pp() > 1 ? fmt::format(" x pp {}", dims_.pp()) : "", bytes / 1e9, microbatch_,
-      train_.seq, activations / 1e9,
+      microbatch_tokens(parallel_, train_) / microbatch_, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",
       machine / 1e9));
 }
