@@ -115,6 +115,9 @@ fragments = 2
 delay = 2
 TOML
 printf 'gpu = "H100"\ngpus_per_host = 8\n[link]\nhost = 450\nnetwork = 50\nlearners = 1e-3\n' >far.toml
+printf '[parallel]\ncp = 2\n' | cat "$source/configs/tiny.toml" - >context.toml
+plan_refused context.toml 2 'context.toml: parallel.cp is 2: expected 1, as planned layouts do not divide sequences' \
+  --gpus 2 --hardware far.toml
 plan_refused learners.toml 2 '--gpus 3: expected a multiple of sync.learners = 2' --gpus 3 --hardware far.toml
 plan_refused learners.toml 2 '--page with sync.learners = 2: expected a job of one learner' --gpus 4 --hardware far.toml --page x.html
 plan_learners() { # FILE SED-EXPRESSION: plans with another line of the job
