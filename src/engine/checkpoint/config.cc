@@ -13,7 +13,7 @@ constexpr Key<CheckpointConfig> kCheckpointKeys[] = {
      "steps between snapshots in memory, from which a run that tandem launch starts again "
      "resumes (0: only for checkpoints)"},
     {"peer_copy", &CheckpointConfig::peer_copy, kAny,
-     "each rank's snapshots also in the memory of another data-parallel rank"},
+     "each rank's snapshots also in the memory of another rank with the same parameters"},
     {"every_s", &CheckpointConfig::every_s, Range(0, kBig),
      "seconds of training between checkpoints, also (0: none)"},
     {"first_step", &CheckpointConfig::first_step, kAny,

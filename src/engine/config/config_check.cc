@@ -318,9 +318,10 @@ void check_config(const TrainConfig& config) {
   data.check();
   config.optimizer.check();
   checkpoint.check();
-  if (checkpoint.peer_copy && parallel.learner_dp() == 1) {
-    throw ConfigError(fmt::format("checkpoint.peer_copy is true: expected {} of at least 2 with it",
-                                  parallel.learner_dp_key()));
+  if (checkpoint.peer_copy && parallel.copies() == 1) {
+    throw ConfigError(
+        fmt::format("checkpoint.peer_copy is true: expected {} x parallel.cp of at least 2 with it",
+                    parallel.learner_dp_key()));
   }
   model.check_training(int(parallel.tp), int(parallel.ep));
   check_stages(parallel, model);

@@ -150,6 +150,7 @@ TEST_P(SnapshotRestore, ResumedRunHasTheBitsOfAnUndisturbedOne) {
 std::vector<RestoreCase> restore_cases() {
   return {{"tp2_dp2", {2, 2}, {}},
           {"bf16_dp2_peers", {1, 2}, {"train.dtype=bf16", "checkpoint.peer_copy=true"}},
+          {"cp2_peers", {1, 1}, {"parallel.cp=2", "checkpoint.peer_copy=true"}},
           {"pp2_dp2", {1, 2}, {"parallel.pp=2"}},
           {"residuals_and_masters", {1, 2}, {"parallel.codec=gradients=int4:g32,weights=int8"}},
           {"replicated_state", {1, 2}, {"parallel.zero=0"}},

@@ -1,5 +1,5 @@
-// Copies of snapshots in the memory of other data-parallel ranks, on other hosts if there are
-// several, so that a rank whose host is lost can be restored.
+// Copies of snapshots in the memory of other ranks with the same parameters, on other hosts if
+// there are several, so that a rank whose host is lost can be restored.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ int peer_distance(std::span<const uint64_t> hosts);
 
 class PeerCopies {
  public:
-  /// `replicas`: at least 2 data-parallel ranks; `memory`: with this rank's snapshots. Both must
-  /// outlive this object. Collective over `replicas`.
+  /// `replicas`: at least 2 ranks with the same parameters; `memory`: with this rank's snapshots.
+  /// Both must outlive this object. Collective over `replicas`.
   PeerCopies(Communicator& replicas, SnapshotMemory& memory);
   /// Waits for the copy that runs; after an exception at most 10 s.
   ~PeerCopies();
