@@ -63,9 +63,12 @@ class PinnedRange {
   virtual void end() = 0;
   /// Work enqueued on exec's stream from now on starts after the last `end`.
   virtual void block(const Exec& exec) const = 0;
-  /// Blocks until the last `end`. Any thread. Throws DeviceError, and as wait_for_stream of the
-  /// stream of `begin`.
+  /// Blocks until the last `end`. The rank's own thread. Throws DeviceError, and as wait_for_stream
+  /// of the stream of `begin`.
   virtual void wait() const = 0;
+  /// Any thread: checks nothing of the ranks, and throws DeviceError only. Ends also when the rank
+  /// gives its work up.
+  virtual void wait_unchecked() const = 0;
 };
 /// Pins existing memory; nullptr if ranks share the GPU or the system refuses. To unpin waits for
 /// the GPU.

@@ -36,4 +36,8 @@ void Download::wait() const {
   if (pinned_) pinned_->wait();
 }
 
+void Download::wait_unchecked() const {
+  if (pinned_) pinned_->wait_unchecked();
+}
+
 }  // namespace tandem

@@ -29,9 +29,11 @@ class Download {
   void end();
   /// Work enqueued on exec's stream from now on starts after the copies before `end`.
   void block(const Exec& exec) const;
-  /// Blocks until these copies have ended. Any thread. Throws DeviceError, and what the ranks that
-  /// use the stream of `begin` find while it does not end.
+  /// Blocks until these copies have ended. The rank's own thread. Throws DeviceError, and what the
+  /// ranks that use the stream of `begin` find while it does not end.
   void wait() const;
+  /// Any thread: throws DeviceError only, and ends also when the rank gives its work up.
+  void wait_unchecked() const;
 
  private:
   std::unique_ptr<PinnedRange> pinned_;  // nullptr on the host, or if it could not be pinned

@@ -67,11 +67,6 @@ class Event {
   void block(cudaStream_t stream) const {
     check(cudaStreamWaitEvent(stream, get(), 0), "wait for an event");
   }
-  /// Work enqueued on `second` from now on starts after all of `first`.
-  void order(cudaStream_t first, cudaStream_t second) {
-    record(first);
-    block(second);
-  }
 
  private:
   detail::Owner<cudaEvent_t, detail::DestroyEvent> owner_;

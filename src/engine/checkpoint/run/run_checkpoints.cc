@@ -84,7 +84,8 @@ bool RunCheckpoints::is_due(const TrainState& state) const {
 RunCheckpoints::Running RunCheckpoints::running() {
   if (options_.schedule.snapshot_every > 0) {
     const Blocked blocked(blocked_ms_);
-    snapshot_->generation(newest_).await_complete();  // other ranks replace older ones next
+    // Other ranks replace older ones next.
+    snapshot_->generation(newest_).await_complete_checked();
   }
   return {write_.valid() && write_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout,
           copies_ && copies_->is_running()};
@@ -251,7 +252,7 @@ std::string RunCheckpoints::set_aside(int64_t step) {
     collect(write_.get());
   }
   if (std::exchange(copying_, -1) >= 0) copies_->end();
-  if (snapshot_) snapshot_->generation(newest_).await_complete();
+  if (snapshot_) snapshot_->generation(newest_).await_complete_checked();
   options_.memory->erase(step);
   return on_rank_zero(ranks_.world, "setting a checkpoint aside", [&] {
     const std::string path = checkpoint_path(options_.out, step);

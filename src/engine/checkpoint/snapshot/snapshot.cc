@@ -106,8 +106,13 @@ void SnapshotGeneration::await_complete() const {
   if (completed_.valid()) completed_.get();
 }
 
-void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state, uint64_t start) {
+void SnapshotGeneration::await_complete_checked() const {
+  if (completed_.valid()) download_.wait();
   await_complete();
+}
+
+void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state, uint64_t start) {
+  await_complete_checked();
   const std::string text = to_text(state);
   if (text.size() > state_room_) {
     throw InvalidArgument(fmt::format("snapshot: {} bytes of train state: expected at most {}",
@@ -146,7 +151,7 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
                           [this, &world = ranks.world, step = state.step, start, text,
                            chunks = std::move(chunks), threads = kernel_threads()] {
                             const KernelThreads of_hashes(threads);
-                            download_.wait();
+                            download_.wait_unchecked();
                             if (has_abandoned_gpu_work(world)) return;  // may be of no step
                             complete(step, start, text, copy_and_hash(chunks));
                           });

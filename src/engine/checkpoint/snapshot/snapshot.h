@@ -55,6 +55,8 @@ class SnapshotGeneration : public OwnedState {
   void take(const TrainedRanks& ranks, const TrainState& state, uint64_t start = 0);
   /// Returns once the generation is complete. Any thread.
   void await_complete() const;
+  /// Also throws, while copies have not ended, what the ranks find. The rank's own thread.
+  void await_complete_checked() const;
   /// Updates of the state enqueued from now on start after the copies of `take`.
   void before_update(const TrainedRanks& ranks) const;
   /// Step of a valid generation; -1 if it is not valid.
