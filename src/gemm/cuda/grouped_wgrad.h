@@ -1,5 +1,5 @@
 // Weight gradients of a grouped GEMM on one Hopper GPU: for each group dW = dy^T x over its rows,
-// or added to it, which are sorted as in grouped.h. The number of rows of a group is only known on
+// which are sorted as in grouped.h, stored or added. The number of rows of a group is only known on
 // the device. Tiles are tiles of its weight, and each writes its sum once to memory: deterministic.
 // bf16 or f16, f32 sums.
 #pragma once

@@ -212,13 +212,17 @@ class Wgrad final : public GroupedWgrad {
   }
 
   void launch(const WgradArgs& args, cudaStream_t stream) override {
-    if (shape_.padded_rows == 0) return;
+    const WgradOutput output = output_of(args);
+    if (shape_.padded_rows == 0) {
+      if (args.stores) clear_all(args, stream);
+      return;
+    }
     params_.dy = map_of<Element>(args.dy, shape_.padded_rows, shape_.rows, Tiles::kStepOfK);
     params_.x = map_of<Element>(args.x, shape_.padded_rows, shape_.columns, Tiles::kStepOfK);
     params_.group_rows = args.group_rows;
     params_.dweight = args.dweight;
-    params_.output = output_of(args);
-    if (args.stores) clear(args, stream);
+    params_.output = output;
+    if (args.stores) clear_empty(args, stream);
     const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
     launch_gemm<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
   }
@@ -232,9 +236,16 @@ class Wgrad final : public GroupedWgrad {
     throw InvalidArgument(std::string(kName) + ": dtype " + std::string(name_of(args.dtype)) +
                           ": expected f32, or, if stored, " + std::string(name_of(shape_.dtype)));
   }
-  void clear(const WgradArgs& args, cudaStream_t stream) const {
+  int64_t bytes_of_group(const WgradArgs& args) const {
+    return shape_.rows * shape_.columns * int64_t(size_of(args.dtype));
+  }
+  void clear_all(const WgradArgs& args, cudaStream_t stream) const {
+    check(cudaMemsetAsync(args.dweight, 0, size_t(shape_.groups * bytes_of_group(args)), stream),
+          kName);
+  }
+  void clear_empty(const WgradArgs& args, cudaStream_t stream) const {
     constexpr int kSlices = 16, kThreads = 256;
-    const int64_t vectors = shape_.rows * shape_.columns * int64_t(size_of(args.dtype)) / 16;
+    const int64_t vectors = bytes_of_group(args) / 16;
     clear_empty_groups<Element><<<dim3(unsigned(shape_.groups), kSlices), kThreads, 0, stream>>>(
         args.group_rows, args.dweight, vectors);
     check(cudaGetLastError(), kName);

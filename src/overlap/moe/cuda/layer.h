@@ -53,6 +53,7 @@ std::string wires_of(const MoeOptions& options);
 /// Saved activations of a forward pass in a batch.
 struct MoeSavedActivations {
   MoeSavedActivations(const ExpertsShape& shape, const MoeSpace& space, uint64_t op);
+  size_t bytes() const { return saved.x.bytes() + saved.gate_up.bytes(); }  ///< of the rows
   MoeSaved saved;
   DeviceMemory experts, weights;  ///< this rank's rows
   DeviceMemory call;              ///< u64: the pass's number, equal on all ranks
@@ -170,6 +171,11 @@ class MoeOnGpus final {
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
+  void check_weight_gradients(const Tensor& dw_in, const Tensor& dw_out,
+                              WeightGradients gradients) const;
+  void clear(const Tensor& dw_in, const Tensor& dw_out) const;
+  int64_t in_rows() const { return coords_.experts.count * 2 * coords_.ffn; }
+  int64_t out_rows() const { return coords_.experts.count * coords_.shape.hidden; }
   /// Saved activations of a training layer in a batch, allocated if it has none.
   MoeSavedActivations* saved_in(MoeRows& rows) const;
   bool trains() const { return gradients_ != nullptr; }

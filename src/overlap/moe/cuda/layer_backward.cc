@@ -25,7 +25,11 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                          const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
                          WeightGradients gradients) {
   const MoeShape& s = coords_.shape;
-  if (s.tokens == 0) return;
+  check_weight_gradients(dw_in, dw_out, gradients);
+  if (s.tokens == 0) {
+    if (gradients == WeightGradients::store) clear(dw_in, dw_out);
+    return;
+  }
   if (!trains()) {
     throw InvalidArgument("moe: a backward pass on GPUs: expected MoeOptions::backward");
   }
@@ -38,23 +42,34 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                          int64_t columns) {
     check_matrix(comm_, "moe", name, tensor, dtype, count, columns);
   };
-  const int64_t in_rows = coords_.experts.count * 2 * coords_.ffn,
-                out_rows = coords_.experts.count * s.hidden;
   check("dout", dout, s.dtype, activations->rows, s.hidden);
   check("dx", dx, dx.dtype() == DType::f32 ? DType::f32 : s.dtype, activations->rows, s.hidden);
   check("dweights", dweights, DType::f32, activations->rows, s.top_k);
-  check("w_in", w_in, s.dtype, in_rows, s.hidden);
-  check("w_out", w_out, s.dtype, out_rows, coords_.ffn);
-  const bool is_rounded =
-      gradients == WeightGradients::store && dw_in.dtype() == s.dtype && dw_out.dtype() == s.dtype;
-  const DType written = is_rounded ? s.dtype : DType::f32;
-  check("dw_in", dw_in, written, in_rows, s.hidden);
-  check("dw_out", dw_out, written, out_rows, coords_.ffn);
+  check("w_in", w_in, s.dtype, in_rows(), s.hidden);
+  check("w_out", w_out, s.dtype, out_rows(), coords_.ffn);
   require_apart("moe",
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
   run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, gradients, &layer);
+}
+
+void MoeOnGpus::check_weight_gradients(const Tensor& dw_in, const Tensor& dw_out,
+                                       WeightGradients gradients) const {
+  const MoeShape& s = coords_.shape;
+  const bool is_rounded =
+      gradients == WeightGradients::store && dw_in.dtype() == s.dtype && dw_out.dtype() == s.dtype;
+  const DType written = is_rounded ? s.dtype : DType::f32;
+  check_matrix(comm_, "moe", "dw_in", dw_in, written, in_rows(), s.hidden);
+  check_matrix(comm_, "moe", "dw_out", dw_out, written, out_rows(), coords_.ffn);
+}
+
+// No rank brings rows.
+void MoeOnGpus::clear(const Tensor& dw_in, const Tensor& dw_out) const {
+  for (const Tensor* gradient : {&dw_in, &dw_out}) {
+    check(cudaMemsetAsync(gradient->data(), 0, gradient->bytes(), comm_.stream()),
+          "moe: gradients without rows");
+  }
 }
 
 void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,

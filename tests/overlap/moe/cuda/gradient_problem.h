@@ -32,13 +32,14 @@ class MoeGradientCase : public MoeCase {
   Tensor dw_in() const { return dw_in_.view(DType::f32, {w_in.dim(0), w_in.dim(1)}); }
   Tensor dw_out() const { return dw_out_.view(DType::f32, {w_out.dim(0), w_out.dim(1)}); }
 
-  /// Weight gradients start at 0; the others are overwritten.
-  void reset() const {
+  /// Bytes of weight gradients start as `weights`; the others are overwritten.
+  void reset(int weights = 0) const {
     for (const gpu::DeviceMemory* memory : {&dx_, &dweights_}) {
       gpu::check(cudaMemsetAsync(memory->data(), 0xff, memory->bytes(), comm_.stream()), "poison");
     }
     for (const gpu::DeviceMemory* memory : {&dw_in_, &dw_out_}) {
-      gpu::check(cudaMemsetAsync(memory->data(), 0, memory->bytes(), comm_.stream()), "clear");
+      gpu::check(cudaMemsetAsync(memory->data(), weights, memory->bytes(), comm_.stream()),
+                 "clear");
     }
   }
 
@@ -51,6 +52,31 @@ class MoeGradientCase : public MoeCase {
     return {download<uint16_t>(dx_, rows_ * shape_.hidden),
             download<float>(dweights_, rows_ * shape_.top_k),
             download<float>(dw_in_, w_in.elements()), download<float>(dw_out_, w_out.elements())};
+  }
+
+  /// dw_in, then dw_out of a backward pass that stores them as `dtype` over NaNs.
+  std::vector<float> stored_gradients(gpu::MoeOnGpus& layer, const gpu::MoeSavedActivations& saved,
+                                      DType dtype) const {
+    reset(0xff);
+    const auto as = [&](const Tensor& gradient) {
+      return Tensor(gradient.data(), dtype, {gradient.dim(0), gradient.dim(1)}, gradient.device());
+    };
+    layer.run_backward(dout(), w_in, w_out, saved, dx(), dweights(), as(dw_in()), as(dw_out()),
+                       WeightGradients::store);
+    std::vector<float> all;
+    for (const gpu::DeviceMemory* memory : {&dw_in_, &dw_out_}) {
+      const int64_t count = int64_t(memory->bytes() / 4);
+      const auto read = dtype == DType::f32 ? download<float>(*memory, count)
+                                            : loaded(dtype, download<uint16_t>(*memory, count));
+      all.insert(all.end(), read.begin(), read.end());
+    }
+    return all;
+  }
+  /// dw_in, then dw_out, rounded to `dtype`.
+  static std::vector<float> rounded(const Found& f, DType dtype) {
+    std::vector<float> all = f.dw_in;
+    all.insert(all.end(), f.dw_out.begin(), f.dw_out.end());
+    return dtype == DType::f32 ? all : loaded(dtype, stored(dtype, all));
   }
 
   /// A training forward pass also rounds gate and up.

@@ -73,6 +73,48 @@ MoeShape small(int world) {
           .dtype = DType::bf16};
 }
 
+// Stored over NaNs in either dtype, they are the sums that are added to zeros.
+TEST_P(MoeRanksBackward, StoresTheGradientsThatItAdds) {
+  run([](GpuCommunicator& comm) {
+    const MoeShape s = small(comm.size());
+    MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
+    const auto saved = layer.make_saved();
+    MoeGradientCase problem(comm, s);
+    for (const MoeRoutes& load : loads(comm.size())) {
+      problem.route(load, 7);
+      problem.reset();
+      layer.run(0, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
+                saved.get());
+      run_backward(layer, problem, *saved);
+      const auto added = problem.found();
+      for (const DType dtype : {DType::f32, s.dtype}) {
+        EXPECT_TRUE(problem.stored_gradients(layer, *saved, dtype) == problem.rounded(added, dtype))
+            << load.name << ", " << name_of(dtype);
+      }
+    }
+  });
+}
+
+TEST_P(MoeRanksBackward, StoresZerosIfNoRankBringsRows) {
+  run([](GpuCommunicator& comm) {
+    MoeShape s = small(comm.size());
+    const MoeGradientCase problem(comm, s);
+    s.tokens = 0;
+    MoeLayer layer(comm, s, {.strategy = Strategy::serial, .backward = true});
+    MoeBatch batch;
+    const Tensor none(problem.dout().data(), s.dtype, {0, s.hidden}, problem.dout().device());
+    const Tensor weights(problem.dweights().data(), DType::f32, {0, s.top_k},
+                         problem.dweights().device());
+    problem.reset(0xff);
+    layer.backward(none, problem.w_in, problem.w_out, batch, none, weights, problem.dw_in(),
+                   problem.dw_out(), WeightGradients::store);
+    const auto found = problem.found();
+    for (const auto* gradient : {&found.dw_in, &found.dw_out}) {
+      EXPECT_EQ(std::ranges::count(*gradient, 0.0f), std::ptrdiff_t(gradient->size()));
+    }
+  });
+}
+
 TEST_P(MoeRanksBackward, BatchesInFlightKeepTheirOwnActivations) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
