@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "tandem/communicator.h"
 #include "tandem/export.h"
@@ -44,10 +45,13 @@ struct MoeShape {
 enum class MoeSave : uint8_t {
   sorted,  ///< each once for every local expert that it has, and the activations before and after
            ///< the gate
-  rows,    ///< each once; the backward pass sorts them again, and has the gate again
-  /// This rank's only: the backward pass dispatches them again, and has the first GEMM again.
+  rows,    ///< each once; the backward pass sorts them again, and applies the gate again
+  /// This rank's only: the backward pass dispatches them again, and repeats the first GEMM.
   recompute,
 };
+std::string_view name_of(MoeSave save);
+/// Throws InvalidArgument for another name.
+MoeSave parse_moe_save(std::string_view name);
 
 /// A backward pass adds gradients of the weights to what is there, or stores them.
 enum class WeightGradients : uint8_t { add, store };

@@ -167,13 +167,6 @@ class Layer : public Living<Layer> {
   MoeLayer* layer_ = nullptr;
 };
 
-MoeSave save_from(const std::string& name) {
-  if (name == "sorted") return MoeSave::sorted;
-  if (name == "rows") return MoeSave::rows;
-  if (name == "recompute") return MoeSave::recompute;
-  throw InvalidArgument("moe: save '" + name + "': expected sorted, rows or recompute");
-}
-
 void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                const Integer& hidden, const Integer& ffn, const Integer& experts,
                const Integer& top_k, const Integer& tp, nb::object dtype,
@@ -193,7 +186,7 @@ void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                            .combine = wire_from(combine_codec),
                            .allow_uncompressed = allow_uncompressed,
                            .backward = backward,
-                           .save = save_from(save)};
+                           .save = parse_moe_save(save)};
   if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
     throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
   }

@@ -128,12 +128,9 @@ void declare_moe(CLI::App& command, MoeBench& moe) {
       ->check(CLI::Range(1, 1024));
   command.add_flag("--backward", moe.backward, "Time forward and backward passes of moe");
   command
-      .add_option("--save", moe.save, "Rows that moe saves for --backward on CPU ranks (sorted)")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, MoeSave>{{"sorted", MoeSave::sorted},
-                                                                 {"rows", MoeSave::rows},
-                                                                 {"recompute", MoeSave::recompute}},
-                                  CLI::ignore_case))
+      .add_option_function<std::string>(
+          "--save", [&moe](const std::string& name) { moe.save = parse_moe_save(name); },
+          "Rows that moe saves for --backward on CPU ranks (sorted)")
       ->option_text("sorted|rows|recompute");
 }
 
@@ -255,6 +252,10 @@ void check_options(const BenchOptions& options) {
         fmt::format("--chunks {} with --transport nccl: expected 0: on GPUs the "
                     "tuner chooses",
                     options.request.chunks));
+  }
+  if (const MoeSave save = options.request.moe.save; gpus && save != MoeSave::sorted) {
+    throw InvalidArgument(
+        fmt::format("--save {} with --transport nccl: expected sorted on GPUs", name_of(save)));
   }
   if (!gpus && options.ranks_per_gpu != 1) {
     throw InvalidArgument(fmt::format("--ranks-per-gpu {}: expected --transport nccl with it",

@@ -111,6 +111,9 @@ for option in '--model mixtral-8x7b' '--ep 2' '--tp 2' '--imbalance zipf' '--hid
 done
 expect 2 '--k 64 with all_reduce, which moves an m x n matrix: expected none' bench all_reduce --k 64
 expect 2 '--chunks 4 with --transport nccl: expected 0' bench ag_gemm --transport nccl --chunks 4
+expect 2 "moe: save 'all': expected sorted, rows or recompute" bench moe --backward --save all
+expect 2 '--save rows with --transport nccl: expected sorted' \
+  bench moe --transport nccl --backward --save rows
 expect 2 '--m excludes --shapes' bench ag_gemm --shapes 8x8x8 --m 8
 expect 3 'trace /dev/null: no trace: expected' trace /dev/null
 expect 2 "^tandem: error: --rows: Value 0 not in range" trace t.json --rows 0

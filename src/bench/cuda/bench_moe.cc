@@ -209,9 +209,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   at.comm.synchronize();
   const auto times = at.stopwatch.measure(alternatives, at.options);
   result.graph = true;
-  if (back) {
-    result.saved_bytes = int64_t(back->saved->saved.x.bytes() + back->saved->saved.gate_up.bytes());
-  }
+  if (back) result.saved_bytes = int64_t(back->saved->bytes());
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {

@@ -216,6 +216,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
     json["imbalance"] = share(imbalance.of_ranks);
     json["expert_imbalance"] = share(imbalance.of_experts);
     json["backward"] = q.moe.backward;
+    if (q.moe.backward) json["save"] = name_of(q.moe.save);
     if (r.saved_bytes > 0) json["bytes_saved"] = r.saved_bytes;
   }
   if (is_prefill(q.op)) json["layers"] = q.layers;

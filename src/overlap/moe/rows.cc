@@ -7,12 +7,45 @@
 #include <utility>
 
 #include "core/operands.h"
+#include "core/system/printable.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 using namespace schedule;
+
+std::string_view name_of(MoeSave save) {
+  switch (save) {
+    case MoeSave::sorted:
+      return "sorted";
+    case MoeSave::rows:
+      return "rows";
+    case MoeSave::recompute:
+      return "recompute";
+  }
+  return "?";
+}
+
+MoeSave parse_moe_save(std::string_view name) {
+  for (const MoeSave save : {MoeSave::sorted, MoeSave::rows, MoeSave::recompute}) {
+    if (name == name_of(save)) return save;
+  }
+  throw InvalidArgument(
+      fmt::format("moe: save '{}': expected sorted, rows or recompute", printable(name)));
+}
+
+std::string saves(MoeSave save) {
+  switch (save) {
+    case MoeSave::sorted:
+      break;
+    case MoeSave::rows:
+      return " saving rows";
+    case MoeSave::recompute:
+      return " recomputing";
+  }
+  return "";
+}
 
 Tensor GrowingTensor::of(DType dtype, int64_t rows, int64_t columns) {
   const size_t bytes = size_t(rows * columns) * size_of(dtype);

@@ -16,6 +16,9 @@
 
 namespace tandem {
 
+/// " saving rows", for what ranks agree on and keys of the tuner; empty if they are sorted.
+std::string saves(MoeSave save);
+
 /// Growable memory that is reused.
 class GrowingTensor {
  public:

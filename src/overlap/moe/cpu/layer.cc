@@ -24,19 +24,6 @@ void check_wire(const char* stage, const Wire& wire, DType dtype) {
                                     stage, wire.describe()));
 }
 
-/// As a part of what ranks agree on.
-const char* saves(MoeSave save) {
-  switch (save) {
-    case MoeSave::sorted:
-      break;
-    case MoeSave::rows:
-      return " saving rows";
-    case MoeSave::recompute:
-      return " recomputing";
-  }
-  return "";
-}
-
 const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptions& options) {
   const MoeRankCoords coords(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);

@@ -142,9 +142,8 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
           chosen_experts(coords_.grid, s.top_k, {imbalance, 1}, s.tokens * coords_.rank, s.tokens);
       run[dispatch]();
       run[dispatch_backward]();
-      const std::string shape = level == 0
-                                    ? coords_.describe()
-                                    : fmt::format("{} imbalance {}", coords_.describe(), imbalance);
+      std::string shape = coords_.describe() + saves(options.save);
+      if (level > 0) shape += fmt::format(" imbalance {}", imbalance);
       for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
       tune_backward(shape);
     }

@@ -35,7 +35,8 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
   }
   if (options.save != MoeSave::sorted) {
-    throw InvalidArgument("moe: save rows or recompute: expected sorted on GPUs");
+    throw InvalidArgument(
+        fmt::format("moe: save {}: expected sorted on GPUs", name_of(options.save)));
   }
   if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
   if (!options.dispatch.is_none()) {
@@ -212,7 +213,7 @@ MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
     }
     rows.on_gpu = make_saved();
     activations = static_cast<MoeSavedActivations*>(rows.on_gpu.get());
-    rows.bytes_on_gpu = activations->saved.x.bytes() + activations->saved.gate_up.bytes();
+    rows.bytes_on_gpu = activations->bytes();
   }
   return activations;
 }
