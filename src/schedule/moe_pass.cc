@@ -3,8 +3,6 @@
 namespace tandem::schedule {
 namespace {
 
-using enum MoeStep;
-
 MoePass join(MoePass first, const MoePass& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
@@ -14,15 +12,16 @@ MoePass join(MoePass first, const MoePass& second) {
 void add_send(const MoePassForm& form, Lane lane, MoePass& pass) {
   const bool is_side = lane == Lane::side;
   if (is_side) pass.back().after = kNotified;
-  pass.push_back({.step = send_rows, .lane = lane, .before = is_side ? kNotified : kNoEvent});
-  if (form.encodes_rows) pass.push_back({.step = decode_rows, .lane = lane});
+  pass.push_back(
+      {.step = MoeStep::send_rows, .lane = lane, .before = is_side ? kNotified : kNoEvent});
+  if (form.encodes_rows) pass.push_back({.step = MoeStep::decode_rows, .lane = lane});
   if (is_side && form.saves_gathered) pass.back().after = kRowsSent;
 }
 
-/// Gathers and multiplies local rows, then those of other ranks chunk by chunk.
+/// Gathers and multiplies rows of other ranks chunk by chunk.
 void add_chunks(const MoePassForm& form, MoeStep product, MoePass& pass) {
   for (int chunk = 0; chunk < form.row_chunks; ++chunk) {
-    pass.push_back({.step = gather, .rows = RowsFrom::remote, .chunk = chunk});
+    pass.push_back({.step = MoeStep::gather, .rows = RowsFrom::remote, .chunk = chunk});
     pass.push_back({.step = product, .rows = RowsFrom::remote, .chunk = chunk});
   }
 }
@@ -31,38 +30,38 @@ void add_chunks(const MoePassForm& form, MoeStep product, MoePass& pass) {
 void add_remote_groups(const MoePassForm& form, MoeStep product, MoePass& pass) {
   for (int group = 0; group < form.column_groups; ++group) {
     pass.push_back({.step = product, .rows = RowsFrom::remote, .chunk = group});
-    pass.push_back({.step = send_sums, .chunk = group});
+    pass.push_back({.step = MoeStep::send_sums, .chunk = group});
   }
 }
 
 }  // namespace
 
 MoePass make_dispatch(const MoePassForm& form) {
-  MoePass pass{{.step = notify}};
-  if (form.encodes_rows) pass.push_back({.step = encode_rows});
+  MoePass pass{{.step = MoeStep::notify}};
+  if (form.encodes_rows) pass.push_back({.step = MoeStep::encode_rows});
   const bool overlaps = form.rows == RowExchange::overlapped;
   if (form.sends && form.rows != RowExchange::while_sorting) {
     add_send(form, overlaps ? Lane::side : Lane::main, pass);
   }
-  pass.push_back({.step = permute});
+  pass.push_back({.step = MoeStep::permute});
   if (overlaps && form.row_chunks > 0) {
-    pass.push_back({.step = gather, .rows = RowsFrom::local});
-    pass.push_back({.step = first, .rows = RowsFrom::local});
-    add_chunks(form, first, pass);
+    pass.push_back({.step = MoeStep::gather, .rows = RowsFrom::local});
+    pass.push_back({.step = MoeStep::first, .rows = RowsFrom::local});
+    add_chunks(form, MoeStep::first, pass);
     return pass;
   }
   if (form.rows == RowExchange::while_sorting) {
-    pass.push_back({.step = send_and_gather});
+    pass.push_back({.step = MoeStep::send_and_gather});
   } else if (!form.gathers_in_gemm) {
-    pass.push_back({.step = gather});
+    pass.push_back({.step = MoeStep::gather});
   }
-  pass.push_back({.step = first});
+  pass.push_back({.step = MoeStep::first});
   if (form.gathers_in_gemm && form.saves_gathered) {
     // A gather that waits takes all SMs: kernels on the side that have yet to start, as this GEMM
     // had few tiles, would never start.
-    pass.push_back({.step = gather, .before = overlaps ? kRowsSent : kNoEvent});
+    pass.push_back({.step = MoeStep::gather, .before = overlaps ? kRowsSent : kNoEvent});
   }
-  if (form.has_gate_step) pass.push_back({.step = swiglu});
+  if (form.has_gate_step) pass.push_back({.step = MoeStep::swiglu});
   return pass;
 }
 
@@ -71,13 +70,13 @@ MoePass make_combine(const MoePassForm& form) {
   switch (form.sums) {
     case SumExchange::serial:
     case SumExchange::under_weights:
-      pass.push_back({.step = second});
-      if (form.sends) pass.push_back({.step = send_sums});
+      pass.push_back({.step = MoeStep::second});
+      if (form.sends) pass.push_back({.step = MoeStep::send_sums});
       break;
     case SumExchange::by_columns:
       for (int group = 0; group < form.column_groups; ++group) {
-        pass.push_back({.step = second, .after = computed_event(group), .chunk = group});
-        pass.push_back({.step = send_sums,
+        pass.push_back({.step = MoeStep::second, .after = computed_event(group), .chunk = group});
+        pass.push_back({.step = MoeStep::send_sums,
                         .lane = Lane::side,
                         .before = computed_event(group),
                         .after = group + 1 == form.column_groups ? kSumsSent : kNoEvent,
@@ -85,12 +84,12 @@ MoePass make_combine(const MoePassForm& form) {
       }
       break;
     case SumExchange::local_last:
-      add_remote_groups(form, second, pass);
-      pass.push_back({.step = second, .rows = RowsFrom::local});
+      add_remote_groups(form, MoeStep::second, pass);
+      pass.push_back({.step = MoeStep::second, .rows = RowsFrom::local});
       break;
   }
   const bool is_side = form.sums == SumExchange::by_columns;
-  pass.push_back({.step = sum_ranks, .before = is_side ? kSumsSent : kNoEvent});
+  pass.push_back({.step = MoeStep::sum_ranks, .before = is_side ? kSumsSent : kNoEvent});
   return pass;
 }
 
@@ -99,40 +98,40 @@ MoePass make_forward(const MoePassForm& form) {
 }
 
 MoePass make_dispatch_backward(const MoePassForm& form) {
-  MoePass pass{{.step = notify}};
-  if (form.sends) pass.push_back({.step = send_rows});
+  MoePass pass{{.step = MoeStep::notify}};
+  if (form.sends) pass.push_back({.step = MoeStep::send_rows});
   if (form.rows == RowExchange::overlapped) {
     // The positions are those of the forward pass: local rows need not wait for `permute`.
-    pass.push_back({.step = gather, .rows = RowsFrom::local});
-    pass.push_back({.step = d_act, .rows = RowsFrom::local});
-    pass.push_back({.step = permute});
-    if (form.local_dx_first) pass.push_back({.step = dx, .rows = RowsFrom::local});
-    add_chunks(form, d_act, pass);
+    pass.push_back({.step = MoeStep::gather, .rows = RowsFrom::local});
+    pass.push_back({.step = MoeStep::d_act, .rows = RowsFrom::local});
+    pass.push_back({.step = MoeStep::permute});
+    if (form.local_dx_first) pass.push_back({.step = MoeStep::dx, .rows = RowsFrom::local});
+    add_chunks(form, MoeStep::d_act, pass);
     return pass;
   }
-  pass.push_back({.step = permute});
-  pass.push_back({.step = gather});
-  pass.push_back({.step = d_act});
-  if (form.has_gate_step) pass.push_back({.step = gate});
+  pass.push_back({.step = MoeStep::permute});
+  pass.push_back({.step = MoeStep::gather});
+  pass.push_back({.step = MoeStep::d_act});
+  if (form.has_gate_step) pass.push_back({.step = MoeStep::gate});
   return pass;
 }
 
 MoePass make_combine_backward(const MoePassForm& form) {
   MoePass pass;
   if (form.sums == SumExchange::serial || form.sums == SumExchange::under_weights) {
-    pass.push_back({.step = dx});
-    if (form.sends) pass.push_back({.step = send_sums});
+    pass.push_back({.step = MoeStep::dx});
+    if (form.sends) pass.push_back({.step = MoeStep::send_sums});
   } else {
-    add_remote_groups(form, dx, pass);
+    add_remote_groups(form, MoeStep::dx, pass);
   }
-  if (form.sums == SumExchange::serial) pass.push_back({.step = sum_ranks});
-  pass.push_back({.step = dw_in});
-  pass.push_back({.step = dw_out});
+  if (form.sums == SumExchange::serial) pass.push_back({.step = MoeStep::sum_ranks});
+  pass.push_back({.step = MoeStep::dw_in});
+  pass.push_back({.step = MoeStep::dw_out});
   if (form.sums == SumExchange::serial) return pass;
   if (form.sums == SumExchange::local_last && !form.local_dx_first) {
-    pass.push_back({.step = dx, .rows = RowsFrom::local});
+    pass.push_back({.step = MoeStep::dx, .rows = RowsFrom::local});
   }
-  pass.push_back({.step = sum_ranks});
+  pass.push_back({.step = MoeStep::sum_ranks});
   return pass;
 }
 

@@ -141,6 +141,22 @@ TEST(MoePass, GpuBackwardPassSendsSumsBeforeTheGradientsOfWeights) {
   EXPECT_EQ(list(make_backward(form)), local);
 }
 
+TEST(MoePass, ForwardPassesOfCpuRanks) {
+  const Lines serial{"notify", "send_rows", "permute",   "gather",
+                     "first",  "second",    "send_sums", "sum_ranks"};
+  EXPECT_EQ(list(make_forward({})), serial);
+  const Lines overlapped{"notify",       "record 0",        "side:await 0",   "side:send_rows",
+                         "permute",      "gather local",    "first local",    "gather remote",
+                         "first remote", "gather remote 1", "first remote 1", "second remote",
+                         "send_sums",    "second remote 1", "send_sums 1",    "second local",
+                         "sum_ranks"};
+  EXPECT_EQ(list(make_forward({.rows = RowExchange::overlapped,
+                               .row_chunks = 2,
+                               .sums = SumExchange::local_last,
+                               .column_groups = 2})),
+            overlapped);
+}
+
 TEST(MoePass, OverlappedBackwardPassOfCpuRanks) {
   MoePassForm form{.rows = RowExchange::overlapped,
                    .row_chunks = 2,
@@ -157,11 +173,16 @@ TEST(MoePass, OverlappedBackwardPassOfCpuRanks) {
   EXPECT_EQ(list(make_backward(form)), expected);
 }
 
-// ---- Order of reads after writes
-// ------------------------------------------------------------------
+// ---- Order of reads after writes ---------------------------------------------------------------
+
+struct Direction {
+  const MoePassForm& form;
+  bool is_backward = false;
+};
 
 /// Steps whose results `step` reads, if the pass has them.
-std::vector<MoeStep> needs(MoeStep step) {
+std::vector<MoeStep> needs(MoeStep step, const Direction& of) {
+  std::vector<MoeStep> gathered{notify, encode_rows};
   switch (step) {
     case notify:
       return {};
@@ -175,9 +196,16 @@ std::vector<MoeStep> needs(MoeStep step) {
       return {notify};
     case gather:
     case send_and_gather:
-      return {notify, encode_rows};
+      // A backward pass has the positions of the forward pass.
+      if (!of.is_backward) gathered.push_back(permute);
+      // One after the GEMM takes all SMs: rows must have been sent.
+      if (of.form.gathers_in_gemm && !of.is_backward) {
+        gathered.insert(gathered.end(), {send_rows, decode_rows});
+      }
+      return gathered;
     case first:
-      return {permute};
+      if (of.form.gathers_in_gemm) return {permute};
+      return {permute, gather, send_and_gather};
     case swiglu:
       return {first};
     case second:
@@ -214,7 +242,7 @@ bool covers(const PassStep& writer, const PassStep& reader) {
 }
 
 /// First step that is not ordered after one whose results it reads: by its lane, or by an event.
-std::string unordered(const MoePass& pass) {
+std::string unordered(const MoePass& pass, const Direction& of) {
   const size_t count = pass.size();
   std::vector<std::vector<bool>> before(count, std::vector<bool>(count));
   for (size_t i = 0; i < count; ++i) {
@@ -227,7 +255,7 @@ std::string unordered(const MoePass& pass) {
       const bool by_event = pass[i].before != kNoEvent && pass[j].after == pass[i].before;
       if (same_lane || by_event) follow(j);
     }
-    for (const MoeStep needed : needs(pass[i].step)) {
+    for (const MoeStep needed : needs(pass[i].step, of)) {
       for (size_t j = 0; j < count; ++j) {
         if (pass[j].step != needed || !covers(pass[j], pass[i]) || before[i][j]) continue;
         return fmt::format("{} is not ordered after {}", list({pass[i]}).back(),
@@ -275,10 +303,10 @@ bool can_go_back(const MoePassForm& form) {
 TEST(MoePass, EveryStepIsOrderedAfterThoseItReads) {
   int passes = 0;
   for (const MoePassForm& form : forms()) {
-    EXPECT_EQ(unordered(make_forward(form)), "");
+    EXPECT_EQ(unordered(make_forward(form), {form}), "");
     ++passes;
     if (!can_go_back(form)) continue;
-    EXPECT_EQ(unordered(make_backward(form)), "");
+    EXPECT_EQ(unordered(make_backward(form), {form, true}), "");
     ++passes;
   }
   EXPECT_GT(passes, 1000);
@@ -290,14 +318,30 @@ TEST(MoePass, AMissingWaitIsFound) {
   for (const MoePassForm& form : forms()) {
     const MoePass pass = make_forward(form);
     for (size_t i = 0; i < pass.size(); ++i) {
-      if (pass[i].before == kNoEvent || pass[i].step == gather) continue;
+      if (pass[i].before == kNoEvent) continue;
       MoePass without = pass;
       without[i].before = kNoEvent;
-      EXPECT_NE(unordered(without), "") << list({pass[i]}).back();
+      EXPECT_NE(unordered(without, {form}), "") << list({pass[i]}).back();
       ++waits;
     }
   }
   EXPECT_GT(waits, 500);
+}
+
+/// Control: so is a step that comes after those that read its results.
+TEST(MoePass, AReadBeforeItsWriteIsFound) {
+  for (const MoePassForm& form : forms()) {
+    const MoePass pass = make_forward(form);
+    for (const MoeStep late : {permute, gather, send_and_gather, first, second}) {
+      const bool is_read = late != gather || !form.gathers_in_gemm;
+      const auto at = std::ranges::find(pass, late, &PassStep::step);
+      if (at == pass.end() || !is_read) continue;
+      MoePass moved = pass;
+      const auto from = moved.begin() + (at - pass.begin());
+      std::rotate(from, from + 1, moved.end());
+      EXPECT_NE(unordered(moved, {form}), "") << list({*at}).back();
+    }
+  }
 }
 
 /// Rows, products and gradients are the same in every form, however they are divided.
@@ -307,6 +351,7 @@ TEST(MoePass, FormsDoTheSameWork) {
     for (const PassStep& each : pass) {
       if (each.step == step && !seen.insert({each.rows, each.chunk}).second) return false;
     }
+    if (seen.empty()) return false;
     if (seen == std::set<std::pair<RowsFrom, int>>{{RowsFrom::all, 0}}) return true;
     std::set<std::pair<RowsFrom, int>> expected, columns;
     expected.insert({RowsFrom::local, 0});
@@ -319,6 +364,10 @@ TEST(MoePass, FormsDoTheSameWork) {
   for (const MoePassForm& form : forms()) {
     const MoePass forward = make_forward(form);
     EXPECT_TRUE(is_whole(forward, first, form.row_chunks));
+    const bool sends_and_gathers = form.rows == RowExchange::while_sorting;
+    EXPECT_EQ(std::ranges::count(forward, send_and_gather, &PassStep::step), sends_and_gathers);
+    const bool gathers = form.gathers_in_gemm ? form.saves_gathered : !sends_and_gathers;
+    EXPECT_EQ(is_whole(forward, gather, form.row_chunks), gathers);
     EXPECT_TRUE(is_whole(forward, second, form.column_groups));
     if (!can_go_back(form)) continue;
     const MoePass backward = make_backward(form);
