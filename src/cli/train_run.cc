@@ -93,27 +93,32 @@ void check_memory(const TrainConfig& config, bool on_gpus, int ranks_per_gpu) {
   estimate.check_gpu(gpus.memory_gib * kGib / ranks_per_gpu, gpus.name);
 }
 
+/// Throws ConfigError if the ranks of the configuration cannot run it.
+void check_ranks(const TrainConfig& config, const DeviceOptions& devices) {
+  check_config(config);
+  const bool is_alone = ParallelDims(config.parallel).ranks() == 1;
+  check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
+}
+
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
 void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
   auto& parallel = config.parallel;
   if (dp == 0 || dp == parallel.dp) return;
   parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
-  check_config(config);
-  const bool is_alone = ParallelDims(parallel).ranks() == 1;
-  check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
+  check_ranks(config, devices);
 }
 
 /// Throws ConfigError unless the job can continue with each number of data-parallel ranks that
 /// losses may leave of it (launch --min-dp).
-void check_fewer_replicas(TrainConfig fewer, int min_dp) {
+void check_fewer_replicas(TrainConfig fewer, int min_dp, const DeviceOptions& devices) {
   ParallelConfig& parallel = fewer.parallel;
   if (min_dp == 0 || parallel.sync.num_learners() > 1) return;
   const int64_t dp = parallel.dp;
   parallel.replicas = parallel.logical_replicas();
   while ((parallel.dp -= parallel.ep) >= min_dp) {
     try {
-      check_config(fewer);
+      check_ranks(fewer, devices);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("launch --min-dp {}: with {} of {} data-parallel ranks: {}",
                                     min_dp, parallel.dp, dp, error.what()));
@@ -183,7 +188,6 @@ void read_request(const TrainArguments& arguments, const control::Member* member
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
-  if (member) check_fewer_replicas(request.config, member->min_dp());
 }
 
 /// Ranks of the job, on devices that have the memory.
@@ -243,6 +247,7 @@ void run_training(TrainArguments arguments) {
   now_doing("training " + arguments.out);
   read_request(arguments, member, request);
   WorldOptions world = choose_world(request, arguments.devices);
+  if (member) check_fewer_replicas(request.config, member->min_dp(), arguments.devices);
   if (!arguments.inject.empty()) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }

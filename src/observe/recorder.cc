@@ -28,11 +28,13 @@ struct LastSpan {
   std::optional<Phase> phase;
   std::string name;
 };
-thread_local std::optional<LastSpan> last_span;
+thread_local std::vector<LastSpan> last_spans;
 
 void end_with(std::optional<Phase> phase, const char* name) {
-  if (last_span->phase && last_span->phase != phase) return;
-  if (last_span->name.empty() || last_span->name == name) ::kill(::getpid(), SIGKILL);
+  for (const LastSpan& last : last_spans) {
+    if (last.phase && last.phase != phase) continue;
+    if (last.name.empty() || last.name == name) ::kill(::getpid(), SIGKILL);
+  }
 }
 
 /// Phase of a span among those of computation and of waits; nothing if it is in no phase's time.
@@ -73,11 +75,11 @@ void slow_down(const PhaseTimes& shares) {
 }
 
 void kill_after_span(std::optional<Phase> phase, const std::string& name) {
-  last_span = {phase, name};
+  last_spans.push_back({phase, name});
 }
 
-bool cancel_kill() {
-  return std::exchange(last_span, std::nullopt).has_value();
+void cancel_kills() {
+  last_spans.clear();
 }
 
 std::string_view name_of(SpanKind kind) {
@@ -112,7 +114,7 @@ void Recorder::add(const SpanEvent& event) {
   seconds_[size_t(event.kind)] += seconds;
   const std::optional<Phase> phase = phase_of(event.kind, work_phase_, wait_phase_);
   if (phase) phases_[size_t(*phase)] += seconds * 1e3;
-  if (last_span) end_with(phase, event.name);
+  if (!last_spans.empty()) end_with(phase, event.name);
   if (!tracing_) return;
   if (events_.size() >= kMaxEvents) {
     ++dropped_;

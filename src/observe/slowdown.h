@@ -15,9 +15,9 @@ namespace tandem {
 void slow_down(const PhaseTimes& shares);
 
 /// Kills the process by SIGKILL when a span of the calling thread has ended in this phase and with
-/// this name; without one of them, any.
+/// this name; without one of them, any. Further calls add such spans.
 void kill_after_span(std::optional<Phase> phase, const std::string& name);
-/// Takes it back. Returns whether there was one.
-bool cancel_kill();
+/// Takes all of the thread back.
+void cancel_kills();
 
 }  // namespace tandem

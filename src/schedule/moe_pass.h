@@ -1,7 +1,7 @@
 // A pass of a Mixture-of-Experts layer as data: its steps, in the order in which a rank launches
-// them. CPU ranks and GPU ranks run the same passes: each has one launch per step, and enqueueing
-// is a loop. On GPU ranks a lane is a stream, and an event orders two lanes; CPU ranks run the list
-// from its first step to its last, while messages are in flight.
+// them. CPU ranks and GPU ranks run lists of the same steps: each has one launch per step, and
+// enqueueing is a loop. On GPU ranks a lane is a stream, and an event orders two lanes; CPU ranks
+// run the list from its first step to its last, while messages are in flight.
 //
 // A pass has two halves, as the layer has two exchanges: rows to experts and their first GEMM, then
 // the second GEMM and the sums back. A backward pass swaps their roles: gradients of results to

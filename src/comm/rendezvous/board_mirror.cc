@@ -11,8 +11,10 @@ namespace {
 struct HeadDecisions {
   uint32_t generation, closed, has_output, resumes;
   int32_t size, tp, dp, pp, ep, min_dp, port;
+  int32_t zero = 0;  ///< decisions are compared as bytes: no padding
   double rank_flops;
 };
+static_assert(sizeof(HeadDecisions) == 12 * 4 + sizeof(double));
 
 struct SlotDecisions {
   int32_t rank, host;
@@ -73,7 +75,7 @@ std::vector<std::byte> read_decisions(const Board& board) {
   std::vector<std::byte> bytes;
   append_struct(bytes, HeadDecisions{head.generation, head.closed, head.has_output, head.resumes,
                                      head.size, head.tp, head.dp, head.pp, head.ep, head.min_dp,
-                                     head.port, head.rank_flops});
+                                     head.port, 0, head.rank_flops});
   for (int i = 0; i < head.slots; ++i) {
     const MemberSlot& slot = board.slot(i);
     append_struct(bytes, SlotDecisions{slot.rank, slot.host, slot.words.longest_work_ns});

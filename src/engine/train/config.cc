@@ -56,12 +56,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
      "fp8: bf16, but products of dense layers multiply e4m3 rows)"},
     {"gradient_dtype", &RunConfig::gradient_dtype, one_of("f32", "bf16"),
      "of the weights' gradients, with train.dtype bf16 or fp8; bf16: half their memory and "
-     "traffic, for "
-     "one microbatch a step, as sums of several would be rounded each time"},
+     "traffic, for one microbatch a step, as sums of several would be rounded each time"},
     {"residual_gradient", &RunConfig::residual_gradient, one_of("f32", "bf16"),
      "dtype of the residual stream's gradient, with train.dtype bf16 or fp8; bf16: less traffic, "
-     "the "
-     "sum is rounded after each attention and each MLP"},
+     "the sum is rounded after each attention and each MLP"},
     {"head_rows", &RunConfig::head_rows, Range(0, kBig),
      "rows of a microbatch, of all tensor-parallel ranks, whose logits the head computes at once, "
      "with their loss and gradients; memory of logits is that of so many rows (0: all)"},

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <fnmatch.h>
 #include <signal.h>
 #include <unistd.h>
@@ -82,13 +83,14 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
 }
 
 FaultInjector::~FaultInjector() {
-  take_back_kill();
+  cancel_kills();
   slow_down({});
   slow_link(-1, 1);
   recorder().shift_clock({}, 0);
 }
 
 void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
+  take_back_kills();
   const std::vector<Fault> faults = plan_.at(step);
   if (std::ranges::any_of(faults, [](const Fault& f) { return is_flip_of_state(f.kind); })) {
     executor.await_weights();
@@ -103,7 +105,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
              fmt::format(R"({{"phase":"{}","span":{}}})", fault.phase ? name_of(*fault.phase) : "",
                          dump_json(nlohmann::json(fault.span))));
       kill_after_span(fault.phase, fault.span);
-      at_span_ = fault;
+      at_span_.push_back(fault);
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
@@ -170,13 +172,20 @@ void FaultInjector::after_passes(int64_t step) {
   }
 }
 
-std::string FaultInjector::take_back_kill() {
-  if (!cancel_kill()) return "";
-  const Fault& fault = *at_span_;
-  return fmt::format(
-      "--inject: kill in step {} of rank {}: no span{}{} has ended since: expected one", fault.step,
-      fault.rank, fault.span.empty() ? "" : fmt::format(" \"{}\"", printable(fault.span)),
-      fault.phase ? fmt::format(" in phase {}", name_of(*fault.phase)) : "");
+void FaultInjector::take_back_kills() {
+  cancel_kills();
+  for (const Fault& fault : at_span_) {
+    missed_.push_back(fmt::format(
+        "kill in step {} of rank {}: no span{}{} has ended since: expected one", fault.step,
+        fault.rank, fault.span.empty() ? "" : fmt::format(" \"{}\"", printable(fault.span)),
+        fault.phase ? fmt::format(" in phase {}", name_of(*fault.phase)) : ""));
+  }
+  at_span_.clear();
+}
+
+std::string FaultInjector::missed_kills() {
+  take_back_kills();
+  return missed_.empty() ? "" : fmt::format("--inject: {}", fmt::join(missed_, "; "));
 }
 
 void FaultInjector::after_save(int64_t saved_step) {

@@ -2,7 +2,6 @@
 // notices them. Each fault is a line of JSON in OUT/injected.jsonl, written before it happens.
 #pragma once
 
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -26,14 +25,15 @@ class FaultInjector {
   FaultInjector(const FaultInjector&) = delete;
   FaultInjector& operator=(const FaultInjector&) = delete;
 
-  /// Before the passes of a step: kills, hangs, slows down, flips of weights and of the optimizer's
+  /// Before the passes of a step: takes back kills of the step before after spans, which have not
+  /// ended; kills, hangs, slows down, flips of weights and of the optimizer's
   /// state. All ranks wait for their weights first if one of them has a flip. Collective.
   void before_passes(int64_t step, StepExecutor& executor);
   /// After gradients are reduced: flips of these.
   void after_passes(int64_t step);
-  /// Takes back a kill after a span that has not ended, and returns what was awaited; empty if
-  /// there is none. In the rank's own thread, as `before_passes`.
-  std::string take_back_kill();
+  /// At the run's end: takes back such kills, and returns what was awaited in vain in any step;
+  /// empty: nothing. In the rank's own thread, as `before_passes`.
+  std::string missed_kills();
   /// Flips in the files of the newest checkpoint, of `saved_step`, for faults up to this step.
   void after_save(int64_t saved_step);
 
@@ -47,6 +47,7 @@ class FaultInjector {
   void shift_clock(const Fault& fault);
   void flip(const Fault& fault);
   void flip_file(const Fault& fault, const std::string& checkpoint);
+  void take_back_kills();
   void record(const Fault& fault, const std::string& details);
 
   const FaultPlan& plan_;
@@ -54,8 +55,9 @@ class FaultInjector {
   ModelRanks& ranks_;
   const SyncConfig& sync_;
   std::string out_;
-  std::vector<Fault> of_files_;   // to come after the next save
-  std::optional<Fault> at_span_;  // kill after a span
+  std::vector<Fault> of_files_;      // to come after the next save
+  std::vector<Fault> at_span_;       // kills after spans of this step
+  std::vector<std::string> missed_;  // such kills of steps before
   // Faults of this rank before the run was resumed, by step and kind: a run ends by one once.
   std::set<std::pair<int64_t, std::string>> ended_before_;
 };

@@ -22,7 +22,7 @@ class Faults : public StepHook {
   void after_step(Step&) override { flip_files(); }
   void at_end() override {
     flip_files();
-    const std::string missed = injector_.take_back_kill();
+    const std::string missed = injector_.missed_kills();
     on_every_rank(run_.world, "the end of injected faults", 0, [&] {
       if (!missed.empty()) throw ConfigError(missed);
       return std::string();

@@ -26,9 +26,11 @@ run kill $'[[fault]]\nstep = 3\nrank = 1\nkind = "kill"\n'
 [ $status != 0 ] || fail "the run ended well without rank 1"
 has '"step":3,"rank":1,"kind":"kill"' "$dir/kill/injected.jsonl"
 
-run missed $'[[fault]]\nstep = 2\nrank = 1\nkind = "kill"\nspan = "no_such_span"\nphase = "backward"\n'
+# Each kill without its span is reported.
+run missed $'[[fault]]\nstep = 2\nrank = 1\nkind = "kill"\nspan = "no_such_span"\nphase = "backward"\n[[fault]]\nstep = 3\nrank = 1\nkind = "kill"\nspan = "nor_this"\n'
 [ $status = 2 ] || fail "exit status $status: $(cat "$dir/missed.log")"
 has 'kill in step 2 of rank 1: no span "no_such_span" in phase backward has ended since: expected one' "$dir/missed.log"
+has 'kill in step 3 of rank 1: no span "nor_this" has ended since: expected one' "$dir/missed.log"
 [ -d "$dir/missed/checkpoints/step-00000004" ] || fail "the last step was not saved"
 
 run slow $'[[fault]]\nstep = 2\nrank = 0\nkind = "slow"\npercent = 50\n[[fault]]\nstep = 3\nrank = 1\nkind = "pause"\nseconds = 0.02\n'
