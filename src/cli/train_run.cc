@@ -93,35 +93,29 @@ void check_memory(const TrainConfig& config, bool on_gpus, int ranks_per_gpu) {
   estimate.check_gpu(gpus.memory_gib * kGib / ranks_per_gpu, gpus.name);
 }
 
-/// Throws ConfigError if the ranks of the configuration cannot run it.
-void check_ranks(const TrainConfig& config, const DeviceOptions& devices) {
-  check_config(config);
-  const bool is_alone = ParallelDims(config.parallel).ranks() == 1;
-  check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
-}
-
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
 void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
   auto& parallel = config.parallel;
   if (dp == 0 || dp == parallel.dp) return;
   parallel.replicas = config.parallel.logical_replicas();
   parallel.dp = dp;
-  check_ranks(config, devices);
+  check_config(config);
+  const bool is_alone = ParallelDims(parallel).ranks() == 1;
+  check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
 }
 
 /// Throws ConfigError unless the job can continue with each number of data-parallel ranks that
 /// losses may leave of it (launch --min-dp).
 void check_fewer_replicas(TrainConfig fewer, int min_dp, const DeviceOptions& devices) {
-  ParallelConfig& parallel = fewer.parallel;
+  const ParallelConfig& parallel = fewer.parallel;
   if (min_dp == 0 || parallel.sync.num_learners() > 1) return;
-  const int64_t dp = parallel.dp;
-  parallel.replicas = parallel.logical_replicas();
-  while ((parallel.dp -= parallel.ep) >= min_dp) {
+  const int dp = int(parallel.dp), step = int(parallel.ep);
+  for (int left = dp - step; left >= min_dp; left -= step) {
     try {
-      check_ranks(fewer, devices);
+      set_dp(fewer, left, devices);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("launch --min-dp {}: with {} of {} data-parallel ranks: {}",
-                                    min_dp, parallel.dp, dp, error.what()));
+                                    min_dp, left, dp, error.what()));
     }
   }
 }

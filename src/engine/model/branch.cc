@@ -42,7 +42,7 @@ ModelContext& with_gemms(ModelContext& c, const BranchLayout& l) {
                    inner = c.make(c.options.dtype, c.tokens, l.out.columns),
                    dhidden = c.make(c.options.dtype, c.tokens, l.in.rows);
   for (const bool adds : {false, true}) {
-    // Those of one microbatch a step, which is all that bf16 serves, are stored.
+    // Gradients in bf16 are of one microbatch a step, and stored.
     if (adds && c.options.gradient_dtype == DType::bf16) continue;
     if (c.quantizes_weight_gradients()) {
       c.quantized->write_weight_gradient(hidden, inner, c.gradient(l.out), adds);

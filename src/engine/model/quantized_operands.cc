@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "gemm/quantized_gemm.h"
-#include "tandem/error.h"
 
 namespace tandem {
 namespace {
