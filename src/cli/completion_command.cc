@@ -38,8 +38,9 @@ void collect_completion(const CLI::App& command, const std::string& path, std::s
   }
   cases += fmt::format("    '{}') words='{}' ;;\n", path, fmt::join(words, " "));
   for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; })) {
-    paths.push_back(path + " " + inner->get_name());
-    collect_completion(*inner, paths.back(), cases, paths);
+    const std::string path_of_inner = path + " " + inner->get_name();
+    paths.push_back(path_of_inner);
+    collect_completion(*inner, path_of_inner, cases, paths);
   }
 }
 

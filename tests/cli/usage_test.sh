@@ -66,6 +66,10 @@ offers() {
 [ "$(offers tr)" = 'train trace' ] || { echo "completion of tr: $(offers tr)" >&2; failures=1; }
 [ "$(offers plan schedule --mi)" = --microbatches ] || { echo "completion of an option: $(offers plan schedule --mi)" >&2; failures=1; }
 [ "$(offers train job.toml --re)" = --resume ] || { echo "completion after a file: $(offers train job.toml --re)" >&2; failures=1; }
+script=$("$tandem" completion bash)
+bash -n <<<"$script" || { echo "completion: no program of the shell" >&2; failures=1; }
+[ "$("$tandem" completion bash | LC_ALL=C tr -d '[:print:]\n' | wc -c)" = 0 ] || { echo "completion: not printable" >&2; failures=1; }
+[ "$("$tandem" completion bash)" = "$script" ] || { echo "completion: differs between runs" >&2; failures=1; }
 expect 2 'shell: .*bash' completion csh
 # Sections and values as one would write them, and the keys of one table, or of all.
 shows 'Layout:.* --tp N +Tensor' train --help
