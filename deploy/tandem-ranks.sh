@@ -17,24 +17,40 @@ if [ "$node" -ge "$nodes" ] || [ "$ranks" -lt 1 ]; then
   exit 2
 fi
 export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
-pids=()
-for ((local = 0; local < ranks; ++local)); do
+# Signals are counted here and passed on below: each once, and no rank is started after one.
+came=0 sent=0 code=0 pids=()
+trap 'came=$((came + 1))' TERM INT HUP
+for ((local = 0; local < ranks && came == 0; ++local)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$@" &
   pids+=($!)
 done
-trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM INT HUP
-code=0
-for ((left = ranks; left > 0;)); do
-  wait -n
-  status=$?
-  # After a signal `wait` returns though no process has ended.
-  running=$(jobs -pr | wc -l)
-  [ "$running" -lt "$left" ] || continue
-  left=$running
-  if [ "$status" != 0 ] && [ "$code" = 0 ]; then
-    code=$status
-    sleep 1  # for the others' own lines
+[ "${#pids[@]}" -gt 0 ] || exit 143
+# By number: `wait -n` may collect one of two that ended. A signal ends a `wait` early, which is repeated then.
+status_of() {
+  local before
+  until before=$came; wait "$1"; status=$?; [ "$before" = "$came" ]; do :; done
+}
+while [ "${#pids[@]}" -gt 0 ]; do
+  if [ "$sent" -lt "$came" ]; then
+    sent=$came
     kill -TERM "${pids[@]}" 2>/dev/null
+  fi
+  running=()
+  for pid in "${pids[@]}"; do
+    if kill -0 "$pid" 2>/dev/null; then
+      running+=("$pid")
+      continue
+    fi
+    status_of "$pid"
+    [ "$code" != 0 ] || code=$status
+  done
+  pids=("${running[@]}")
+  [ "${#pids[@]}" -gt 0 ] || break
+  if [ "$code" != 0 ] && [ "$came" = 0 ]; then
+    sleep 1  # for the others' own lines; ranks that are told to stop already are not told again
+    [ "$came" != 0 ] || came=1
+  else
+    sleep 0.1
   fi
 done
 exit "$code"

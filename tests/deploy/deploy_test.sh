@@ -8,30 +8,54 @@ PATH=$dir/bin:$PATH
 mkdir bin
 ln -s "$tandem" bin/tandem
 small=(--set model.hidden=16 model.head_dim=4 model.ffn=32 train.seq=32 train.steps=4 "data.paths=$source/include")
-port=$((20000 + RANDOM % 10000)) secret=a-secret-of-this-test
+# A port that nothing listens on now.
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'; }
+secret=a-secret-of-this-test
 
 # Two nodes with two ranks each, as pods of Kubernetes start them.
 nodes() { # COMMAND...: exit codes of both
-  local first second
+  local first second port
+  port=$(free_port)
   MASTER_ADDR=127.0.0.1 MASTER_PORT=$port TANDEM_SECRET=$secret "$source/deploy/tandem-ranks.sh" 2 1 2 "$@" >second.log 2>&1 &
   MASTER_PORT=$port TANDEM_SECRET=$secret "$source/deploy/tandem-ranks.sh" 2 0 2 "$@" >first.log 2>&1
   first=$?
   wait $!
   second=$?
-  port=$((port + 1))
   codes="$first $second"
 }
 nodes tandem train "$source/configs/tiny.toml" --tp 2 --dp 2 --out ranks "${small[@]}" --resume
 [ "$codes" = '0 0' ] && [ -f ranks/final/model.safetensors ] || fail "tandem-ranks: exit codes $codes: $(cat first.log second.log)"
 nodes sh -c '[ $RANK != 3 ] || exit 5; [ $RANK = 2 ] || exit 0; exec sleep 60'
 [ "$(cut -d' ' -f2 <<<"$codes")" = 5 ] || fail "a failed rank: exit codes $codes, expected 5 on its node"
-SECONDS=0
-MASTER_ADDR=x "$source/deploy/tandem-ranks.sh" 1 0 2 sh -c 'trap "exit 7" TERM; touch started.$RANK; while :; do sleep 0.1; done' &
-until [ -f started.0 ] && [ -f started.1 ]; do sleep 0.05; done
-kill $!
-wait $!
-status=$?
-[ "$status" = 7 ] || fail "a signal to stop: exit code $status, expected that of the ranks, 7"
+# The exit code of the rank that failed, though all end at once.
+for _ in $(seq 20); do
+  "$source/deploy/tandem-ranks.sh" 1 0 3 sh -c '[ $RANK != 1 ] || exit 5'
+  status=$?
+  [ "$status" = 5 ] || fail "a failed rank among ended ones: exit code $status, expected 5"
+done
+# stops CODE RANKS 'SHELL': SHELL of each rank, whose parent is told to stop once all wait in `stay`.
+stay='stay() { touch started.$RANK; until [ -f end.$RANK ]; do sleep 0.05; done; }'
+stops() {
+  local expected=$1 ranks=$2 status deadline
+  rm -f started.* end.* told.*
+  "$source/deploy/tandem-ranks.sh" 1 0 "$ranks" sh -c "$stay; $3" &
+  deadline=$((SECONDS + 30))
+  until [ "$(find . -maxdepth 1 -name 'started.*' | wc -l)" = "$ranks" ] || [ $SECONDS -ge $deadline ]; do sleep 0.05; done
+  kill $!
+  wait $!
+  status=$?
+  [ "$status" = "$expected" ] || fail "$3, told to stop: exit code $status, expected $expected"
+}
+stops 7 2 'trap "exit 7" TERM; stay'
+# A rank that still saves after another has failed is told once.
+stops 7 2 'trap "echo told >>told.$RANK; touch end.$RANK" TERM; stay; [ $RANK = 1 ] && exit 7; sleep 2'
+[ "$(cat told.0)" = told ] || fail "a rank that saves was told to stop $(wc -l <told.0) times"
+# A signal that comes as the ranks start is passed on, too.
+for _ in $(seq 10); do
+  "$source/deploy/tandem-ranks.sh" 1 0 1 sh -c 'trap "exit 7" TERM; kill $PPID; while :; do sleep 0.05; done'
+  status=$?
+  [ "$status" = 7 ] || fail "a signal at the start: exit code $status, expected 7"
+done
 for words in '' '2 2 1 true' 'x 0 1 true' '1 0 0 true'; do
   # shellcheck disable=SC2086  # words
   "$source/deploy/tandem-ranks.sh" $words 2>log
@@ -58,12 +82,12 @@ done
 echo "srun ${one:-of all} $*" >>"$SRUN_LOG"
 [ -z "${one:-}" ] || exec "$@"
 pids=()
+trap 'kill "${pids[@]}"' TERM
 for ((i = 0; i < tasks; ++i)); do
   SLURM_PROCID=$i SLURM_LOCALID=$((i % per)) SLURM_NODEID=$((i / per)) SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_ID=0 \
     SLURM_STEP_NODELIST=localhost SLURM_STEP_TASKS_PER_NODE="$per(x$((tasks / per)))" "$@" &
   pids+=($!)
 done
-trap 'kill "${pids[@]}"' TERM
 code=0
 for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
 exit $code
@@ -81,6 +105,21 @@ MODE=launch SPARES=1 "$source/deploy/slurm/train.sbatch" "$source/configs/tiny.t
 grep -q 'srun localhost sh -c .*launch --executor' "$SRUN_LOG" && grep -q 'srun 127.0.0.1 sh -c' "$SRUN_LOG" ||
   fail "launch: started by $(cat "$SRUN_LOG")"
 ls tandem-hosts.* tandem-shell.* 2>/dev/null && fail 'train.sbatch leaves its files'
+# TERM reaches the run, whose exit code is the script's.
+cat >bin/stays <<'SH'
+#!/usr/bin/env bash
+trap 'exit 9' TERM
+touch "stays.$SLURM_PROCID"
+while :; do sleep 0.05; done
+SH
+chmod +x bin/stays
+TANDEM=$dir/bin/stays "$source/deploy/slurm/train.sbatch" &
+deadline=$((SECONDS + 30))
+until [ "$(find . -maxdepth 1 -name 'stays.*' | wc -l)" = 4 ] || [ $SECONDS -ge $deadline ]; do sleep 0.05; done
+kill $!
+wait $!
+status=$?
+[ "$status" = 9 ] || fail "train.sbatch, told to stop: exit code $status, expected that of the run, 9"
 MODE=other "$source/deploy/slurm/train.sbatch" x 2>log && fail 'MODE=other'
 grep -q 'MODE=other: expected srun or launch' log || fail "MODE=other: $(cat log)"
 
