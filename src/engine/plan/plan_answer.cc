@@ -31,9 +31,10 @@ std::string untested(const AnswerParams& params, const GpuSpec& gpu, std::span<c
   return text;
 }
 
-/// Three digits, with separators of thousands.
+/// Three digits or all before the point, with separators of thousands.
 std::string readable(double value) {
-  if (value < 1000) return fmt::format("{:.3g}", value);
+  constexpr double kThousand = 999.5;  // rounded to three digits
+  if (value < kThousand) return fmt::format("{:.3g}", value);
   std::string digits = fmt::format("{:.0f}", value);
   for (ptrdiff_t at = ptrdiff_t(digits.size()) - 3; at > 0; at -= 3) digits.insert(size_t(at), ",");
   return digits;
@@ -61,26 +62,28 @@ PlanAnswer make_answer(const AnswerParams& params, const Layout& layout, const G
 
 std::string describe(const PlanAnswer& answer) {
   const auto& [name, gpus, learners, tokens, price] = answer.params;
-  const double error = 100 * answer.bar.share;
+  const auto& bar = answer.bar;
+  const std::string error = bar ? fmt::format(" ± {:.0f} %", 100 * bar->share) : "";
   std::string text = fmt::format("{} on {:g} {}, {} tokens a step, bf16\n\n", single_line(name),
                                  gpus, answer.gpu, readable(answer.step_tokens));
-  text += fmt::format("tokens/s   {} ± {:.0f} % ({} a GPU)\n", readable(answer.tokens_per_s), error,
+  text += fmt::format("tokens/s   {}{} ({} a GPU)\n", readable(answer.tokens_per_s), error,
                       readable(answer.tokens_per_s / gpus));
   text += fmt::format(
-      "MFU        {:.1f} % of {:g} TFLOP/s, at {:.3g} GFLOP a token "
+      "MFU        {:.1f} % of {:g} TFLOP/s, at {} GFLOP a token "
       "(6 x weights of GEMMs + 6 x layers x width x seq)\n",
-      100 * answer.mfu, answer.peak_flops / 1e12, answer.flops_per_token / 1e9);
+      100 * answer.mfu, answer.peak_flops / 1e12, readable(answer.flops_per_token / 1e9));
   text += fmt::format("step       {:.4g} s, {:.1f} GiB a rank\n", answer.step_s, answer.memory_gib);
   if (tokens > 0) {
-    text += fmt::format("run        {:.3g} days ± {:.0f} % for {:.3g} tokens", answer.days, error,
-                        tokens);
+    text +=
+        fmt::format("run        {} days{} for {:.3g} tokens", readable(answer.days), error, tokens);
     text +=
         price > 0 ? fmt::format(", {} at {:g} a GPU-hour\n", readable(answer.cost), price) : "\n";
   }
-  text += fmt::format(
-      "error bar  80 % of {} runs ({}, {} sources) are within it, each predicted from other "
-      "sources\n",
-      answer.bar.runs, answer.bar.of, answer.bar.groups);
+  text += bar ? fmt::format(
+                    "error bar  80 % of {} runs ({}, {} sources) are within it, each predicted "
+                    "from other sources\n",
+                    bar->runs, bar->of, bar->groups)
+              : "error bar  none: the runs that were fitted are not of two sources\n";
   return text + fmt::format("untested   {}\n", answer.untested);
 }
 

@@ -1,6 +1,7 @@
 // Answer to a plan: tokens a second, MFU, days and cost of a layout, and how sure they are.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -24,8 +25,8 @@ struct PlanAnswer {
   double tokens_per_s = 0;  ///< of all GPUs
   double flops_per_token = 0, peak_flops = 0, mfu = 0;
   double days = 0, cost = 0;
-  ErrorBar bar = {};
-  std::string untested = {};  ///< what no run has shown on this hardware
+  std::optional<ErrorBar> bar = {};  ///< nothing: of runs of one source
+  std::string untested = {};         ///< what no run has shown on this hardware
 };
 
 /// `runs`: those that the step cost was fitted to.

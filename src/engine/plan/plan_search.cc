@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -154,10 +155,10 @@ Json to_json(const plan::PlanAnswer& answer) {
             {"step_s", answer.step_s},
             {"step_tokens", answer.step_tokens},
             {"memory_gib", answer.memory_gib},
-            {"error_share", answer.bar.share},
-            {"error_runs", answer.bar.runs},
-            {"error_of", answer.bar.of},
             {"untested", answer.untested}};
+  json["error_share"] = answer.bar ? Json(answer.bar->share) : Json();
+  json["error_runs"] = answer.bar ? Json(answer.bar->runs) : Json();
+  json["error_of"] = answer.bar ? Json(answer.bar->of) : Json();
   json["tokens"] = params.tokens > 0 ? Json(params.tokens) : Json();
   json["days"] = params.tokens > 0 ? Json(answer.days) : Json();
   json["cost"] = params.tokens > 0 && params.price > 0 ? Json(answer.cost) : Json();
@@ -213,6 +214,20 @@ size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& 
   return ranks.size();
 }
 
+/// Throws InvalidArgument if two results are to be written to the same file.
+void check_outputs(const PlanSearchOptions& options) {
+  const std::array<std::pair<const char*, std::string>, 3> files{
+      {{"--out", options.out}, {"--json", options.json}, {"--page", options.page}}};
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (size_t j = i + 1; j < files.size(); ++j) {
+      const auto& [option, path] = files[i];
+      if (path.empty() || path != files[j].second) continue;
+      throw InvalidArgument(fmt::format("{} and {}: both {}: expected two files", option,
+                                        files[j].first, printable(path)));
+    }
+  }
+}
+
 /// GPUs of a learner. Throws InvalidArgument for learners that do not divide them, and for files
 /// that do not describe learners.
 double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
@@ -231,7 +246,8 @@ double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
   return options.gpus / double(learners);
 }
 
-/// Layouts that the engine can run, the fastest first. Throws InvalidArgument if none fits.
+/// Layouts that fit, the fastest first; the engine need not run them all. Throws InvalidArgument if
+/// none fits.
 plan::FoundLayouts find_layouts(const PlanSearchOptions& options, const plan::LayoutSearch& search,
                                 double gpus, const plan::FactorsOf& factors, double max_error) {
   plan::FoundLayouts found =
@@ -293,6 +309,7 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
+  check_outputs(options);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   Plan plan;
   plan.target = plan::read_target({.subject = options.subject,

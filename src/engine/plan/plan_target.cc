@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "core/system/files.h"
@@ -86,7 +87,8 @@ bool is_name(const std::string& subject) {
 }  // namespace
 
 PlanTarget read_target(const TargetRequest& request) {
-  const bool is_folder = fs::is_directory(request.subject);
+  std::error_code error;  // a name that is too long is no folder
+  const bool is_folder = fs::is_directory(request.subject, error);
   const bool is_file = !is_folder && !is_name(request.subject);
   if (!is_file && !request.init.empty()) {
     throw InvalidArgument("--init without a job file: expected the folder as the model to plan");
@@ -95,7 +97,10 @@ PlanTarget read_target(const TargetRequest& request) {
                       : is_folder ? target_of_folder(request)
                                   : target_of_model(request);
   if (!is_file) set_step(request, target.config);
-  if (request.tokens > 0) target.config.train.tokens = request.tokens;
+  if (request.tokens > 0) {
+    target.config.train.tokens = request.tokens;
+    target.config.train.seconds = 0;  // a run has one length
+  }
   return target;
 }
 

@@ -13,7 +13,7 @@ struct TargetRequest {
   std::string init;     ///< of a job file: folder of the model to start from; empty: the job's
   double gpus = 1;
   int64_t seq = 0, batch = 0;  ///< of a model; 0: at most 4,096, and about 4 Mi tokens a step
-  int64_t tokens = 0;          ///< length of the run; 0: the job's
+  int64_t tokens = 0;          ///< length of the run; 0: the job's, in place of its train.seconds
 };
 
 struct PlanTarget {

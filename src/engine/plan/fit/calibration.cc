@@ -52,6 +52,7 @@ std::vector<Level> levels_of(size_t term, const RunRow& row, const GpuSpec& gpu)
   add(prior.by_gpu, fmt::format("{}@gpu:{}", name, gpu.name));
   add(prior.by_precision,
       fmt::format("{}@precision:{} {}", name, gpu.name, is_fp8(row) ? "fp8" : "bf16"));
+  if (row.is_of_new_software) return levels;
   add(prior.by_group, fmt::format("{}@group:{}", name, row.group));
   add(prior.by_software, fmt::format("{}@software:{}", name, software_of(row)));
   return levels;

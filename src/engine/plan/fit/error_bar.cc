@@ -11,13 +11,9 @@
 #include <vector>
 
 #include "engine/plan/fit/calibration.h"
-#include "tandem/error.h"
 
 namespace tandem::plan {
 namespace {
-
-/// Share of the runs that are within the bar.
-constexpr double kWithin = .8;
 
 using Runs = std::vector<const RunRow*>;
 
@@ -27,7 +23,8 @@ std::set<std::string> groups_of(const Runs& runs) {
   return groups;
 }
 
-/// Runs that are most alike, and what they have in common.
+/// Runs that are most alike, of two groups, and what they have in common; no runs if there are
+/// none.
 std::pair<Runs, std::string> similar_runs(std::span<const RunRow> all, const RunRow& row) {
   const std::string family(gpu_of(row).family);
   const char* precision = is_fp8(row) ? "fp8" : "bf16";
@@ -53,7 +50,7 @@ std::pair<Runs, std::string> similar_runs(std::span<const RunRow> all, const Run
     }
     if (groups_of(runs).size() > 1) return {runs, name};
   }
-  throw InvalidArgument("an error bar needs runs of two groups: expected more in the runs to fit");
+  return {};
 }
 
 /// Errors of a group's runs, relative to the prediction.
@@ -66,7 +63,7 @@ void add_errors(std::span<const RunRow> all, const Runs& runs, const std::string
   for (const RunRow* run : runs) {
     if (run->group != group) continue;
     unknown.push_back(*run);
-    unknown.back().group = unknown.back().software = "";
+    unknown.back().is_of_new_software = true;
   }
   Runs predicted;
   for (const RunRow& run : unknown) predicted.push_back(&run);
@@ -78,14 +75,21 @@ void add_errors(std::span<const RunRow> all, const Runs& runs, const std::string
 
 }  // namespace
 
-ErrorBar error_bar(std::span<const RunRow> runs, const RunRow& row) {
+double share_within(std::vector<double> errors) {
+  constexpr size_t kOf = 5, kWithin = 4;
+  const auto at = errors.begin() + ptrdiff_t((kWithin * errors.size() + kOf - 1) / kOf - 1);
+  std::ranges::nth_element(errors, at);
+  return *at;
+}
+
+std::optional<ErrorBar> error_bar(std::span<const RunRow> runs, const RunRow& row) {
   const auto [similar, name] = similar_runs(runs, row);
+  if (similar.empty()) return std::nullopt;
   const std::set<std::string> groups = groups_of(similar);
   std::vector<double> errors;
   for (const std::string& group : groups) add_errors(runs, similar, group, errors);
-  const auto at = errors.begin() + ptrdiff_t(kWithin * double(errors.size() - 1));
-  std::ranges::nth_element(errors, at);
-  return {.share = *at, .runs = errors.size(), .groups = groups.size(), .of = name};
+  return ErrorBar{
+      .share = share_within(errors), .runs = errors.size(), .groups = groups.size(), .of = name};
 }
 
 }  // namespace tandem::plan

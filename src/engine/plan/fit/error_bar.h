@@ -1,8 +1,10 @@
 // Error of predictions for software whose runs no fit has seen, as that of the engine.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/plan/fit/run_rows.h"
 
@@ -19,7 +21,10 @@ struct ErrorBar {
 
 /// For a run as `row`, whose group and software are not among `runs`: from runs of its GPU's family
 /// and precision, dense or MoE as it is, of at least two groups; if there are none, of its family,
-/// of its precision on all GPUs, or all runs. Throws InvalidArgument if `runs` has only one group.
-ErrorBar error_bar(std::span<const RunRow> runs, const RunRow& row);
+/// of its precision on all GPUs, or all runs. Nothing if `runs` has fewer than two groups.
+std::optional<ErrorBar> error_bar(std::span<const RunRow> runs, const RunRow& row);
+
+/// Lowest of `errors`, of which there is one, that at least four of five are not above.
+double share_within(std::vector<double> errors);
 
 }  // namespace tandem::plan

@@ -30,6 +30,8 @@ struct RunRow {
   double seq = 0, gpus = 0;
   double tp = 1, pp = 1, cp = 1, ep = 1, dp = 0, vpp = 0;
   double mbs = 1, gbs = 0, grad_accum = 0;
+  /// Predicted without its group's and software's deviations, as if no other run had them.
+  bool is_of_new_software = false;
   std::optional<double> step_s;  ///< measured, or derived from a measured rate
   bool step_derived = false;
   double memory_gib = 0;  ///< peak of a rank ("allocated … GiB" in the notes)
