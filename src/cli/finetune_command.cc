@@ -15,10 +15,11 @@ chats is taken on answers only.
 
 Chosen, unless --set says more: 5 % of the data are held out (--val FILE: other data), their loss is
 taken twice an epoch, the run ends early after three that are not below the lowest one, and final/
-has the weights of the lowest. Chats fit a sequence whole; a step has at most 16384 tokens. The
-learning rate is 2e-5 for 1e9 parameters, and grows with 1 / sqrt(parameters) for fewer. OUT has all
-of it as config.toml, a job file for tandem train. Ctrl-C ends the run with a checkpoint, from which
---resume continues.
+has the weights of the lowest. Chats fit a sequence whole; a step has at most 16384 tokens, or a
+sequence for each data parallel rank. The learning rate is 2e-5 for 1e9 parameters, grows with
+1 / sqrt(parameters) for fewer, and falls to a tenth. OUT has all of it as config.toml, a job file
+for tandem train. Ctrl-C ends the run with a checkpoint, from which --resume continues, with the
+same model and data; it starts a new run where there is none.
 
 Examples:
   tandem finetune MODEL_DIR --data chats.jsonl --out out/tuned

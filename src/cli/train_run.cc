@@ -141,15 +141,15 @@ void set_layout(const TrainArguments& arguments, ParallelConfig& parallel) {
 
 /// The job of the command line, or of the run to resume. `notes`: lines for the user.
 TrainConfig load_config_of_run(const TrainArguments& arguments, std::vector<std::string>* notes) {
-  const std::string resumed = arguments.resume ? arguments.out : "";
   if (!arguments.finetune) {
+    const std::string resumed = arguments.resume ? arguments.out : "";
     return load_run_config(arguments.config, arguments.overrides, arguments.init, resumed, notes);
-  }
-  if (arguments.resume) {
-    return load_run_config(arguments.out + "/config.toml", arguments.overrides, "", resumed, notes);
   }
   FinetuneRequest request = *arguments.finetune;
   request.overrides = arguments.overrides;
+  if (arguments.resume && path_exists(arguments.out + "/config.toml")) {
+    return resume_finetune_config(request, arguments.out, notes);
+  }
   return make_finetune_config(
       request, [&](ParallelConfig& parallel) { set_layout(arguments, parallel); }, notes);
 }
@@ -166,7 +166,7 @@ void read_request(const TrainArguments& arguments, const control::Member* member
   }
   std::vector<std::string> notes;
   request.config = load_config_of_run(arguments, &notes);
-  if (!request.resume) request.init = request.config.train.init;
+  request.init = request.config.train.init;  // of a resumed run without a checkpoint, too
   for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }

@@ -62,6 +62,43 @@ expect 0 'Done at step 3' finetune base --data chats.jsonl --val other.jsonl --o
 expect 0 'Done at step 5' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
 expect 0 'Nothing was left to do' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
 
+# Where OUT has no run, --resume starts it from the model; of a run it continues no other model, data or validation data.
+short=(finetune base --data chats.jsonl --epochs 1 --set train.steps=2)
+expect 0 'Done at step 2' "${short[@]}" --out started
+expect 0 'Done at step 2' "${short[@]}" --out resumed --resume
+expect 0 'Done at step 2' train started/config.toml --out job --resume
+for run in resumed job; do
+  cmp -s started/final/model.safetensors $run/final/model.safetensors || fail "$run: --resume without a run starts from other weights"
+done
+expect 0 'started keeps its 2 steps.*Nothing was left to do' "${short[@]}" --out started --resume
+expect 0 'Nothing was left to do' finetune ./base/ --data "$dir/chats.jsonl" --out started --resume
+expect 2 'resume with MODEL tuned: expected that of the run in started: .*base' finetune tuned --data chats.jsonl --out started --resume
+expect 2 'resume with --data other.jsonl: expected that of the run in started: .*chats.jsonl' \
+  finetune base --data other.jsonl --out started --resume
+expect 2 'resume with --val chats.jsonl: expected that of the run in halves: .*other.jsonl' \
+  finetune base --data chats.jsonl --val chats.jsonl --out halves --resume
+# A run whose first checkpoint is gone begins again from the model.
+rm -r job/checkpoints job/final
+expect 0 'Done at step 2' train started/config.toml --out job --resume
+cmp -s started/final/model.safetensors job/final/model.safetensors || fail 'a run without checkpoints resumes from other weights'
+
+# What the user sets leaves out what depends on it.
+expect 0 'Done at step 1' finetune base --data chats.jsonl --out low --set optimizer.lr=1e-5 train.steps=1
+python3 -c 'import tomllib; o = tomllib.load(open("low/config.toml", "rb"))["optimizer"]; assert abs(o["min_lr"] - 1e-6) < 1e-12, o' ||
+  fail 'low: min_lr is no tenth of lr'
+for key in train.validate_every data.val_fraction; do
+  rm -rf whole
+  expect 0 'Done at step 1' finetune base --data chats.jsonl --out whole --set $key=0 train.steps=1
+  chosen whole early_stop 0
+  chosen whole save_best false
+  chosen whole val_fraction 0.0
+done
+# Steps of three ranks, and a batch of the user's: no more at once than 8,192 tokens a rank, or a sequence.
+expect 0 'Done at step 1' finetune base --data chats.jsonl --out three --dp 3 --set train.steps=1
+chosen three batch 3
+expect 0 'Done at step 1' finetune base --data chats.jsonl --out large --set train.steps=1 train.batch=192
+chosen large microbatch 96
+
 # The printed command serves a chat.
 python3 - "$tandem" <<'PY' || fail 'the fine-tuned model does not chat'
 import json, re, subprocess, sys, urllib.request
@@ -83,6 +120,10 @@ expect 0 'tandem generate text' finetune base --data notes --out text --set trai
 head -n 4 chats.jsonl >few.jsonl
 expect 0 'note: .*too little to hold some of it out.*--val' finetune base --data few.jsonl --out few --epochs 1
 chosen few validate_every 0
+head -c 400 chats.jsonl | head -n 3 | sed 's/"instruction"/"text"/' >stream.jsonl
+stream=(finetune base --data stream.jsonl --out streamed --set data.order=stream data.format=jsonl)
+expect 2 'data.order is stream, .*expected train.steps' "${stream[@]}"
+expect 0 'Done at step 2' "${stream[@]}" train.steps=2
 
 # refuses CODE 'PATTERN' ARG...: one line.
 refuses() {

@@ -76,8 +76,9 @@ TrainConfig load_run_config(const std::string& file, std::span<const std::string
   const auto parse = [&](TrainConfig given) {
     return parse_config(text, file, overrides, notes, std::move(given));
   };
-  if (resumed.empty() && init.empty()) init = parse_config(text, file, overrides).train.init;
-  if (resumed.empty() && !init.empty()) return load_initial(parse, init);
+  if (!resumed.empty() && path_exists(resumed + "/config.toml")) return parse(base);
+  if (init.empty()) init = parse_config(text, file, overrides).train.init;
+  if (!init.empty()) return load_initial(parse, init);
   return parse(base);
 }
 

@@ -13,9 +13,9 @@ namespace tandem {
 /// Loads a job as load_config does, over what the model's folder `init` says (empty: the job's
 /// train.init, or none): the keys of the model, data.tokenizer (the folder, if it has one), and
 /// optimizer.lr 2e-5, min_lr 2e-6 and warmup of 5 % of train.steps, 1 to 100. `resumed`: the folder
-/// of the run to resume instead, whose config.toml says these if it began so; or empty.
-/// Throws as load_config does; IoError for a folder that cannot be read; ConfigError naming each
-/// key of the model that the job contradicts, with both values.
+/// of the run to resume instead, whose config.toml says these if it began so; empty, or without
+/// one: a new run. Throws as load_config does; IoError for a folder that cannot be read;
+/// ConfigError naming each key of the model that the job contradicts, with both values.
 TrainConfig load_run_config(const std::string& file, std::span<const std::string> overrides,
                             std::string init, const std::string& resumed,
                             std::vector<std::string>* notes);

@@ -1,6 +1,7 @@
 #include "engine/train/finetune.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -8,9 +9,11 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "core/system/files.h"
+#include "core/system/printable.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/config/config_paths.h"
@@ -28,10 +31,10 @@ constexpr int64_t kMinDocuments = 10, kEarlyStop = 3, kValidationsPerEpoch = 2;
 constexpr double kHeldOutShares[] = {0.05, 0.1, 0.2, 0.4};
 constexpr double kLr = 2e-5, kLrParameters = 1e9, kMaxLr = 1e-3, kMinLrShare = 0.1;
 
-/// Keys that are chosen from the data; 0: not yet.
+/// Keys that are chosen from the data; 0: not yet, or below 0 where the user may set 0.
 struct Choice {
-  double val_fraction = 0;
-  int64_t seq = 0, batch = 0, microbatch = 0, steps = 1, validate_every = 0;
+  double val_fraction = -1, lr = 0;
+  int64_t seq = 0, batch = 0, microbatch = 0, steps = 0, validate_every = -1;
 };
 
 double choose_lr(const ModelConfig& model) {
@@ -73,7 +76,7 @@ TrainConfig load(const FinetuneRequest& request,
     train.validate_every = choice.validate_every;
     if (choice.validate_every > 0) train.early_stop = kEarlyStop, train.save_best = true;
     config.optimizer.lr = choose_lr(config.model);
-    config.optimizer.min_lr = kMinLrShare * config.optimizer.lr;
+    config.optimizer.min_lr = kMinLrShare * choice.lr;
     config.checkpoint.keep = 1;
     if (has_bf16) config.checkpoint.export_dtype = "bf16";
   };
@@ -91,10 +94,13 @@ int64_t count_documents(const TokenSource& source) {
   return count(source) + (held_out ? count(*held_out) : 0);
 }
 
-/// Opens the data with something held out of them, if that is possible, and notes if it is not.
+/// Opens the data with something held out of them unless the user says what or none is, if that is
+/// possible, and notes if it is not.
 std::unique_ptr<TokenSource> open_split(DataConfig& data, int64_t vocab, const RunConfig& train,
                                         std::vector<std::string>* notes) {
-  const bool is_given = data.val_fraction > 0 || !data.val_paths.empty();
+  const bool is_given =
+      data.val_fraction >= 0 || !data.val_paths.empty() || train.validate_every == 0;
+  data.val_fraction = std::max(0.0, data.val_fraction);
   if (is_given) return open_data(data, vocab, train);
   for (const double share : kHeldOutShares) {
     data.val_fraction = share;
@@ -132,7 +138,7 @@ int64_t longest_document(const TokenSource& source) {
 int64_t choose_seq(const TokenSource& source, int64_t max_seq) {
   const int64_t wanted =
       has_chats(source.format())
-          ? int64_t(std::bit_ceil(uint64_t(std::max(kMinSeq, longest_document(source)))))
+          ? int64_t(std::bit_ceil(uint64_t(std::max(kMinSeq, longest_document(source) - 1))))
           : kMaxTextSeq;
   return std::min(wanted, max_seq);
 }
@@ -142,23 +148,53 @@ int64_t power_of_two(int64_t value) {
   return int64_t(std::bit_floor(uint64_t(std::max<int64_t>(1, value))));
 }
 
-/// `given`: with the user's batch, or 0.
+/// Largest number up to `max` that divides `value`.
+int64_t divisor_up_to(int64_t max, int64_t value) {
+  while (value % max != 0) --max;
+  return max;
+}
+
+/// `given`: with the user's batch and steps, or 0. Sequences of a stream are not counted.
 void choose_steps(const DataConfig& data, const RunConfig& given, int64_t dp,
                   const TokenSource& source, double epochs, Choice& choice) {
   const Sampler sampler(source, choice.seq, uint64_t(given.seed),
                         {.document_mask = data.document_mask, .is_packed = data.packing != "none"});
+  const bool is_stream = data.order == "stream";
   const int64_t windows = sampler.windows();
-  const int64_t sequences =
-      power_of_two(std::min(windows / kStepsPerEpoch, kStepTokens / choice.seq));
-  const int64_t of_rank = (sequences + dp - 1) / dp;
-  choice.batch = given.batch > 0 ? given.batch : of_rank * dp;
+  const int64_t sequences = is_stream
+                                ? kStepTokens / choice.seq
+                                : std::min(windows / kStepsPerEpoch, kStepTokens / choice.seq);
+  choice.batch = given.batch > 0 ? given.batch : power_of_two(sequences / dp) * dp;
+  const int64_t of_rank = std::max<int64_t>(1, choice.batch / dp);
   const int64_t pass = power_of_two(kPassTokens / choice.seq);
-  if (given.batch == 0 && pass < of_rank && of_rank % pass == 0) choice.microbatch = pass;
-  const double steps = double(windows) / double(choice.batch);
+  if (pass < of_rank) choice.microbatch = divisor_up_to(pass, of_rank);
+  const double steps = is_stream ? double(given.steps) : double(windows) / double(choice.batch);
   choice.steps = std::max<int64_t>(1, std::llround(std::ceil(epochs * steps)));
-  if (source.held_out().empty()) return;
+  choice.validate_every = 0;
+  if (source.held_out().empty() || given.validate_every == 0) return;
   choice.validate_every =
       std::clamp<int64_t>(std::llround(steps / kValidationsPerEpoch), 1, choice.steps);
+}
+
+/// Path without what does not change where it leads.
+std::filesystem::path normal_path(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path whole = std::filesystem::absolute(path);
+  const std::filesystem::path normal = std::filesystem::weakly_canonical(whole, error);
+  return ((error ? whole : normal) / "").lexically_normal();
+}
+
+/// Throws ConfigError unless `given` are the paths of the run in `out`.
+void require_same(const char* name, const std::vector<std::string>& given,
+                  const std::vector<std::string>& of_run, const std::string& out) {
+  const auto is_same = [](const std::string& a, const std::string& b) {
+    return normal_path(a) == normal_path(b);
+  };
+  if (std::ranges::equal(given, of_run, is_same)) return;
+  throw ConfigError(fmt::format("--resume with {} {}: expected that of the run in {}: {}", name,
+                                single_line(fmt::format("{}", fmt::join(given, " "))),
+                                single_line(out),
+                                single_line(fmt::format("{}", fmt::join(of_run, " ")))));
 }
 
 }  // namespace
@@ -171,12 +207,34 @@ TrainConfig make_finetune_config(const FinetuneRequest& request,
   TrainConfig read = load(request, set_layout, choice, has_bf16, notes);
   const int64_t given_seq = read.train.seq, max_seq = read.model.max_seq;
   if (given_seq == 0) read.train.seq = max_seq;
+  if (read.data.order == "stream" && read.train.steps == 0) {
+    throw ConfigError(
+        "data.order is stream, whose length is not known: expected train.steps, in place of "
+        "--epochs");
+  }
   const auto source = open_split(read.data, read.model.vocab, read.train, notes);
   choice.val_fraction = read.data.val_fraction;
+  choice.lr = read.optimizer.lr;
   choice.seq = given_seq > 0 ? given_seq : choose_seq(*source, max_seq);
   choose_steps(read.data, read.train, read.parallel.logical_replicas(), *source, request.epochs,
                choice);
   return load(request, set_layout, choice, has_bf16, nullptr);
+}
+
+TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::string& out,
+                                   std::vector<std::string>* notes) {
+  const TrainConfig run = load_config(out + "/config.toml", {});
+  require_same("MODEL", {request.model}, {run.train.init}, out);
+  require_same("--data", request.data, run.data.paths, out);
+  if (!request.validation.empty()) {
+    require_same("--val", request.validation, run.data.val_paths, out);
+  }
+  if (request.epochs != FinetuneRequest{}.epochs) {
+    notes->push_back(
+        fmt::format("{} keeps its {} steps: --set train.steps changes them, not --epochs",
+                    single_line(out), run.train.steps));
+  }
+  return load_run_config(out + "/config.toml", request.overrides, "", out, notes);
 }
 
 }  // namespace tandem
