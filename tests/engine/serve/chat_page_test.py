@@ -105,6 +105,13 @@ def test_text(browser, server):
     expect(page.value("document.querySelector('#log .text').textContent").startswith("int main"), "the prompt is not shown")
     page.wait("/^5 tokens, the first after \\d+ ms/.test(document.querySelector('.note-of').textContent)")
     expect("limit" in page.value("document.getElementById('status').textContent"), "why it ended is not said")
+    # A model that only continues texts does not change what the next one at this address is asked for.
+    for kind in ("null", "'chat'"):
+        page.value(f"localStorage.setItem('tandem-serve', JSON.stringify({{ settings: {{ kind: {kind} }}, chats: [] }}))")
+        page = Page(browser, server)
+        page.set("tokens", 5)
+        page.send("int main")
+        expect(page.value(f"JSON.parse(localStorage.getItem('tandem-serve')).settings.kind === {kind}"), f"the kind {kind} is overwritten")
     page.check_problems()
 
 
@@ -130,6 +137,15 @@ def test_chat(browser, server):
     page.click("Regenerate")
     page.wait("bodies.length === 3 && state.running === null")
     expect(page.value("bodies[2].messages") == second and page.roles() == "user assistant user assistant", page.roles())
+    # An answer stays if the one in its place fails.
+    before = page.value("JSON.stringify(chat().messages)")
+    page.set("temperature", -1)
+    page.click("Regenerate")
+    page.wait("bodies.length === 4 && state.running === null")
+    expect(page.value("JSON.stringify(chat().messages)") == before and page.roles() == "user assistant user assistant", "a failed answer replaces another")
+    expect("temperature" in page.value("document.getElementById('status').textContent"), "the error of another answer is not shown")
+    page.set("temperature", 0)
+    browser.problems[:] = [problem for problem in browser.problems if "400" not in json.dumps(problem)]
     page.click("Copy")
     expect(page.value("copied[0] === chat().messages[3].content"), "what is copied")
 
@@ -141,6 +157,17 @@ def test_chat(browser, server):
     expect(page.roles() == "user assistant user assistant", page.roles())
     page.value("document.getElementById('delete').click()")
     expect("a\\nb" not in page.value("localStorage.getItem('tandem-serve')"), "a deleted chat is kept")
+
+    # What another page of this browser has kept since stays, and of all chats the 50 that were changed last.
+    titles = "JSON.parse(localStorage.getItem('tandem-serve')).chats.map((each) => each.messages[0].content).join()"
+    page.value("localStorage.setItem('tandem-serve', JSON.stringify({ settings: {}, chats: [...Array(50).keys()].map((i) => "
+               "({ id: `of another ${i}`, messages: [{ role: 'user', content: `other ${i}` }] })) }))")
+    page.send("mine")
+    kept = page.value(titles).split(",")
+    expect(kept == [f"other {i}" for i in range(1, 50)] + ["mine"], kept)
+    page.value("document.getElementById('delete').click()")
+    kept = page.value(titles).split(",")
+    expect(kept == [f"other {i}" for i in range(1, 50)], kept)
 
     # An error of the server, and the message is sent once more.
     page.set("temperature", -1)

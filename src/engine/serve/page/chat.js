@@ -2,7 +2,7 @@
 // Chats with the served model: requests, the text as it arrives, its speed, and chats of before in this browser.
 const { $ } = page;
 const STORE = 'tandem-serve', SETTINGS = ['kind', 'tokens', 'temperature', 'top-p', 'seed', 'system', 'stop'], MAX_CHATS = 50;
-const state = { chats: [], at: -1, running: null };
+const state = { chats: [], at: -1, running: null, kind: undefined };
 const chat = () => state.chats[state.at];
 
 function show(message, bad) {
@@ -10,22 +10,33 @@ function show(message, bad) {
   $('status').className = bad ? 'bad' : '';
 }
 
-function store() {
-  const settings = Object.fromEntries(SETTINGS.map((name) => [name, $(name).value]));
-  const chats = state.chats.filter(({ messages }) => messages.length).slice(-MAX_CHATS);
+// What this browser keeps, from all pages of the server. Its text is empty, foreign or refused to this page: nothing.
+function stored() {
   try {
-    localStorage.setItem(STORE, JSON.stringify({ settings, chats }));
+    const { settings, chats } = JSON.parse(localStorage.getItem(STORE));
+    return { settings, chats: chats.map((each, i) => ({ id: i, ...each })) };
+  } catch {
+    return { chats: [] };
+  }
+}
+
+// Keeps the settings, and `changed` as the newest chat, or not at all if `isDeleted`; other pages may have changed the others.
+function store(changed, isDeleted) {
+  const settings = Object.fromEntries(SETTINGS.map((name) => [name, $(name).value]));
+  if ($('kind').disabled) settings.kind = state.kind;  // this model's, not the user's
+  const chats = stored().chats.filter(({ id }) => id !== changed?.id);
+  if (changed?.messages.length && !isDeleted) chats.push(changed);
+  try {
+    localStorage.setItem(STORE, JSON.stringify({ settings, chats: chats.slice(-MAX_CHATS) }));
   } catch {  // full, or refused to this page: the chats are those of this visit
   }
 }
 
 function restore() {
-  try {
-    const { settings, chats } = JSON.parse(localStorage.getItem(STORE)) ?? {};
-    for (const name of SETTINGS) $(name).value = settings?.[name] ?? $(name).value;
-    state.chats = chats ?? [];
-  } catch {  // nothing to read
-  }
+  const { settings, chats } = stored();
+  for (const name of SETTINGS) $(name).value = settings?.[name] ?? $(name).value;
+  state.kind = settings?.kind;
+  state.chats = chats;
 }
 
 const titleOf = ({ messages }) => messages[0]?.content.replace(/\s+/g, ' ').slice(0, 60) || 'New chat';
@@ -42,7 +53,7 @@ function open(at) {
 }
 
 function openNew() {
-  if (!chat() || chat().messages.length) state.chats.push({ messages: [] });
+  if (!chat() || chat().messages.length) state.chats.push({ id: `${Date.now()} ${Math.random()}`, messages: [] });
   open(state.chats.length - 1);
   $('prompt').focus();
 }
@@ -190,8 +201,8 @@ async function receive(message, article, times) {
   });
 }
 
-// Adds the answer to the chat's last message.
-async function answerLast(prompt) {
+// Adds the answer to the chat's last message; `before` is put back if there is none.
+async function answerLast(prompt, before) {
   const shown = chat(), message = { role: 'assistant', content: '', ...(prompt !== undefined && { prompt }) };
   const times = { begun: performance.now(), first: 0, last: 0, tokens: 0, finish: '' };
   shown.messages.push(message);
@@ -206,13 +217,13 @@ async function answerLast(prompt) {
   } catch (error) {
     const stopped = error.name === 'AbortError';
     show(stopped ? 'Stopped' : error.message, !stopped);
-    if (!message.content && !stopped) shown.messages.pop();
+    if (!message.content && (before || !stopped)) shown.messages.splice(-1, 1, ...(before ? [before] : []));
   }
   message.note = describeSpeed(times);
   state.running = null;
   $('go').textContent = 'Send';
   $('log').removeAttribute('aria-busy');
-  store();
+  store(shown);
   listChats();
   if (chat() === shown) drawLog();
 }
@@ -231,7 +242,8 @@ function send() {
 
 function regenerate() {
   if (state.running) return;
-  answerLast(chat().messages.pop().prompt);
+  const before = chat().messages.pop();
+  answerLast(before.prompt, before);
 }
 
 function fitPrompt() {
@@ -256,13 +268,13 @@ $('log').addEventListener('click', ({ target }) => {
 });
 $('key').addEventListener('change', findModel);
 $('kind').addEventListener('change', chooseKind);
-for (const name of SETTINGS) $(name).addEventListener('change', store);
+for (const name of SETTINGS) $(name).addEventListener('change', () => store());
 $('chats').addEventListener('change', () => { if (!state.running) open(Number($('chats').value)); else listChats(); });
 $('new').addEventListener('click', () => { if (!state.running) openNew(); });
 $('delete').addEventListener('click', () => {
   if (state.running) return;
-  state.chats.splice(state.at, 1);
-  store();
+  const [deleted] = state.chats.splice(state.at, 1);
+  store(deleted, true);
   state.at = state.chats.length - 1;
   if (state.at < 0) openNew();
   else open(state.at);
