@@ -20,6 +20,10 @@ export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=${MASTE
 # Signals are counted here and passed on below: each once, and no rank is started after one.
 came=0 sent=0 code=0 pids=()
 trap 'came=$((came + 1))' TERM INT HUP
+# A headless Service knows the name of pod 0 only once the pod has started; ranks do not wait for names.
+if [ "$nodes" -gt 1 ] && command -v getent >/dev/null; then
+  until getent ahosts "$MASTER_ADDR" >/dev/null || [ $SECONDS -ge 300 ] || [ "$came" != 0 ]; do sleep 1; done
+fi
 for ((local = 0; local < ranks && came == 0; ++local)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$@" &
   pids+=($!)

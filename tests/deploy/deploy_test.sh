@@ -50,6 +50,13 @@ stops 7 2 'trap "exit 7" TERM; stay'
 # A rank that still saves after another has failed is told once.
 stops 7 2 'trap "echo told >>told.$RANK; touch end.$RANK" TERM; stay; [ $RANK = 1 ] && exit 7; sleep 2'
 [ "$(cat told.0)" = told ] || fail "a rank that saves was told to stop $(wc -l <told.0) times"
+# Ranks start once the name of node 0 has an address.
+printf '#!/bin/sh\necho "$@" >>asked\n[ "$(wc -l <asked)" -ge 3 ]\n' >bin/getent
+chmod +x bin/getent
+MASTER_ADDR=node-0.tandem "$source/deploy/tandem-ranks.sh" 2 1 1 sh -c 'exit "$(wc -l <asked)"'
+status=$?
+[ "$status" = 3 ] && [ "$(sort -u asked)" = 'ahosts node-0.tandem' ] || fail "a name without an address: exit code $status: $(cat asked)"
+rm bin/getent
 # A signal that comes as the ranks start is passed on, too.
 for _ in $(seq 10); do
   "$source/deploy/tandem-ranks.sh" 1 0 1 sh -c 'trap "exit 7" TERM; kill $PPID; while :; do sleep 0.05; done'
