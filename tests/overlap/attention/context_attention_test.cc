@@ -1,10 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <string_view>
+#include <vector>
 
 #include "overlap/attention/bytes.h"
 #include "overlap/attention/operator.h"
@@ -352,6 +355,25 @@ TEST(MergePartial, PartialsAreWeightedByTheirSums) {
   cpu::merge_partial(&none, none_sum, &local, kNoKeys, 1);
   EXPECT_EQ(none, 0);
   EXPECT_EQ(none_sum, kNoKeys);
+}
+
+// Two calls deep: keys and values (f32, 8 bytes a column) and their gradients of both ranks; with
+// those that are sent; then rows of queries (results, q, dout, log-sums and deltas).
+TEST(ContextAttention, BytesAreThoseOfTheFormsThatMayBeChosen) {
+  const ContextShape shape{.batch = 1, .seq = 64, .heads = 4, .kv_heads = 2, .head_dim = 16};
+  const auto bytes = [&](std::string_view form, int ranks) {
+    return context_attention_bytes(shape, ranks, {.form = form});
+  };
+  const size_t rows = 32, area = rows * 32 * 8;
+  const size_t messages = 2 * (2 * (area + area) + area + 2 * area), queries = rows * 4 * 200;
+  EXPECT_EQ(bytes("gather", 2),
+            messages + queries + cpu::BlockAttention::bytes({1, 4, 2, 16, int64_t(rows)}));
+  EXPECT_EQ(bytes("ring", 2), bytes("gather", 2));
+  std::vector<size_t> all;
+  for (const ContextFormRow* row : context_forms()) all.push_back(bytes(row->name, 2));
+  std::ranges::sort(all);
+  EXPECT_EQ(context_attention_bytes(shape, 2), all[all.size() - 1] + all[all.size() - 2]);
+  EXPECT_THROW(bytes("heads", 4), InvalidArgument);
 }
 
 TEST(ContextAttention, OneRankGivesTheBitsOfLocalAttention) {
