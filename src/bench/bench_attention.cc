@@ -167,7 +167,7 @@ class AttentionBenchRun {
     attention.backward(o.q, o.k, o.v, o.out, o.log_sums, o.dout, o.dq, o.dk, o.dv, o.mask);
   }
 
-  /// Counts bytes and compares bits of every form, and sampled rows of the first with the
+  /// Counts bytes and compares bits of every form, and sampled rows of the last with the
   /// reference.
   void check() {
     uint64_t first = 0;
