@@ -95,7 +95,7 @@ for key in train.validate_every data.val_fraction; do
 done
 # Steps of three ranks, and a batch of the user's: no more at once than 8,192 tokens a rank, or a sequence.
 expect 0 'Done at step 1' finetune base --data chats.jsonl --out three --dp 3 --set train.steps=1
-chosen three batch 3
+chosen three batch 6
 expect 0 'Done at step 1' finetune base --data chats.jsonl --out large --set train.steps=1 train.batch=192
 chosen large microbatch 96
 
