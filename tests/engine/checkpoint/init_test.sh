@@ -88,7 +88,8 @@ for job in 'data.toml --init model' init.toml; do
 done
 printf 'gpu = "H100"\ngpus_per_host = 2\n[link]\nhost = 450\nnetwork = 50\n' >hardware.toml
 "$tandem" plan data.toml --init model --gpus 2 --hardware hardware.toml --out planned.toml >log 2>errors || fail 'plan --init'
-grep -q '^vocab = 320' planned.toml || fail 'plan --init: the planned job has another shape'
+"$tandem" plan placements planned.toml --json planned >log 2>errors || fail 'plan --init: the planned job'
+grep -q 'layers\.1\.' planned && ! grep -q 'layers\.2\.' planned || fail 'plan --init: the planned job has another shape'
 
 # From what train left, and from a checkpoint.
 train --init out --out more train.steps=1 || fail '--init out'
