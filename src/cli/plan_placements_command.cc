@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -89,14 +90,14 @@ std::vector<PlacementsLine> make_lines(const PlacementTable& table, const Parall
 }
 
 std::string placements_text(const PlacementTable& table, const ParallelDims& dims, bool all) {
-  std::string text = "| tensor |";
+  std::string text = "| tensor |", rule = "| --- | --- |";
   for (int axis = 0; axis < kNumLearnerAxes; ++axis) {
     text += fmt::format(" {} {} |", name_of(Axis(axis)), dims.size({Axis(axis)}));
+    rule += " --- |";
   }
-  text += " made by |\n| --- | --- | --- | --- | --- | --- |\n";
+  text += " made by |\n" + rule + "\n";
   for (const PlacementsLine& line : make_lines(table, dims, all)) {
-    text += fmt::format("| {} | {} | {} | {} | {} | {} |\n", line.name, line.axes[0], line.axes[1],
-                        line.axes[2], line.axes[3], line.made_by);
+    text += fmt::format("| {} | {} | {} |\n", line.name, fmt::join(line.axes, " | "), line.made_by);
   }
   return text + fmt::format("\n{} tensors; every operator can consume its operands.\n",
                             table.tensors().size());
