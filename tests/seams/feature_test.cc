@@ -82,8 +82,11 @@ TEST(NewFeature, PlacementsFollow) {
   factors.over(Axis::tp) = placement::kRows;
   factors.over(Axis::pp) = Placement::on_rank(0);
   table.add(factors);
-  PlacedTensor x{
-      "x", "read", {placement::kRows, placement::kRows, placement::kRows, Placement::on_rank(0)}};
+  PlacedTensor x = factors;
+  x.name = "x", x.made_by = "read";
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::expert_dp}) {
+    x.over(axis) = placement::kRows;
+  }
   PlacedTensor dx = x;
   Declaration declaration(c, branch, "layers.0.", 0, table);
   declaration.forward(x);

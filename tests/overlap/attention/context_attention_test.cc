@@ -110,7 +110,10 @@ TEST(ContextAttention, AllFormsEqualOneProcess) {
         compare_rows(local, whole, worst);
       }
     });
-    for (const auto& [name, error] : worst) {
+    // A query with one key has gradients of 0 for both, and rounding errors in their place.
+    const double gradients = std::max({worst["dq"].size, worst["dk"].size, worst["dv"].size});
+    for (auto& [name, error] : worst) {
+      if (name.starts_with('d')) error.size = gradients;
       EXPECT_LE(error.relative(), 1e-6) << name << " of " << c.describe();
     }
   }
