@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tandem-ranks NODES NODE RANKS COMMAND...: starts the RANKS processes of one of NODES nodes, number NODE from 0, each
-# with torchrun's variables. Needs MASTER_ADDR, node 0's address, and between nodes TANDEM_SECRET, the same on all. The
-# first process that fails ends the others, and its exit code is that of all; signals to stop are passed on.
+# with torchrun's variables. Needs MASTER_ADDR, node 0's address, and between nodes TANDEM_SECRET, the same on all. A
+# process that fails ends the others, and its exit code is that of all: of those that fail within .1 s, the lowest's.
+# Signals to stop are passed on.
 set -u
 if [ $# -lt 4 ]; then
   echo "usage: tandem-ranks NODES NODE RANKS COMMAND..." >&2
@@ -22,7 +23,13 @@ came=0 sent=0 code=0 pids=()
 trap 'came=$((came + 1))' TERM INT HUP
 # A headless Service knows the name of pod 0 only once the pod has started; ranks do not wait for names.
 if [ "$nodes" -gt 1 ] && command -v getent >/dev/null; then
-  until getent ahosts "$MASTER_ADDR" >/dev/null || [ $SECONDS -ge 300 ] || [ "$came" != 0 ]; do sleep 1; done
+  note="tandem-ranks: waiting for the address of MASTER_ADDR $MASTER_ADDR, at most 300 s"
+  until getent ahosts "$MASTER_ADDR" >/dev/null || [ "$came" != 0 ]; do
+    [ -z "$note" ] || echo "$note" >&2
+    note=
+    [ $SECONDS -lt 300 ] || { echo "tandem-ranks: MASTER_ADDR $MASTER_ADDR: no such host" >&2; exit 2; }
+    sleep 1
+  done
 fi
 for ((local = 0; local < ranks && came == 0; ++local)); do
   RANK=$((node * ranks + local)) LOCAL_RANK=$local "$@" &

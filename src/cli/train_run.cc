@@ -17,6 +17,7 @@
 #include "core/system/console.h"
 #include "core/system/env.h"
 #include "core/system/files.h"
+#include "core/system/machine.h"
 #include "core/system/printable.h"
 #include "core/system/process/command_line.h"
 #include "engine/checkpoint/initial_model.h"
@@ -94,25 +95,32 @@ void check_memory(const TrainConfig& config, bool on_gpus, int ranks_per_gpu) {
 }
 
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
-void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
-  auto& parallel = config.parallel;
-  if (dp == 0 || dp == parallel.dp) return;
-  parallel.replicas = config.parallel.logical_replicas();
-  parallel.dp = dp;
+void keep_replicas(TrainConfig& config, int dp) {
+  config.parallel.replicas = config.parallel.logical_replicas();
+  config.parallel.dp = dp;
   check_config(config);
+}
+
+void set_dp(TrainConfig& config, int dp, const DeviceOptions& devices) {
+  const auto& parallel = config.parallel;
+  if (dp == 0 || dp == parallel.dp) return;
+  keep_replicas(config, dp);
   const bool is_alone = ParallelDims(parallel).ranks() == 1;
   check_memory(config, devices.on_gpus(), is_alone ? 1 : devices.ranks_per_gpu);
 }
 
 /// Throws ConfigError unless the job can continue with each number of data-parallel ranks that
-/// losses may leave of it (launch --min-dp).
+/// losses may leave of it (launch --min-dp). Where those are on several hosts, their memory is not
+/// known yet.
 void check_fewer_replicas(TrainConfig fewer, int min_dp, const DeviceOptions& devices) {
   const ParallelConfig& parallel = fewer.parallel;
   if (min_dp == 0 || parallel.sync.num_learners() > 1) return;
   const int dp = int(parallel.dp), step = int(parallel.ep);
+  const int ranks = ParallelDims(parallel).ranks();
+  const bool is_one_host = ranks_here(ranks) == ranks;
   for (int left = dp - step; left >= min_dp; left -= step) {
     try {
-      set_dp(fewer, left, devices);
+      is_one_host ? set_dp(fewer, left, devices) : keep_replicas(fewer, left);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("launch --min-dp {}: with {} of {} data-parallel ranks: {}",
                                     min_dp, left, dp, error.what()));

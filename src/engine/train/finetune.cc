@@ -178,6 +178,7 @@ void choose_steps(const DataConfig& data, const RunConfig& given, int64_t dp,
 
 /// Path without what does not change where it leads.
 std::filesystem::path normal_path(const std::string& path) {
+  if (path.empty()) return {};
   std::error_code error;
   const std::filesystem::path whole = std::filesystem::absolute(path);
   const std::filesystem::path normal = std::filesystem::weakly_canonical(whole, error);
@@ -188,7 +189,8 @@ std::filesystem::path normal_path(const std::string& path) {
 void require_same(const char* name, const std::vector<std::string>& given,
                   const std::vector<std::string>& of_run, const std::string& out) {
   const auto is_same = [](const std::string& a, const std::string& b) {
-    return normal_path(a) == normal_path(b);
+    const WeightedPath x = parse_weighted_path(a), y = parse_weighted_path(b);
+    return x.weight == y.weight && normal_path(x.path) == normal_path(y.path);
   };
   if (std::ranges::equal(given, of_run, is_same)) return;
   throw ConfigError(fmt::format("--resume with {} {}: expected that of the run in {}: {}", name,
@@ -224,6 +226,12 @@ TrainConfig make_finetune_config(const FinetuneRequest& request,
 TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::string& out,
                                    std::vector<std::string>* notes) {
   const TrainConfig run = load_config(out + "/config.toml", {});
+  if (run.train.init.empty()) {
+    throw ConfigError(
+        fmt::format("--resume: {} is of a run that began with random weights: "
+                    "expected one of tandem finetune, or tandem train --resume",
+                    single_line(out)));
+  }
   require_same("MODEL", {request.model}, {run.train.init}, out);
   require_same("--data", request.data, run.data.paths, out);
   if (!request.validation.empty()) {

@@ -235,6 +235,7 @@ void RunCheckpoints::collect(const Outcome& outcome) {
 }
 
 std::string RunCheckpoints::save_now(const TrainState& state) {
+  await_newest();
   if (write_.valid()) {
     written_ = -1;
     collect(write_.get());
@@ -246,13 +247,18 @@ std::string RunCheckpoints::save_now(const TrainState& state) {
   return outcome.error;
 }
 
+/// Before other threads are waited for that wait for the snapshot and do not check its stream.
+void RunCheckpoints::await_newest() const {
+  if (snapshot_) snapshot_->generation(newest_).await_complete_checked();
+}
+
 std::string RunCheckpoints::set_aside(int64_t step) {
+  await_newest();
   if (write_.valid()) {
     written_ = -1;
     collect(write_.get());
   }
   if (std::exchange(copying_, -1) >= 0) copies_->end();
-  if (snapshot_) snapshot_->generation(newest_).await_complete_checked();
   options_.memory->erase(step);
   return on_rank_zero(ranks_.world, "setting a checkpoint aside", [&] {
     const std::string path = checkpoint_path(options_.out, step);

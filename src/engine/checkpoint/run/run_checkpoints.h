@@ -120,6 +120,7 @@ class RunCheckpoints {
   int num_threads() const;
   size_t memory_bytes() const;
   Outcome save_live(const TrainState& state);
+  void await_newest() const;
 
   const TrainedRanks& ranks_;
   Options options_;

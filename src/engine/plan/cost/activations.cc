@@ -4,9 +4,11 @@
 #include <array>
 #include <vector>
 
+#include "core/system/machine.h"
 #include "engine/model/program/cost.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
+#include "gemm/gemm.h"
 #include "overlap/attention/operator.h"
 
 namespace tandem {
@@ -191,6 +193,7 @@ double context_attention_bytes(const ModelConfig& model, const ParallelConfig& p
                            .kv_heads = std::max<int64_t>(1, model.kv_heads / parallel.tp),
                            .head_dim = model.head_dim,
                            .dtype = train.dtype == "f32" ? DType::f32 : DType::bf16};
+  const KernelThreads of_rank(threads_per_rank(ParallelDims(parallel).ranks()));
   return double(context_attention_bytes(shape, int(parallel.cp)));
 }
 
