@@ -62,7 +62,7 @@ expect 0 'Done at step 3' finetune base --data chats.jsonl --val other.jsonl --o
 expect 0 'Done at step 5' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
 expect 0 'Nothing was left to do' finetune base --data chats.jsonl --val other.jsonl --out halves --set train.steps=5 --resume
 
-# Where OUT has no run, --resume starts it from the model; of a run it continues no other model, data or validation data.
+# Without a run in OUT, --resume starts it from the model; of a run it continues no other model, data or validation data.
 short=(finetune base --data chats.jsonl --epochs 1 --set train.steps=2)
 expect 0 'Done at step 2' "${short[@]}" --out started
 expect 0 'Done at step 2' "${short[@]}" --out resumed --resume
@@ -82,7 +82,7 @@ rm -r job/checkpoints job/final
 expect 0 'Done at step 2' train started/config.toml --out job --resume
 cmp -s started/final/model.safetensors job/final/model.safetensors || fail 'a run without checkpoints resumes from other weights'
 
-# What the user sets leaves out what depends on it.
+# Keys set to 0 leave out those that depend on them.
 expect 0 'Done at step 1' finetune base --data chats.jsonl --out low --set optimizer.lr=1e-5 train.steps=1
 python3 -c 'import tomllib; o = tomllib.load(open("low/config.toml", "rb"))["optimizer"]; assert abs(o["min_lr"] - 1e-6) < 1e-12, o' ||
   fail 'low: min_lr is no tenth of lr'

@@ -158,7 +158,7 @@ def test_chat(browser, server):
     page.value("document.getElementById('delete').click()")
     expect("a\\nb" not in page.value("localStorage.getItem('tandem-serve')"), "a deleted chat is kept")
 
-    # What another page of this browser has kept since stays, and of all chats the 50 that were changed last.
+    # Chats stored by another page of this browser since stay; of all, the 50 changed last.
     titles = "JSON.parse(localStorage.getItem('tandem-serve')).chats.map((each) => each.messages[0].content).join()"
     page.value("localStorage.setItem('tandem-serve', JSON.stringify({ settings: {}, chats: [...Array(50).keys()].map((i) => "
                "({ id: `of another ${i}`, messages: [{ role: 'user', content: `other ${i}` }] })) }))")

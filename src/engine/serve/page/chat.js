@@ -10,7 +10,7 @@ function show(message, bad) {
   $('status').className = bad ? 'bad' : '';
 }
 
-// What this browser keeps, from all pages of the server. Its text is empty, foreign or refused to this page: nothing.
+// Storage of this browser, shared by all pages of the server. Its text is empty, foreign or refused to this page: nothing.
 function stored() {
   try {
     const { settings, chats } = JSON.parse(localStorage.getItem(STORE));
