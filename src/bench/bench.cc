@@ -60,16 +60,6 @@ double difference_in_bits(const Tensor& result, const Tensor& expected) {
   return std::max(max_relative(result, expected), std::numeric_limits<double>::min());
 }
 
-double max_over_ranks(Communicator& comm, double local) {
-  double maximum = local;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bench")) {
-    double other;
-    std::memcpy(&other, blob.data(), sizeof other);
-    maximum = std::max(maximum, other);
-  }
-  return maximum;
-}
-
 std::vector<Tensor> with(const Tensor& first, const std::vector<Tensor>& more) {
   std::vector<Tensor> all{first};
   all.insert(all.end(), more.begin(), more.end());

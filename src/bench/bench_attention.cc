@@ -12,7 +12,7 @@
 
 #include "bench/bare_transfer.h"
 #include "core/random_buffer.h"
-#include "overlap/attention/bytes.h"
+#include "overlap/attention/operands.h"
 #include "overlap/attention/operator.h"
 #include "overlap/attention/reference.h"
 #include "tandem/error.h"
@@ -25,49 +25,15 @@ using schedule::ContextRows;
 
 constexpr double kRopeTheta = 10000;
 
-/// Largest value of all ranks.
-template <typename T>
-T max_of_ranks(Communicator& comm, T local) {
-  T maximum = local;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bench attention")) {
-    T other;
-    std::memcpy(&other, blob.data(), sizeof other);
-    maximum = std::max(maximum, other);
+/// Hash of the results.
+uint64_t digest(const ContextOperands& o, bool backward) {
+  uint64_t sum = 0;
+  for (const Tensor* t : {&o.out, &o.log_sums, &o.dq, &o.dk, &o.dv}) {
+    if (t == &o.dq && !backward) break;
+    sum = XXH3_64bits_withSeed(t->data(), t->bytes(), sum);
   }
-  return maximum;
+  return sum;
 }
-
-/// Random operands of a rank, and its results.
-class AttentionOperands {
- public:
-  AttentionOperands(const ContextGrid& grid, int64_t window) : mask(window) {
-    const ContextShape& s = grid.shape;
-    const int64_t rows = grid.queries(grid.rank).count(), keys = grid.keys(grid.rank).count();
-    for (Tensor* t : {&q, &out, &dout, &dq}) *t = make(s.dtype, s.batch * rows, grid.q_columns());
-    for (Tensor* t : {&k, &v, &dk, &dv}) *t = make(s.dtype, s.batch * keys, grid.kv_columns());
-    log_sums = make(DType::f32, s.batch * s.heads, rows);
-  }
-  ContextForward forward() const { return {q, k, v, out, log_sums, mask}; }
-  ContextBackward backward() const { return {q, k, v, out, log_sums, dout, dq, dk, dv, mask}; }
-  uint64_t digest(bool backward) const {
-    uint64_t sum = 0;
-    for (const Tensor* t : {&out, &log_sums, &dq, &dk, &dv}) {
-      if (t == &dq && !backward) break;
-      sum = XXH3_64bits_withSeed(t->data(), t->bytes(), sum);
-    }
-    return sum;
-  }
-
-  AttentionMask mask;
-  Tensor q, k, v, out, log_sums, dout, dq, dk, dv;
-
- private:
-  Tensor make(DType dtype, int64_t rows, int64_t columns) {
-    memory_.push_back(random_buffer(dtype, rows * columns, 17 + memory_.size()));
-    return memory_.back().view(dtype, {rows, columns});
-  }
-  std::vector<Memory> memory_;
-};
 
 /// The blocks of a rank's queries, on keys that are here.
 class BlocksAlone {
@@ -128,7 +94,7 @@ class AttentionBenchRun {
         comm, q_.shape, rope(), ContextOptions{.backward = q_.backward, .window = q_.window});
     result_.chosen_forward = chosen_->forward_form();
     if (q_.backward) result_.chosen_backward = chosen_->backward_form();
-    operands_ = std::make_unique<AttentionOperands>(chosen_->grid(), q_.window);
+    operands_ = std::make_unique<ContextOperands>(chosen_->grid(), q_.window);
   }
 
   AttentionBenchResult run() {
@@ -139,8 +105,7 @@ class AttentionBenchRun {
 
  private:
   struct Form {
-    std::string name;
-    Strategy strategy;
+    const ContextFormRow& row;
     std::unique_ptr<ContextAttention> attention;
   };
 
@@ -154,14 +119,13 @@ class AttentionBenchRun {
           fmt::format("{}{}: {}", result_.refusals.empty() ? "" : "; ", row.name, refusal);
       return;
     }
-    forms_.push_back(
-        {row.name, row.strategy,
-         std::make_unique<ContextAttention>(
-             comm_, q_.shape, rope(), ContextOptions{.form = row.name, .backward = q_.backward})});
+    forms_.push_back({row, std::make_unique<ContextAttention>(
+                               comm_, q_.shape, rope(),
+                               ContextOptions{.form = row.name, .backward = q_.backward})});
   }
 
   void run(ContextAttention& attention) const {
-    const AttentionOperands& o = *operands_;
+    const ContextOperands& o = *operands_;
     attention.forward(o.q, o.k, o.v, o.out, o.log_sums, o.mask);
     if (!q_.backward) return;
     attention.backward(o.q, o.k, o.v, o.out, o.log_sums, o.dout, o.dq, o.dk, o.dv, o.mask);
@@ -177,27 +141,28 @@ class AttentionBenchRun {
         const uint64_t before = comm_.bytes_sent();
         run(*form.attention);
         const auto sent = int64_t(comm_.bytes_sent() - before);
-        AttentionForm& of = result_.forms[form.name];
-        of.strategy = form.strategy;
-        of.bytes = max_of_ranks(comm_, sent);
-        of.bytes_formula = max_of_ranks(comm_, formula(form.name));
-        const uint64_t digest = operands_->digest(q_.backward);
-        if (&form == &forms_.front() && again == 0) first = digest;
-        same = same && digest == first;
-        same_bytes = same_bytes && sent == formula(form.name);
+        AttentionForm& of = result_.forms[form.row.name];
+        of.strategy = form.row.strategy;
+        of.bytes = int64_t(max_over_ranks(comm_, double(sent)));
+        of.bytes_formula = int64_t(max_over_ranks(comm_, double(formula(form))));
+        const uint64_t bits = digest(*operands_, q_.backward);
+        if (&form == &forms_.front() && again == 0) first = bits;
+        same = same && bits == first;
+        same_bytes = same_bytes && sent == formula(form);
       }
     }
-    result_.same_bits = max_of_ranks(comm_, same ? 0 : 1) == 0;
-    result_.same_bytes = max_of_ranks(comm_, same_bytes ? 0 : 1) == 0;
+    result_.same_bits = max_over_ranks(comm_, double(!same)) == 0;
+    result_.same_bytes = max_over_ranks(comm_, double(!same_bytes)) == 0;
     compare_with_reference();
-    result_.max_rel = max_of_ranks(comm_, difference_) / max_of_ranks(comm_, size_);
-    result_.of_bound = max_of_ranks(comm_, result_.of_bound);
+    result_.max_rel = max_over_ranks(comm_, difference_) / max_over_ranks(comm_, size_);
+    result_.of_bound = max_over_ranks(comm_, result_.of_bound);
   }
 
-  int64_t formula(std::string_view form) const {
+  int64_t formula(const Form& form) const {
     const ContextGrid& grid = chosen_->grid();
-    return context_bytes(form, ContextPass::forward, grid, q_.window) +
-           (q_.backward ? context_bytes(form, ContextPass::backward, grid, q_.window) : 0);
+    const auto& sent_bytes = form.row.sent_bytes;
+    return sent_bytes(ContextPass::forward, grid, q_.window) +
+           (q_.backward ? sent_bytes(ContextPass::backward, grid, q_.window) : 0);
   }
 
   void compare_with_reference() {
@@ -231,9 +196,7 @@ class AttentionBenchRun {
                double magnitude) {
     const bool is_f32 = tensor.dtype() == DType::f32;
     for (size_t d = 0; d < expected.size(); ++d) {
-      const int64_t i = row * tensor.stride(0) + head * q_.shape.head_dim + int64_t(d);
-      const double value =
-          is_f32 ? double(tensor.as<float>()[i]) : double(tensor.as<BFloat16>()[i].to_float());
+      const double value = element(tensor, row, head * q_.shape.head_dim + int64_t(d));
       const double off = std::isnan(value) ? INFINITY : std::abs(value - expected[d]);
       const double rounding = (is_f32 ? 0x1p-23 : 0x1p-8) * std::abs(expected[d]);
       difference_ = std::max(difference_, off);
@@ -244,10 +207,8 @@ class AttentionBenchRun {
   }
 
   void measure_all() {
-    std::string min_form = forms_.front().name;
-    for (const auto& [name, form] : result_.forms) {
-      if (form.bytes < result_.forms[min_form].bytes) min_form = name;
-    }
+    const Form& min_form = *std::ranges::min_element(
+        forms_, {}, [&](const Form& form) { return result_.forms[form.row.name].bytes; });
     BlocksAlone alone(q_, chosen_->grid());
     BareTransfer transfer(comm_, formula(min_form));
     std::vector<std::function<void()>> variants{[&] { alone.run(); }, [&] { transfer.run(); },
@@ -261,7 +222,7 @@ class AttentionBenchRun {
     result_.wire = times_of(seconds[1]);
     result_.chosen = times_of(seconds[2]);
     for (size_t i = 0; i < forms_.size(); ++i) {
-      result_.forms[forms_[i].name].times = times_of(seconds[3 + i]);
+      result_.forms[forms_[i].row.name].times = times_of(seconds[3 + i]);
     }
   }
 
@@ -270,7 +231,7 @@ class AttentionBenchRun {
   RopeTable rope_;
   std::vector<Form> forms_;
   std::unique_ptr<ContextAttention> chosen_;
-  std::unique_ptr<AttentionOperands> operands_;
+  std::unique_ptr<ContextOperands> operands_;
   AttentionBenchResult result_;
   double relative_ = 0, difference_ = 0, size_ = 1e-30;
 };
@@ -283,13 +244,13 @@ const std::string& AttentionBenchResult::fastest() const {
       ->first;
 }
 
-const std::string& AttentionBenchResult::fastest_overlapped() const {
+const BenchTimes& AttentionBenchResult::fastest(Strategy strategy) const {
   return std::ranges::min_element(forms, {},
-                                  [](const auto& form) {
-                                    return std::pair(form.second.strategy != Strategy::overlapped,
+                                  [&](const auto& form) {
+                                    return std::pair(form.second.strategy != strategy,
                                                      form.second.times.median_us);
                                   })
-      ->first;
+      ->second.times;
 }
 
 double AttentionBenchResult::limit_us() const {

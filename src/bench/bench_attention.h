@@ -38,7 +38,8 @@ struct AttentionBenchResult {
   bool same_bytes = true;                       ///< every rank and run sends the formula's
 
   const std::string& fastest() const;
-  const std::string& fastest_overlapped() const;
+  /// Times of the fastest form of a strategy; each has one that always runs.
+  const BenchTimes& fastest(Strategy strategy) const;
   double limit_us() const;
   /// Share of the communication that could be hidden, the smaller of both times, that `times` hide.
   double hidden(const BenchTimes& times) const;

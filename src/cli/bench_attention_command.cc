@@ -44,8 +44,8 @@ Json to_json(const AttentionBench& q, const AttentionBenchResult& r, const Commu
     bytes[name] = form.bytes;
     formulas[name] = form.bytes_formula;
   }
-  const BenchTimes &serial = r.forms.at("gather").times,
-                   &overlapped = r.forms.at(r.fastest_overlapped()).times;
+  const BenchTimes &serial = r.fastest(Strategy::serial),
+                   &overlapped = r.fastest(Strategy::overlapped);
   const ContextShape& s = q.shape;
   Json json{{"op", "attention"},
             {"transport", comm.transport()},

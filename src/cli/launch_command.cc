@@ -206,7 +206,7 @@ void add_probe_options(CLI::App& command, LaunchOptions& options) {
   command.add_option("--json", options.json, "Write the results to FILE (-: print only them)");
 }
 
-constexpr const char* kFooter = R"(
+constexpr const char* kLaunchFooter = R"(
 Processes find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a rendezvous
 store in the launcher, on one host without an open port. Lines of output begin with the rank.
 When a rank fails, one line says which, the others end, and its exit status is that of the
@@ -248,7 +248,7 @@ void add_launch(CLI::App& app) {
   add_host_options(*command, options->processes);
   add_output_options(*command, *options);
   add_probe_options(*command, *options);
-  command->footer(kFooter);
+  command->footer(kLaunchFooter);
   command->callback([options] { launch(*options); });
 }
 

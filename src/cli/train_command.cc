@@ -64,7 +64,7 @@ void add_run_options(CLI::App& command, TrainArguments& arguments) {
                    "that tandem launch holds in memory");
 }
 
-constexpr const char* kFooter = R"(
+constexpr const char* kTrainFooter = R"(
 Keys of the job file: tandem train --help TABLE, such as tandem train --help optimizer.
 
 Ranks are threads of this process, or under mpirun, torchrun or srun their processes.
@@ -117,7 +117,7 @@ void add_train(CLI::App& app) {
   command->add_option(
       "--inject", arguments->inject,
       "Inject faults, for tests (TOML): kill, hang or slow ranks, flip bits, fail writes");
-  command->footer(kFooter);
+  command->footer(kTrainFooter);
   command->callback([arguments] { run_training(*arguments); });
 }
 

@@ -13,17 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Replaces each element by its maximum over ranks.
-void max_over_ranks(Communicator& comm, std::vector<double>& values) {
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(values)), "measure")) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      double other;
-      std::memcpy(&other, blob.data() + i * sizeof other, sizeof other);
-      values[i] = std::max(values[i], other);
-    }
-  }
-}
-
 /// Quantile by linear interpolation between the two nearest of `sorted`, which is not empty.
 double quantile(const std::vector<double>& sorted, double share) {
   const double at = share * double(sorted.size() - 1);
@@ -72,6 +61,21 @@ std::vector<std::vector<double>> measure(Communicator& comm, std::span<const Tim
     }
   }
   return samples;
+}
+
+void max_over_ranks(Communicator& comm, std::span<double> values) {
+  for (const auto& blob : comm.exchange(std::as_bytes(values), "measure")) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      double other;
+      std::memcpy(&other, blob.data() + i * sizeof other, sizeof other);
+      values[i] = std::max(values[i], other);
+    }
+  }
+}
+
+double max_over_ranks(Communicator& comm, double value) {
+  max_over_ranks(comm, std::span(&value, 1));
+  return value;
 }
 
 double median(std::vector<double> values) {

@@ -30,6 +30,10 @@ std::vector<std::vector<double>> measure(Communicator& comm, std::span<const Tim
 /// Times `call` from the moment all ranks have arrived. Collective.
 TimedRun timed(Communicator& comm, std::function<void()> call);
 
+/// Replaces each value by its maximum over ranks. Collective.
+void max_over_ranks(Communicator& comm, std::span<double> values);
+double max_over_ranks(Communicator& comm, double value);
+
 /// Median of the values; 0 for none.
 double median(std::vector<double> values);
 /// Interquartile range divided by the median; 0 for fewer than two values.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,8 @@ class ContextForm {
   virtual void backward(const ContextBackward& call) = 0;
 };
 
+enum class ContextPass : uint8_t { forward, backward };
+
 /// Row of the list of forms.
 struct ContextFormRow {
   const char* name;
@@ -32,6 +35,9 @@ struct ContextFormRow {
   std::string (*refusal)(const ContextGrid& grid);
   /// Bytes that a rank allocates for it.
   size_t (*bytes)(const ContextGrid& grid);
+  /// Bytes that grid.rank sends in a pass, without signals. The communicator counts the same
+  /// (tests).
+  int64_t (*sent_bytes)(ContextPass pass, const ContextGrid& grid, int64_t window);
   /// Collective. `rope` may be nullptr and must outlive the form.
   std::unique_ptr<ContextForm> (*make)(Communicator& comm, const ContextGrid& grid,
                                        const RopeTable* rope);

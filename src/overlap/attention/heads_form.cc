@@ -47,6 +47,23 @@ struct HeadsLayout {
     return ContextExchange::bytes(layout.exchanged, layout.exchanged) + layout.sums +
            cpu::BlockAttention::bytes(layout.local.block_shape());
   }
+  /// The rows of the other ranks' heads, and results with log-sums back; backward: q, dout,
+  /// log-sums, deltas, k and v, and dq, dk and dv back.
+  static int64_t sent_bytes(ContextPass pass, const ContextGrid& grid, int64_t) {
+    const auto element = int64_t(size_of(grid.shape.dtype));
+    const int64_t q = element * grid.q_columns(), kv = 2 * element * grid.kv_columns(),
+                  sums = int64_t(sizeof(float)) * grid.shape.heads;
+    const bool is_forward = pass == ContextPass::forward;
+    const int64_t out = grid.queries(grid.rank).count() * (is_forward ? q : 2 * q + 2 * sums) +
+                        grid.keys(grid.rank).count() * kv;
+    int64_t bytes = 0;
+    for (int other = 0; other < grid.world; ++other) {
+      if (other == grid.rank) continue;
+      const int64_t queries = grid.queries(other).count(), keys = grid.keys(other).count();
+      bytes += (out + (is_forward ? queries * (q + sums) : queries * q + keys * kv)) / grid.world;
+    }
+    return grid.shape.batch * bytes;
+  }
 
   /// Shape of one rank's heads.
   static ContextGrid local_heads(ContextGrid grid) {
@@ -282,7 +299,11 @@ class HeadsForm final : public ContextForm {
 }  // namespace
 
 constinit const ContextFormRow kHeadsForm{
-    "heads", Strategy::overlapped, HeadsForm::refusal, HeadsLayout::bytes,
+    "heads",
+    Strategy::overlapped,
+    HeadsForm::refusal,
+    HeadsLayout::bytes,
+    HeadsLayout::sent_bytes,
     [](Communicator& comm, const ContextGrid& grid, const RopeTable* rope)
         -> std::unique_ptr<ContextForm> { return std::make_unique<HeadsForm>(comm, grid, rope); }};
 

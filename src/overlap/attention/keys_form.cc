@@ -37,6 +37,21 @@ struct KeysLayout {
            layout.queries.capacity(grid.max_query_chunk()) +
            cpu::BlockAttention::bytes(grid.block_shape());
   }
+  /// k and v to each rank whose queries read them; backward: also dk and dv, in f32, to each rank
+  /// whose keys are read.
+  static int64_t sent_bytes(ContextPass pass, const ContextGrid& grid, int64_t window) {
+    const int64_t keys_and_values = 2 * grid.kv_columns();
+    int64_t bytes = 0;
+    for (int other = 0; other < grid.world; ++other) {
+      if (other == grid.rank) continue;
+      bytes += grid.block(other, grid.rank, window).keys.count() * keys_and_values *
+               int64_t(size_of(grid.shape.dtype));
+      if (pass == ContextPass::forward) continue;
+      bytes += grid.block(grid.rank, other, window).keys.count() * keys_and_values *
+               int64_t(sizeof(float));
+    }
+    return grid.shape.batch * bytes;
+  }
 
   ChunkMessage keys, gradients, queries;
   size_t key_area, gradient_area, shared, scratch;
@@ -188,9 +203,14 @@ std::string never(const ContextGrid&) {
 
 }  // namespace
 
-constinit const ContextFormRow kGatherForm{"gather", Strategy::serial, never, KeysLayout::bytes,
-                                           make_keys_form<Strategy::serial>};
-constinit const ContextFormRow kRingForm{"ring", Strategy::overlapped, never, KeysLayout::bytes,
+constinit const ContextFormRow kGatherForm{
+    "gather",          Strategy::serial,       never,
+    KeysLayout::bytes, KeysLayout::sent_bytes, make_keys_form<Strategy::serial>};
+constinit const ContextFormRow kRingForm{"ring",
+                                         Strategy::overlapped,
+                                         never,
+                                         KeysLayout::bytes,
+                                         KeysLayout::sent_bytes,
                                          make_keys_form<Strategy::overlapped>};
 
 }  // namespace tandem

@@ -11,7 +11,7 @@
 #include "comm/call_card.h"
 #include "comm/workspace.h"
 #include "core/operands.h"
-#include "core/random_buffer.h"
+#include "overlap/attention/operands.h"
 #include "overlap/contract/check.h"
 #include "tandem/error.h"
 #include "tune/measure.h"
@@ -103,27 +103,13 @@ class LocalForm final : public ContextForm {
   Attention attention_;
 };
 constinit const ContextFormRow kLocalForm{
-    "local", Strategy::serial, nullptr, nullptr,
+    "local",
+    Strategy::serial,
+    nullptr,
+    nullptr,
+    nullptr,
     [](Communicator&, const ContextGrid& grid, const RopeTable* rope)
         -> std::unique_ptr<ContextForm> { return std::make_unique<LocalForm>(grid.shape, *rope); }};
-
-/// Random operands of a rank, with which candidates are measured.
-struct Sample {
-  Sample(const ContextGrid& grid, int64_t window) : mask(window) {
-    const ContextShape& s = grid.shape;
-    const int64_t rows = grid.queries(grid.rank).count(), keys = grid.keys(grid.rank).count();
-    const auto make = [&](DType dtype, int64_t r, int64_t columns) {
-      memory.push_back(random_buffer(dtype, r * columns, memory.size()));
-      return memory.back().view(dtype, {r, columns});
-    };
-    for (Tensor* t : {&q, &out, &dout, &dq}) *t = make(s.dtype, s.batch * rows, grid.q_columns());
-    for (Tensor* t : {&k, &v, &dk, &dv}) *t = make(s.dtype, s.batch * keys, grid.kv_columns());
-    log_sums = make(DType::f32, s.batch * s.heads, rows);
-  }
-  std::vector<Memory> memory;
-  AttentionMask mask;
-  Tensor q, k, v, out, log_sums, dout, dq, dk, dv;
-};
 
 }  // namespace
 
@@ -200,13 +186,12 @@ ContextAttention::ContextAttention(Communicator& comm, const ContextShape& shape
   std::vector<std::shared_ptr<ContextForm>> forms;
   for (const ContextFormRow* row : rows) forms.push_back(row->make(comm, grid_, rope));
   const bool measures = rows.size() > 1 && comm.size() > 1;
-  const Sample s(measures ? grid_ : ContextGrid{{.keys = 0}, 1, 0}, options.window);
+  const ContextOperands sample(measures ? grid_ : ContextGrid{{.keys = 0}, 1, 0}, options.window);
   forward_ = choose_form<ContextForward>("context_attention", forms, rows, options, refusals,
-                                         {s.q, s.k, s.v, s.out, s.log_sums, s.mask});
+                                         sample.forward());
   if (!options.backward) return;
-  backward_ = choose_form<ContextBackward>(
-      "context_attention backward", forms, rows, options, refusals,
-      {s.q, s.k, s.v, s.out, s.log_sums, s.dout, s.dq, s.dk, s.dv, s.mask});
+  backward_ = choose_form<ContextBackward>("context_attention backward", forms, rows, options,
+                                           refusals, sample.backward());
 }
 ContextAttention::~ContextAttention() = default;
 

@@ -40,6 +40,22 @@ struct QueriesLayout {
            layout.keys.capacity(grid.max_key_chunk()) +
            cpu::BlockAttention::bytes(grid.block_shape());
   }
+  /// q to each rank whose keys are read, and for its queries' rank a partial result with log-sums
+  /// in f32; backward: q, dout, log-sums and deltas, and dq in f32.
+  static int64_t sent_bytes(ContextPass pass, const ContextGrid& grid, int64_t window) {
+    const int64_t q = grid.q_columns(), heads = grid.shape.heads, f32 = sizeof(float);
+    const int64_t q_bytes = q * int64_t(size_of(grid.shape.dtype));
+    const bool is_forward = pass == ContextPass::forward;
+    int64_t bytes = 0;
+    for (int other = 0; other < grid.world; ++other) {
+      if (other == grid.rank) continue;
+      bytes += grid.block(grid.rank, other, window).queries.count() *
+               (is_forward ? q_bytes : 2 * q_bytes + 2 * f32 * heads);
+      bytes +=
+          grid.block(other, grid.rank, window).queries.count() * f32 * (is_forward ? q + heads : q);
+    }
+    return grid.shape.batch * bytes;
+  }
 
   ChunkMessage queries, results, gradient_queries, gradients, keys;
   size_t query_area, result_area, shared, scratch;
@@ -191,8 +207,11 @@ class QueriesForm final : public ContextForm {
 }  // namespace
 
 constinit const ContextFormRow kQueriesForm{
-    "queries", Strategy::overlapped, [](const ContextGrid&) { return std::string(); },
+    "queries",
+    Strategy::overlapped,
+    [](const ContextGrid&) { return std::string(); },
     QueriesLayout::bytes,
+    QueriesLayout::sent_bytes,
     [](Communicator& comm, const ContextGrid& grid,
        const RopeTable* rope) -> std::unique_ptr<ContextForm> {
       return std::make_unique<QueriesForm>(comm, grid, rope);

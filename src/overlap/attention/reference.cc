@@ -10,15 +10,11 @@ namespace tandem {
 
 using schedule::ContextRows;
 
-namespace {
-
-double value(const Tensor& tensor, int64_t row, int64_t column) {
+double element(const Tensor& tensor, int64_t row, int64_t column) {
   const int64_t i = row * tensor.stride(0) + column;
   return tensor.dtype() == DType::f32 ? double(tensor.as<float>()[i])
                                       : double(tensor.as<BFloat16>()[i].to_float());
 }
-
-}  // namespace
 
 class ContextReference::Sum {
  public:
@@ -58,7 +54,7 @@ std::vector<double> ContextReference::gather(const Tensor& local, int64_t positi
   }
   std::vector<float> sent(size_t(max_rows * columns)), all(sent.size() * size_t(grid_.world));
   for (int64_t i = 0; i < local.dim(0) * columns; ++i) {
-    sent[size_t(i)] = float(value(local, i / columns, i % columns));
+    sent[size_t(i)] = float(element(local, i / columns, i % columns));
   }
   all_gather(comm_, Tensor::of(sent.data(), {max_rows, columns}),
              Tensor::of(all.data(), {grid_.world * max_rows, columns}));
@@ -172,10 +168,10 @@ void ContextReference::gather_gradients(const ContextBackward& call) {
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t h = 0; h < heads; ++h) {
       const size_t i = size_t(row * heads + h);
-      sums[i] = float(value(call.log_sums, row / local * heads + h, row % local));
+      sums[i] = float(element(call.log_sums, row / local * heads + h, row % local));
       double delta = 0;
       for (int64_t d = 0; d < dim; ++d) {
-        delta += value(call.dout, row, h * dim + d) * value(call.out, row, h * dim + d);
+        delta += element(call.dout, row, h * dim + d) * element(call.out, row, h * dim + d);
       }
       deltas[i] = float(delta);
     }

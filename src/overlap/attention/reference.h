@@ -9,6 +9,9 @@
 
 namespace tandem {
 
+/// Element of a matrix in f32 or bf16.
+double element(const Tensor& tensor, int64_t row, int64_t column);
+
 class ContextReference {
  public:
   /// Collective. `rope` and the mask's tensors must outlive this.

@@ -117,10 +117,4 @@ void ContextProblem::clear() {
   }
 }
 
-double element(const Tensor& tensor, int64_t row, int64_t column) {
-  const int64_t i = row * tensor.stride(0) + column;
-  return tensor.dtype() == DType::f32 ? double(tensor.as<float>()[i])
-                                      : double(tensor.as<BFloat16>()[i].to_float());
-}
-
 }  // namespace tandem::test

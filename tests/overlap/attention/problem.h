@@ -45,6 +45,4 @@ class ContextProblem {
   std::vector<Memory> memory_;
 };
 
-double element(const Tensor& tensor, int64_t row, int64_t column);
-
 }  // namespace tandem::test
