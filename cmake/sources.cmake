@@ -28,14 +28,15 @@ else()
     list(APPEND tandem_sources src/engine/serve/no_http_servers.cc)
   endif()
 endif()
+# What parses jobs and models: all of the engine that fuzzing with clang compiles.
+glob_sources(engine_parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
+  src/engine/model/layout.cc src/engine/model/parameter*.cc src/engine/model/weight_quantization.cc
+  src/engine/config/*.cc src/engine/checkpoint/config.cc src/engine/data/config.cc
+  src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc)
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser and `tandem fit`, for the sanitizers
-  glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
-    src/engine/model/layout.cc src/engine/model/parameter*.cc src/engine/model/program/*.cc
-    src/engine/model/placement.cc src/engine/model/weights.cc
-    src/engine/config/*.cc src/engine/checkpoint/config.cc src/engine/data/config.cc
-    src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc src/observe/trace.cc
-    src/fit/*.cc)
-  list(APPEND tandem_sources ${parsers})
+  glob_sources(parsers src/engine/model/program/*.cc src/engine/model/placement.cc
+    src/engine/model/weights.cc src/observe/trace.cc src/fit/*.cc)
+  list(APPEND tandem_sources ${engine_parsers} ${parsers})
 endif()
 if(TANDEM_MPI)
   glob_sources(mpi_sources src/comm/mpi/*.cc)
