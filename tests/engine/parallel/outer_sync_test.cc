@@ -337,7 +337,7 @@ double last_loss(const std::vector<double>& losses) {
 }
 
 /// Each at its best of the learning rates 1e-3, 1.5e-3, 2e-3, 4e-3 and 8e-3.
-TEST(OuterSync, MomentumThatKeepsWhatItHasSentLearnsLess) {
+TEST(OuterSyncLong, MomentumThatKeepsWhatItHasSentLearnsLess) {
   const TempDir dir;
   const auto run = [&](const char* lr, bool forgets) {
     const TrainRequest request =
@@ -353,7 +353,7 @@ TEST(OuterSync, MomentumThatKeepsWhatItHasSentLearnsLess) {
 }
 
 /// At the best of the learning rates 1e-3, 2e-3 and 4e-3.
-TEST(OuterSync, ALearnerThatIsLateInEverySecondRoundLearnsAsMuch) {
+TEST(OuterSyncLong, ALearnerThatIsLateInEverySecondRoundLearnsAsMuch) {
   const TempDir dir;
   SyncCase c{.learners = 3, .keys = {"sync.every=4", "optimizer.lr=1e-3"}, .steps = 120};
   run_on_threads(make_request(c, dir / "all"));

@@ -267,7 +267,7 @@ TEST(TrainCodec, BytesOfAStepAreReported) {
 
 // Measured: 0.08 % for int4 and 0.0006 % for int8. int2, with 0.85 %, shows that the bound is not
 // met by every format.
-TEST(TrainCodec, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
+TEST(TrainCodecLong, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   write_bytes(dir / "text", sample_text());

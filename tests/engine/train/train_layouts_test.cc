@@ -93,7 +93,7 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
 // With as many steps as the comparison with a prediction takes, which measures layers first. The
 // bound is far above what another order of sums changes in so few steps, and below what a lost
 // gradient does.
-TEST(TrainLayouts, GradientsInBf16KeepTheLosses) {
+TEST(TrainLayoutsLong, GradientsInBf16KeepTheLosses) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::vector<std::string> bf16{"train.dtype=bf16", "train.steps=24"};
