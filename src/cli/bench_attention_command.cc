@@ -25,7 +25,7 @@ struct AttentionBenchArguments {
   AttentionBench request;
   int ranks = 0, cp = 0;
   bool causal = false, cross = false, contiguous = false;
-  std::string dtype = "f32", link, link_label, json;
+  std::string dtype = "f32", codec = "none", link, link_label, json;
 };
 
 Json spread_of(const BenchTimes& times) {
@@ -73,7 +73,7 @@ Json to_json(const AttentionBench& q, const AttentionBenchResult& r, const Commu
               {"fastest", r.fastest()},
               {"refused", r.refusals},
               {"candidates_us", candidates}}},
-            {"codec", nullptr},
+            {"codec", codec_json(s.wire, s.dtype)},
             {"time_us",
              {{"compute", round_to(r.compute.median_us, 100)},
               {"wire", round_to(r.wire.median_us, 100)},
@@ -136,6 +136,7 @@ void run_command(AttentionBenchArguments& arguments) {
   shape.causal = !arguments.cross;
   if (arguments.contiguous) shape.split = schedule::ContextSplit::contiguous;
   shape.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
+  shape.wire = Wire::parse(arguments.codec);
   if (arguments.ranks > 0 && arguments.cp > 0 && arguments.ranks != arguments.cp) {
     throw InvalidArgument(fmt::format("bench attention: --cp {}: expected the {} ranks",
                                       arguments.cp, arguments.ranks));
@@ -180,6 +181,10 @@ void add_shape(CLI::App& command, AttentionBenchArguments& arguments) {
   command.add_option("--dtype", arguments.dtype, "Element type")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
+  command
+      .add_option("--codec", arguments.codec,
+                  "Wire format of keys and values (int8:g64): groups within a head")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -211,7 +216,9 @@ void add_bench_attention(CLI::App& bench) {
       "and\n"
       "others as they arrive; heads exchanges whole sequences of some heads; queries sends "
       "queries\n"
-      "and returns partial results. chosen: the tuner's. compute, wire: the blocks, and the bytes "
+      "and returns partial results. With --codec all forms read the rounded keys and values, and "
+      "all but\n"
+      "queries send them encoded. chosen: the tuner's. compute, wire: the blocks, and the bytes "
       "of\n"
       "the form that sends least, alone. hidden: share of the smaller of the two that a form "
       "hides.\n"

@@ -309,8 +309,8 @@ void add_layout_options(CLI::App& command, TrainArguments& arguments) {
   command.add_option(
       "--codec", arguments.codec,
       "Wire format of tensor-parallel sums (int8), or one per site: attention, mlp, experts, "
-      "embeddings, stages, and gradients and weights between data-parallel ranks "
-      "(gradients=int4:g32,weights=lossless,stages=int8; parallel.codec)");
+      "embeddings, stages, gradients and weights between data-parallel ranks, and keys between "
+      "context-parallel ranks (gradients=int4:g32,weights=lossless,stages=int8; parallel.codec)");
   add_device_options(command, arguments.devices);
 }
 

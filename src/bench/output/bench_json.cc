@@ -119,15 +119,15 @@ Json bandwidths(const BenchRequest& q, const BenchResult& r, int ranks) {
   return {{"serial", of(r.serial)}, {"overlapped", of(r.overlapped)}};
 }
 
-Json codec(const BenchRequest& q) {
-  if (q.wire.is_none()) return nullptr;
-  return {{"name", name_of(q.wire.codec)},
-          {"group", q.wire.group},
-          {"text", q.wire.describe()},
-          {"bits_per_element", q.wire.bits_per_element(q.dtype)}};
-}
-
 }  // namespace
+
+Json codec_json(const Wire& wire, DType dtype) {
+  if (wire.is_none()) return nullptr;
+  return {{"name", name_of(wire.codec)},
+          {"group", wire.group},
+          {"text", wire.describe()},
+          {"bits_per_element", wire.bits_per_element(dtype)}};
+}
 
 Json origin_json(const Communicator& comm) {
   Json versions = {{"tandem", kVersion}};
@@ -176,7 +176,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
       {"bytes", r.bytes},
       {"strategy", name_of(form)},
       {"config", gpus ? gpu_config(r) : cpu_config(r)},
-      {"codec", codec(q)},
+      {"codec", codec_json(q.wire, q.dtype)},
       {"baseline", r.baseline},
       {"time_us", times(r)},
       {"spread_us",

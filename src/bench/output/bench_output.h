@@ -26,6 +26,9 @@ struct BenchWorld {
 /// Whether the operator is only its GEMM, measured against a bare GEMM call.
 bool is_product(const BenchRequest& request, const BenchResult& result, const BenchWorld& world);
 
+/// Name, group, text and bits an element of `dtype` of a wire format; null without one.
+nlohmann::ordered_json codec_json(const Wire& wire, DType dtype);
+
 /// Hardware, versions, commit, command and date: the end of every result.
 nlohmann::ordered_json origin_json(const Communicator& comm);
 

@@ -28,7 +28,7 @@ void check_codec(const ParallelConfig& parallel, const ModelConfig& model) {
   try {
     CodecPolicy::parse(parallel.codec)
         .require_used(model, int(parallel.tp), int(parallel.copies()), int(parallel.ep),
-                      int(parallel.pp));
+                      int(parallel.pp), int(parallel.cp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
   }

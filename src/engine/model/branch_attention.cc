@@ -36,7 +36,8 @@ std::unique_ptr<ContextAttention> make_with_ranks(const ModelContext& c) {
                            .heads = c.layout.heads,
                            .kv_heads = c.layout.kv_heads,
                            .head_dim = c.config.head_dim,
-                           .dtype = c.options.dtype};
+                           .dtype = c.options.dtype,
+                           .wire = c.options.codec.keys};
   const auto windows = attention_windows(c.layout);
   const auto usual = std::ranges::max_element(windows, {}, [](const auto& w) { return w.second; });
   return std::make_unique<ContextAttention>(

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "overlap/attention/shape.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -20,7 +21,8 @@ constexpr Site kSites[] = {{"attention", &CodecPolicy::attention},
                            {"embeddings", &CodecPolicy::embeddings},
                            {"gradients", &CodecPolicy::gradients},
                            {"weights", &CodecPolicy::weights},
-                           {"stages", &CodecPolicy::stages}};
+                           {"stages", &CodecPolicy::stages},
+                           {"keys", &CodecPolicy::keys}};
 
 Wire* site_named(std::string_view name, CodecPolicy& policy) {
   for (const Site& site : kSites) {
@@ -47,8 +49,8 @@ CodecPolicy CodecPolicy::parse(std::string_view text) {
     if (!wire || !seen.insert(wire).second || entry.size() == site.size()) {
       throw InvalidArgument(
           fmt::format("codec '{}': expected attention=CODEC, mlp=CODEC, experts=CODEC and "
-                      "embeddings=CODEC, of training also gradients=CODEC, weights=CODEC and "
-                      "stages=CODEC, each at most once",
+                      "embeddings=CODEC, of training also gradients=CODEC, weights=CODEC, "
+                      "stages=CODEC and keys=CODEC, each at most once",
                       entry));
     }
     *wire = Wire::parse(entry.substr(site.size() + 1));
@@ -72,7 +74,8 @@ std::string CodecPolicy::describe() const {
   return text;
 }
 
-void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep, int pp) const {
+void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep, int pp,
+                               int cp) const {
   const auto refuse = [&](std::string_view problem) {
     throw InvalidArgument(fmt::format("codec '{}': {}", describe(), problem));
   };
@@ -89,6 +92,15 @@ void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep
                      "and embeddings=CODEC"
                    : "one pipeline stage, which sends nothing: expected --pp of 2 or more, or none "
                      "for these");
+  }
+  if (!keys.is_none() && cp == 1) {
+    refuse(dp == 0 ? "keys are of training: expected attention=CODEC, mlp=CODEC, experts=CODEC "
+                     "and embeddings=CODEC"
+                   : "one context-parallel rank, which sends no keys: expected --cp of 2 or more, "
+                     "or none for these");
+  }
+  if (const std::string expected = find_wire_conflict(keys, config.head_dim); !expected.empty()) {
+    refuse(fmt::format("keys={}: expected {}", keys.describe(), expected));
   }
   if (!experts.is_none() && config.moe_layers() == 0) {
     refuse("the model has no experts: expected none for these");

@@ -25,6 +25,9 @@ struct CodecPolicy {
   /// Pipeline parallelism: the residual stream between stages in the forward pass, and its gradient
   /// in the backward pass (engine/parallel/stage_links.h).
   Wire stages{};
+  /// Context parallelism: rotated keys and values of attention, which all its queries then read
+  /// rounded, in both passes (overlap/attention/shape.h).
+  Wire keys{};
 
   /// Parses "int8" (sums of the forward pass) or one format per site, unnamed sites uncompressed:
   /// "mlp=int4:g32,embeddings=int8,gradients=int4:g32"; `attn` abbreviates attention. Throws
@@ -35,10 +38,12 @@ struct CodecPolicy {
   bool is_none() const { return *this == CodecPolicy{}; }
   /// Throws InvalidArgument naming the codec that `config` on `tp` x `dp` ranks would ignore:
   /// forward-pass codecs with one tensor-parallel rank (for experts: if `ep` is 1, too), training
-  /// codecs with one data-parallel rank; of stages with one; an MLP codec if all MLPs are experts,
-  /// an expert codec if there are none; two codecs in a parallel block, which has one sum. `dp`: 0
-  /// without training.
-  void require_used(const ModelConfig& config, int tp, int dp = 0, int ep = 1, int pp = 1) const;
+  /// codecs with one data-parallel rank; of stages with one; of keys with one context-parallel
+  /// rank, or if its groups do not divide a head; an MLP codec if all MLPs are experts, an expert
+  /// codec if there are none; two codecs in a parallel block, which has one sum. `dp`: 0 without
+  /// training.
+  void require_used(const ModelConfig& config, int tp, int dp = 0, int ep = 1, int pp = 1,
+                    int cp = 1) const;
   bool operator==(const CodecPolicy&) const = default;
 };
 

@@ -44,8 +44,9 @@ constexpr Key<ParallelConfig> kParallelKeys[] = {
     {"codec", &ParallelConfig::codec, kAny,
      "what the forward pass's sums over tensor-parallel ranks travel as (--codec): \"int8\", "
      "\"mlp=int4:g32,attention=int8\"; also experts' rows and sums, embeddings' rows, gradients "
-     "and weights between data-parallel ranks, and rows between pipeline stages: "
-     "\"gradients=int4:g32,weights=lossless,stages=int8\"; or a table of these"},
+     "and weights between data-parallel ranks, rows between pipeline stages, and keys and values "
+     "between context-parallel ranks: "
+     "\"gradients=int4:g32,weights=lossless,stages=int8,keys=int8:g64\"; or a table of these"},
     {"error_feedback", &ParallelConfig::error_feedback, kAny,
      "what encoding a gradient loses is added to the next step's"},
 };

@@ -28,7 +28,7 @@ double sent_weights(const RunRow& row) {
 double error_of(const CodecPolicy& codec) {
   double error = 0;
   for (const Wire& wire : {codec.attention, codec.mlp, codec.experts, codec.embeddings,
-                           codec.gradients, codec.weights, codec.stages}) {
+                           codec.gradients, codec.weights, codec.stages, codec.keys}) {
     if (!wire.is_exact()) error = std::max(error, wire.error_bound());
   }
   return error;

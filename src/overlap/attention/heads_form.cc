@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <vector>
 
@@ -30,39 +31,40 @@ struct HeadsLayout {
                                               {DType::f32, local.shape.heads},  // delta
                                               {grid.shape.dtype, local.q_columns()},
                                               {grid.shape.dtype, local.q_columns()}})),
-        keys(local.key_message(
-            {{grid.shape.dtype, local.kv_columns()}, {grid.shape.dtype, local.kv_columns()}})),
+        keys(local.keys_and_values()),
         query_sums(local.query_message(
             {{DType::f32, local.q_columns()}, {DType::f32, local.shape.heads}})),
         key_sums(local.key_message(
             {{DType::f32, local.kv_columns()}, {DType::f32, local.kv_columns()}})),
         query_area(gradient_queries.capacity(grid.max_query_chunk())),
-        key_area(keys.capacity(grid.max_key_chunk())),
+        key_area(keys.sent.capacity(grid.max_key_chunk())),
+        key_gradient_area(keys.rows.capacity(grid.max_key_chunk())),
+        decoded(keys.decoded_bytes(grid.max_key_chunk())),
         query_sum_area(query_sums.capacity(grid.max_query_chunk())),
         key_sum_area(key_sums.capacity(grid.max_key_chunk())),
         sums(size_t(grid.world) * (query_sum_area + key_sum_area)),
-        exchanged(2 * size_t(grid.world) * (query_area + key_area)) {}
+        exchanged(size_t(grid.world) * (2 * query_area + key_area + key_gradient_area)) {}
   static size_t bytes(const ContextGrid& grid) {
     const HeadsLayout layout(grid);
     return ContextExchange::bytes(layout.exchanged, layout.exchanged) + layout.sums +
+           size_t(grid.world) * layout.decoded +
            cpu::BlockAttention::bytes(layout.local.block_shape());
   }
   /// The rows of the other ranks' heads, and results with log-sums back; backward: q, dout,
   /// log-sums, deltas, k and v, and dq, dk and dv back.
   static int64_t sent_bytes(ContextPass pass, const ContextGrid& grid, int64_t) {
-    const auto element = int64_t(size_of(grid.shape.dtype));
-    const int64_t q = element * grid.q_columns(), kv = 2 * element * grid.kv_columns(),
-                  sums = int64_t(sizeof(float)) * grid.shape.heads;
+    const HeadsLayout layout(grid);
     const bool is_forward = pass == ContextPass::forward;
-    const int64_t out = grid.queries(grid.rank).count() * (is_forward ? q : 2 * q + 2 * sums) +
-                        grid.keys(grid.rank).count() * kv;
-    int64_t bytes = 0;
+    size_t bytes = 0;
     for (int other = 0; other < grid.world; ++other) {
       if (other == grid.rank) continue;
-      const int64_t queries = grid.queries(other).count(), keys = grid.keys(other).count();
-      bytes += (out + (is_forward ? queries * (q + sums) : queries * q + keys * kv)) / grid.world;
+      const ContextRows rows = grid.queries(grid.rank), returned = grid.queries(other);
+      bytes += layout.keys.sent.bytes(grid.keys(grid.rank));
+      bytes += is_forward ? layout.queries.bytes(rows) + layout.results.bytes(returned)
+                          : layout.gradient_queries.bytes(rows) + layout.queries.bytes(returned) +
+                                layout.keys.rows.bytes(grid.keys(other));
     }
-    return grid.shape.batch * bytes;
+    return int64_t(bytes);
   }
 
   /// Shape of one rank's heads.
@@ -73,8 +75,12 @@ struct HeadsLayout {
   }
 
   ContextGrid local;
-  ChunkMessage queries, results, gradient_queries, keys, query_sums, key_sums;
-  size_t query_area, key_area, query_sum_area, key_sum_area;
+  ChunkMessage queries, results, gradient_queries;
+  KeyMessage keys;
+  ChunkMessage query_sums, key_sums;
+  size_t query_area, key_area, key_gradient_area;
+  size_t decoded;  ///< of one rank's keys
+  size_t query_sum_area, key_sum_area;
   size_t sums, exchanged;  ///< exchanged: of shared memory, and of scratch
 };
 
@@ -88,6 +94,7 @@ class HeadsForm final : public ContextForm {
         world_(size_t(grid.world)),
         arrived_(world_),
         sums_(layout_.sums),
+        decoded_(world_ * layout_.decoded),
         exchange_(comm, layout_.exchanged, layout_.exchanged, 4 * grid.world) {}
 
   static std::string refusal(const ContextGrid& grid) {
@@ -176,22 +183,20 @@ class HeadsForm final : public ContextForm {
   void await_rows(int source) {
     if (source == grid_.rank || arrived_[size_t(source)]) return;
     for (const Area area : {kQueries, kKeys}) await(area, source);
+    layout_.keys.decoded(incoming(kKeys, source), grid_.keys(source), decoded(source));
     arrived_[size_t(source)] = true;
   }
   void await_all_rows() {
     for (int source = 0; source < grid_.world; ++source) await_rows(source);
   }
 
-  size_t area_bytes(Area area) const {
-    return area == kQueries || area == kQueryResults ? layout_.query_area : layout_.key_area;
-  }
   /// Byte offset of an area's message of, or for, `rank`, in shared memory and in scratch.
   size_t offset(Area area, int rank) const {
-    const bool is_result = area == kQueryResults || area == kKeyResults;
-    const bool is_keys = area == kKeys || area == kKeyResults;
-    return world_ * ((is_result ? layout_.query_area + layout_.key_area : 0) +
-                     (is_keys ? layout_.query_area : 0)) +
-           size_t(rank) * area_bytes(area);
+    const std::array<size_t, 4> bytes{layout_.query_area, layout_.key_area, layout_.query_area,
+                                      layout_.key_gradient_area};
+    size_t before = 0;
+    for (size_t i = 0; i < area; ++i) before += bytes[i];
+    return world_ * before + size_t(rank) * bytes[area];
   }
   std::byte* outgoing(Area area, int target) const {
     return exchange_.scratch() + offset(area, target);
@@ -199,6 +204,11 @@ class HeadsForm final : public ContextForm {
   std::byte* incoming(Area area, int source) const {
     return source == grid_.rank ? outgoing(area, source)
                                 : exchange_.shared() + offset(area, source);
+  }
+  std::byte* decoded(int owner) const { return decoded_.data() + size_t(owner) * layout_.decoded; }
+  /// Keys and values of `owner`, once they are here.
+  std::byte* keys_of(int owner) const {
+    return layout_.keys.is_encoded ? decoded(owner) : incoming(kKeys, owner);
   }
   std::byte* query_sums(int of) const { return sums_.data() + size_t(of) * layout_.query_sum_area; }
   std::byte* key_sums(int of) const {
@@ -220,20 +230,22 @@ class HeadsForm final : public ContextForm {
       const int target = (grid_.rank + step) % grid_.world;
       pack(target);
       const int64_t column = target * layout_.local.kv_columns();
-      copies_.rotate_in(k, keys, column, mask,
-                        layout_.keys.field(outgoing(kKeys, target), keys, 0));
-      copies_.copy_in(v, keys, column, layout_.keys.field(outgoing(kKeys, target), keys, 1));
+      std::byte* const rows = layout_.keys.is_encoded ? decoded(target) : outgoing(kKeys, target);
+      copies_.rotate_in(k, keys, column, mask, layout_.keys.rows.field(rows, keys, 0));
+      copies_.copy_in(v, keys, column, layout_.keys.rows.field(rows, keys, 1));
+      layout_.keys.encode(rows, keys, outgoing(kKeys, target));
       if (target == grid_.rank) continue;
       send(kQueries, target, queries, grid_.queries(grid_.rank));
-      send(kKeys, target, layout_.keys, keys);
+      send(kKeys, target, layout_.keys.sent, keys);
     }
   }
 
   cpu::AttentionBlock attention(int owner, const ContextBlock& block, const AttentionMask& mask,
                                 const cpu::ChunkRows& q) const {
     const ContextRows keys = grid_.keys(owner);
-    return grid_.attention(block, mask, q, layout_.keys.field(incoming(kKeys, owner), keys, 0),
-                           layout_.keys.field(incoming(kKeys, owner), keys, 1));
+    const ChunkMessage& message = layout_.keys.rows;
+    return grid_.attention(block, mask, q, message.field(keys_of(owner), keys, 0),
+                           message.field(keys_of(owner), keys, 1));
   }
 
   void backward_block(int source, int owner, const ContextBlock& block, const AttentionMask& mask) {
@@ -258,12 +270,12 @@ class HeadsForm final : public ContextForm {
       copies_.rotate_back(dq, queries, call.mask);
       copies_.rotate_back(dk, keys, call.mask);
       copy(dq, layout_.queries.field(outgoing(kQueryResults, target), queries, 0));
-      copy(dk, layout_.keys.field(outgoing(kKeyResults, target), keys, 0));
+      copy(dk, layout_.keys.rows.field(outgoing(kKeyResults, target), keys, 0));
       copy(layout_.key_sums.field(key_sums(target), keys, 1),
-           layout_.keys.field(outgoing(kKeyResults, target), keys, 1));
+           layout_.keys.rows.field(outgoing(kKeyResults, target), keys, 1));
       if (target == grid_.rank) continue;
       send(kQueryResults, target, layout_.queries, queries);
-      send(kKeyResults, target, layout_.keys, keys);
+      send(kKeyResults, target, layout_.keys.rows, keys);
     }
     each_result(kQueryResults, [&](int source, std::byte* message) {
       copies_.copy_out(layout_.queries.field(message, rows, 0), rows,
@@ -271,8 +283,8 @@ class HeadsForm final : public ContextForm {
     });
     each_result(kKeyResults, [&](int source, std::byte* message) {
       const int64_t column = source * layout_.local.kv_columns();
-      copies_.copy_out(layout_.keys.field(message, local_keys, 0), local_keys, column, call.dk);
-      copies_.copy_out(layout_.keys.field(message, local_keys, 1), local_keys, column, call.dv);
+      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 0), local_keys, column, call.dk);
+      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 1), local_keys, column, call.dv);
     });
   }
 
@@ -292,7 +304,7 @@ class HeadsForm final : public ContextForm {
   cpu::BlockAttention kernel_;
   size_t world_;
   std::vector<bool> arrived_;
-  Memory sums_;
+  Memory sums_, decoded_;
   ContextExchange exchange_;
 };
 

@@ -18,8 +18,7 @@ namespace {
 /// Messages of the passes, and bytes that the form allocates for them.
 struct KeysLayout {
   explicit KeysLayout(const ContextGrid& grid)
-      : keys(grid.key_message(
-            {{grid.shape.dtype, grid.kv_columns()}, {grid.shape.dtype, grid.kv_columns()}})),
+      : keys(grid.keys_and_values()),
         gradients(
             grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
         queries(grid.query_message({{DType::f32, grid.q_columns()},           // out, or dq
@@ -27,34 +26,35 @@ struct KeysLayout {
                                     {DType::f32, grid.shape.heads},           // delta
                                     {grid.shape.dtype, grid.q_columns()},     // q
                                     {grid.shape.dtype, grid.q_columns()}})),  // dout
-        key_area(keys.capacity(grid.max_key_chunk())),
+        key_area(keys.sent.capacity(grid.max_key_chunk())),
         gradient_area(gradients.capacity(grid.max_key_chunk())),
         shared(size_t(grid.world) * (key_area + gradient_area)),
-        scratch(key_area + size_t(grid.world) * gradient_area) {}
+        scratch(key_area + size_t(grid.world) * gradient_area),
+        decoded(keys.decoded_bytes(grid.max_key_chunk())) {}
   static size_t bytes(const ContextGrid& grid) {
     const KeysLayout layout(grid);
-    return ContextExchange::bytes(layout.shared, layout.scratch) +
+    return ContextExchange::bytes(layout.shared, layout.scratch) + 2 * layout.decoded +
            layout.queries.capacity(grid.max_query_chunk()) +
            cpu::BlockAttention::bytes(grid.block_shape());
   }
   /// k and v to each rank whose queries read them; backward: also dk and dv, in f32, to each rank
   /// whose keys are read.
   static int64_t sent_bytes(ContextPass pass, const ContextGrid& grid, int64_t window) {
-    const int64_t keys_and_values = 2 * grid.kv_columns();
+    const KeysLayout layout(grid);
     int64_t bytes = 0;
     for (int other = 0; other < grid.world; ++other) {
       if (other == grid.rank) continue;
-      bytes += grid.block(other, grid.rank, window).keys.count() * keys_and_values *
-               int64_t(size_of(grid.shape.dtype));
+      bytes += int64_t(layout.keys.sent.bytes(grid.block(other, grid.rank, window).keys));
       if (pass == ContextPass::forward) continue;
-      bytes += grid.block(grid.rank, other, window).keys.count() * keys_and_values *
-               int64_t(sizeof(float));
+      bytes += int64_t(layout.gradients.bytes(grid.block(grid.rank, other, window).keys));
     }
-    return grid.shape.batch * bytes;
+    return bytes;
   }
 
-  ChunkMessage keys, gradients, queries;
+  KeyMessage keys;
+  ChunkMessage gradients, queries;
   size_t key_area, gradient_area, shared, scratch;
+  size_t decoded;  ///< of the local keys and values, and of those that a block reads
 };
 
 class KeysForm final : public ContextForm {
@@ -66,6 +66,7 @@ class KeysForm final : public ContextForm {
         kernel_(grid.block_shape()),
         layout_(grid),
         queries_(layout_.queries, grid.max_query_chunk()),
+        decoded_(2 * layout_.decoded),
         exchange_(comm, layout_.shared, layout_.scratch, 2 * grid.world) {}
 
   void forward(const ContextForward& call) override {
@@ -113,6 +114,9 @@ class KeysForm final : public ContextForm {
   cpu::ChunkRows field(Field index) const {
     return queries_.field(grid_.queries(grid_.rank), index);
   }
+  std::byte* local_keys() const {
+    return layout_.keys.is_encoded ? decoded_.data() : exchange_.scratch();
+  }
   /// Key gradients that this rank computes for `owner`.
   std::byte* partial(int owner) const {
     return exchange_.scratch() + layout_.key_area + size_t(owner) * layout_.gradient_area;
@@ -126,11 +130,12 @@ class KeysForm final : public ContextForm {
   void begin(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     exchange_.begin();
     const ContextRows local = grid_.keys(grid_.rank);
-    copies_.rotate_in(k, local, 0, mask, layout_.keys.field(exchange_.scratch(), local, 0));
-    copies_.copy_in(v, local, 0, layout_.keys.field(exchange_.scratch(), local, 1));
+    copies_.rotate_in(k, local, 0, mask, layout_.keys.rows.field(local_keys(), local, 0));
+    copies_.copy_in(v, local, 0, layout_.keys.rows.field(local_keys(), local, 1));
+    layout_.keys.encode(local_keys(), local, exchange_.scratch());
     for (int step = 1; step < grid_.world; ++step) {
       const int target = ag_target(grid_.rank, grid_.world, step);
-      exchange_.send(target, layout_.keys, grid_.block(target, grid_.rank, mask.window).keys,
+      exchange_.send(target, layout_.keys.sent, grid_.block(target, grid_.rank, mask.window).keys,
                      exchange_.scratch(), keys_at(grid_.rank), grid_.rank);
     }
     copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, field(kQueries));
@@ -153,11 +158,15 @@ class KeysForm final : public ContextForm {
       if (block.empty()) continue;
       await_from(arrived, step + 1);
       arrived = std::max(arrived, step + 1);
+      const bool is_local = owner == grid_.rank;
+      const ContextRows& rows = is_local ? grid_.keys(owner) : block.keys;
       std::byte* const base =
-          owner == grid_.rank ? exchange_.scratch() : exchange_.shared() + keys_at(owner);
-      const ContextRows& rows = owner == grid_.rank ? grid_.keys(owner) : block.keys;
-      body(owner, grid_.attention(block, mask, field(kQueries), layout_.keys.field(base, rows, 0),
-                                  layout_.keys.field(base, rows, 1)));
+          is_local ? local_keys()
+                   : layout_.keys.decoded(exchange_.shared() + keys_at(owner), rows,
+                                          decoded_.data() + layout_.decoded);
+      const ChunkMessage& keys = layout_.keys.rows;
+      body(owner, grid_.attention(block, mask, field(kQueries), keys.field(base, rows, 0),
+                                  keys.field(base, rows, 1)));
     }
     await_from(arrived, grid_.world);
   }
@@ -188,6 +197,7 @@ class KeysForm final : public ContextForm {
   cpu::BlockAttention kernel_;
   KeysLayout layout_;
   ContextScratch queries_;
+  Memory decoded_;
   ContextExchange exchange_;
 };
 

@@ -29,10 +29,11 @@ constexpr std::array<const ContextFormRow*, 4> kForms{&kGatherForm, &kRingForm, 
                                                       &kQueriesForm};
 
 std::string describe(const ContextShape& s) {
-  return fmt::format("batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {}", s.batch,
+  return fmt::format("batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {}{}", s.batch,
                      s.seq, s.keys, s.heads, s.kv_heads, s.head_dim, name_of(s.dtype),
                      s.causal ? "causal" : "cross",
-                     s.split == ContextSplit::balanced ? "balanced" : "contiguous");
+                     s.split == ContextSplit::balanced ? "balanced" : "contiguous",
+                     s.wire.is_none() ? "" : " keys as " + s.wire.describe());
 }
 
 void require(bool valid, std::string_view what, int64_t value, std::string_view expected) {
@@ -56,6 +57,11 @@ ContextShape checked(ContextShape s) {
   if (s.dtype != DType::f32 && s.dtype != DType::bf16) {
     throw InvalidArgument(
         fmt::format("{}: dtype {}: expected f32 or bf16", kName, name_of(s.dtype)));
+  }
+  s.wire.check();
+  if (const std::string expected = find_wire_conflict(s.wire, s.head_dim); !expected.empty()) {
+    throw InvalidArgument(
+        fmt::format("{}: wire {}: expected {}", kName, s.wire.describe(), expected));
   }
   return s;
 }
@@ -174,6 +180,7 @@ ContextAttention::ContextAttention(Communicator& comm, const ContextShape& shape
     throw Unsupported(fmt::format("{}: GPU ranks: expected CPU ranks", kName));
   }
   keep(comm);
+  if (comm.size() == 1) grid_.shape.wire = {};  // which sends nothing
   std::string refusals;
   std::vector<const ContextFormRow*> rows = allowed(grid_, options, refusals);
   comm.require_same(kName,

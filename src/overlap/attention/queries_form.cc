@@ -1,7 +1,8 @@
 // Form in which queries travel and keys and values stay (LV-XAttn, arXiv 2502.02406): each rank
 // computes other ranks' queries over its keys and returns the partial results, in f32 with their
 // log-sums, straight to the queries' rank, which merges them. In the backward pass gradients of
-// keys never travel.
+// keys never travel. A wire format of keys saves no bytes here; they are rounded to it, so that the
+// result is that of the other forms.
 #include <limits>
 
 #include "overlap/attention/exchange.h"
@@ -26,10 +27,10 @@ struct QueriesLayout {
                                              {grid.shape.dtype, grid.q_columns()},
                                              {grid.shape.dtype, grid.q_columns()}})),
         gradients(grid.query_message({{DType::f32, grid.q_columns()}})),
-        keys(grid.key_message({{DType::f32, grid.kv_columns()},           // dk
-                               {DType::f32, grid.kv_columns()},           // dv
-                               {grid.shape.dtype, grid.kv_columns()},     // k
-                               {grid.shape.dtype, grid.kv_columns()}})),  // v
+        keys(grid.keys_and_values()),
+        key_gradients(
+            grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
+        encoded(keys.is_encoded ? keys.sent.capacity(grid.max_key_chunk()) : 0),
         query_area(gradient_queries.capacity(grid.max_query_chunk())),
         result_area(results.capacity(grid.max_query_chunk())),
         shared(size_t(grid.world) * (query_area + result_area)),
@@ -37,7 +38,8 @@ struct QueriesLayout {
   static size_t bytes(const ContextGrid& grid) {
     const QueriesLayout layout(grid);
     return ContextExchange::bytes(layout.shared, layout.scratch) +
-           layout.keys.capacity(grid.max_key_chunk()) +
+           layout.keys.rows.capacity(grid.max_key_chunk()) + layout.encoded +
+           layout.key_gradients.capacity(grid.max_key_chunk()) +
            cpu::BlockAttention::bytes(grid.block_shape());
   }
   /// q to each rank whose keys are read, and for its queries' rank a partial result with log-sums
@@ -57,8 +59,10 @@ struct QueriesLayout {
     return grid.shape.batch * bytes;
   }
 
-  ChunkMessage queries, results, gradient_queries, gradients, keys;
-  size_t query_area, result_area, shared, scratch;
+  ChunkMessage queries, results, gradient_queries, gradients;
+  KeyMessage keys;
+  ChunkMessage key_gradients;
+  size_t encoded, query_area, result_area, shared, scratch;
 };
 
 class QueriesForm final : public ContextForm {
@@ -68,7 +72,9 @@ class QueriesForm final : public ContextForm {
         copies_(grid, rope),
         kernel_(grid.block_shape()),
         layout_(grid),
-        keys_(layout_.keys, grid.max_key_chunk()),
+        keys_(layout_.keys.rows, grid.max_key_chunk()),
+        key_gradients_(layout_.key_gradients, grid.max_key_chunk()),
+        encoded_(layout_.encoded),
         exchange_(comm, layout_.shared, layout_.scratch, 2 * grid.world) {}
 
   void forward(const ContextForward& call) override {
@@ -110,7 +116,7 @@ class QueriesForm final : public ContextForm {
     copies_.copy_in(call.dout, rows, 0, local(3));
     send_queries(layout_.gradient_queries, call.mask);
     load_keys(call.k, call.v, call.mask);
-    const cpu::ChunkRows dk = keys_.field(keys, 0), dv = keys_.field(keys, 1);
+    const cpu::ChunkRows dk = key_gradients_.field(keys, 0), dv = key_gradients_.field(keys, 1);
     fill(dk, 0), fill(dv, 0);
     const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
       const cpu::ChunkRows dq = layout_.gradients.field(result(source), in_message, 0);
@@ -155,14 +161,15 @@ class QueriesForm final : public ContextForm {
 
   void load_keys(const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     const ContextRows rows = grid_.keys(grid_.rank);
-    copies_.rotate_in(k, rows, 0, mask, keys_.field(rows, 2));
-    copies_.copy_in(v, rows, 0, keys_.field(rows, 3));
+    copies_.rotate_in(k, rows, 0, mask, keys_.field(rows, 0));
+    copies_.copy_in(v, rows, 0, keys_.field(rows, 1));
+    layout_.keys.encode(keys_.memory.data(), rows, encoded_.data());
   }
 
   cpu::AttentionBlock attention(const ContextBlock& block, const AttentionMask& mask,
                                 const cpu::ChunkRows& q) const {
     const ContextRows rows = grid_.keys(grid_.rank);
-    return grid_.attention(block, mask, q, keys_.field(rows, 2), keys_.field(rows, 3));
+    return grid_.attention(block, mask, q, keys_.field(rows, 0), keys_.field(rows, 1));
   }
 
   /// Computes the local queries, then those of each other rank when they have arrived, and returns
@@ -200,7 +207,8 @@ class QueriesForm final : public ContextForm {
   ContextRowCopies copies_;
   cpu::BlockAttention kernel_;
   QueriesLayout layout_;
-  ContextScratch keys_;
+  ContextScratch keys_, key_gradients_;
+  Memory encoded_;
   ContextExchange exchange_;
 };
 

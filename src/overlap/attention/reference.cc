@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "core/cpu/scalar.h"
+#include "kernels/cpu/attention_rows.h"
+#include "kernels/cpu/rope.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -37,10 +39,48 @@ ContextReference::ContextReference(Communicator& comm, const ContextGrid& grid,
                                    const RopeTable* rope, const ContextForward& call)
     : comm_(comm), grid_(grid), rope_(rope), mask_(call.mask) {
   q_ = gather(call.q, grid.shape.seq);
-  k_ = gather(call.k, grid.shape.keys);
-  v_ = gather(call.v, grid.shape.keys);
   rotate(q_, grid.shape.seq, 1);
-  rotate(k_, grid.shape.keys, 1);
+  if (grid.shape.wire.is_none()) {
+    k_ = gather(call.k, grid.shape.keys);
+    v_ = gather(call.v, grid.shape.keys);
+    rotate(k_, grid.shape.keys, 1);
+    return;
+  }
+  const auto gather_rounded = [&](const Tensor& local, bool rotates) {
+    const Memory rounded = round_keys(local, rotates);
+    return gather(rounded.view(local.dtype(), {local.dim(0), local.dim(1)}), grid.shape.keys);
+  };
+  k_ = gather_rounded(call.k, true);
+  v_ = gather_rounded(call.v, false);
+}
+
+Memory ContextReference::round_keys(const Tensor& local, bool rotates) const {
+  const ContextShape& s = grid_.shape;
+  const ContextRows rows = grid_.keys(grid_.rank);
+  Memory rounded(size_t(local.elements()) * size_of(local.dtype()));
+  std::vector<std::byte> message(s.wire.bytes(s.head_dim, s.dtype));
+  cpu::with_type(s.dtype, "reference", [&]<typename T>(T) {
+    const Tensor to = rounded.view(s.dtype, {local.dim(0), local.dim(1)});
+    for (int64_t i = 0; i < local.dim(0) * s.kv_heads; ++i) {
+      const int64_t row = i / s.kv_heads, column = i % s.kv_heads * s.head_dim;
+      T* const head = cpu::at_mutable<T>(to, row, column);
+      std::copy_n(cpu::at<T>(local, row, column), s.head_dim, head);
+      if (rotates && rope_) {
+        const int64_t p = angle(row / rows.count(), rows.position(row % rows.count()));
+        cpu::rotate(cpu::at<T>(local, row, column), rope_->cos(p), rope_->sin(p), rope_->half(),
+                    1.0f, head);
+      }
+      const Tensor values = Tensor::of(head, {s.head_dim});
+      encode(s.wire, values, message);
+      decode(s.wire, message, values);
+    }
+  });
+  return rounded;
+}
+
+int64_t ContextReference::angle(int64_t sequence, int64_t position) const {
+  if (mask_.document_starts.dims() == 0) return position;
+  return position - mask_.document_starts.as<int32_t>()[sequence * grid_.shape.seq + position];
 }
 
 std::vector<double> ContextReference::gather(const Tensor& local, int64_t positions) const {
@@ -71,9 +111,7 @@ std::vector<double> ContextReference::gather(const Tensor& local, int64_t positi
 void ContextReference::rotate_row(double* row, int64_t sequence, int64_t position,
                                   double sign) const {
   if (!rope_) return;
-  if (mask_.document_starts.dims() > 0) {
-    position -= mask_.document_starts.as<int32_t>()[sequence * grid_.shape.seq + position];
-  }
+  position = angle(sequence, position);
   const int64_t half = rope_->half();
   for (int64_t i = 0; i < half; ++i) {
     const double low = row[i], high = row[i + half];

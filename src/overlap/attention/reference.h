@@ -46,6 +46,12 @@ class ContextReference {
   class Sum;
   /// Rows [batch x positions, columns] of all ranks in the order of positions.
   std::vector<double> gather(const Tensor& local, int64_t positions) const;
+  /// Local rows of k (`rotates`) or v as the shape's wire format rounds them: a head of a row at a
+  /// time, rotated in f32 as in the operator. The format's steps are larger than its other errors,
+  /// so a rotation in double would round some elements to another step.
+  Memory round_keys(const Tensor& local, bool rotates) const;
+  /// Position that a row is rotated by.
+  int64_t angle(int64_t sequence, int64_t position) const;
   void rotate(std::vector<double>& rows, int64_t positions, double sign) const;
   int64_t first_key(int64_t sequence, int64_t position) const;
   int64_t end_key(int64_t position) const;

@@ -1,7 +1,10 @@
 // Shape of context-parallel attention, operands of its passes, and the rows of every rank.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,6 +12,7 @@
 #include "kernels/cpu/block_attention.h"
 #include "overlap/attention/messages.h"
 #include "schedule/context.h"
+#include "tandem/codec.h"
 #include "tandem/dtype.h"
 
 namespace tandem {
@@ -23,7 +27,19 @@ struct ContextShape {
   DType dtype = DType::f32;  ///< of all rows: f32 or bf16
   bool causal = true;        ///< needs keys == seq; false: every query reads every key
   schedule::ContextSplit split = schedule::ContextSplit::balanced;
+  /// Wire format of keys and values, which every query then reads rounded, in both passes, whatever
+  /// travels. Gradients travel uncompressed, and are those of the rounded keys and values.
+  Wire wire = {};
 };
+
+/// Expected wire format of keys and values of heads of `head_dim`; empty if `wire` is one. Groups
+/// lie within a head, so that they are the same in every form's messages.
+inline std::string find_wire_conflict(const Wire& wire, int64_t head_dim) {
+  if (wire.is_none()) return {};
+  if (wire.is_exact()) return "a format with groups, whose bytes are known";
+  if (head_dim % wire.group == 0) return {};
+  return fmt::format("groups that divide head_dim {}, not {} elements", head_dim, wire.group);
+}
 
 /// Operands of one rank. Row b * rows + i of q, out, dout and dq is row i of sequence b, whose
 /// position is schedule::context_rows(seq, ranks, rank, split).position(i); k, v, dk and dv have
@@ -62,6 +78,12 @@ struct ContextGrid {
   }
   ChunkMessage key_message(std::vector<ChunkMessage::Field> fields) const {
     return {shape.batch, max_key_chunk(), std::move(fields)};
+  }
+  KeyMessage keys_and_values() const {
+    const std::vector<ChunkMessage::Field> fields(2, {shape.dtype, kv_columns()});
+    return {key_message(fields),
+            ChunkMessage(shape.batch, max_key_chunk(), fields, shape.wire),
+            !shape.wire.is_none()};
   }
   cpu::BlockShape block_shape() const {
     return {shape.batch, shape.heads, shape.kv_heads, shape.head_dim, 2 * max_key_chunk()};

@@ -23,7 +23,7 @@ TEST(CodecPolicy, TextRoundTrips) {
         "lossless", "gradients=int4:g32", "attention=int8,mlp=int8,weights=lossless",
         "attention=none,mlp=int8,gradients=lossless,weights=int8", "experts=int8",
         "embeddings=int4:g32", "attention=int8,mlp=int8,experts=int4,embeddings=lossless",
-        "experts=int6,embeddings=mxfp8,gradients=int4,weights=lossless"}) {
+        "keys=int8:g64", "stages=int8,keys=int4:g32", "experts=int6,embeddings=mxfp8,gradients=int4,weights=lossless"}) {
     EXPECT_EQ(CodecPolicy::parse(text).describe(), text);
   }
   const CodecPolicy policy = CodecPolicy::parse("mlp=int4:g32");
@@ -52,9 +52,9 @@ TEST(CodecPolicy, WrongTextIsRefusedByName) {
 
 TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
   const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0,
-                             int ep = 1, int pp = 1) {
+                             int ep = 1, int pp = 1, int cp = 1) {
     try {
-      CodecPolicy::parse(text).require_used(config, tp, dp, ep, pp);
+      CodecPolicy::parse(text).require_used(config, tp, dp, ep, pp, cp);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -78,6 +78,14 @@ TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
   EXPECT_EQ(refusal_of("mlp=int8,gradients=int4", dense, 2, 2), "no error");
   EXPECT_EQ(refusal_of("stages=int8", dense, 1, 1, 1, 2), "no error");
   EXPECT_THAT(refusal_of("stages=int8", dense, 1, 1), HasSubstr("one pipeline stage"));
+  ModelConfig heads = dense;
+  heads.head_dim = 64;
+  EXPECT_EQ(refusal_of("keys=int8:g64", heads, 1, 1, 1, 1, 2), "no error");
+  EXPECT_THAT(refusal_of("keys=int8:g64", heads, 1, 1), HasSubstr("one context-parallel rank"));
+  EXPECT_THAT(refusal_of("keys=int8:g64", heads, 1), HasSubstr("keys are of training"));
+  EXPECT_THAT(refusal_of("keys=int8", heads, 1, 1, 1, 1, 2),
+              HasSubstr("keys=int8: expected groups that divide head_dim 64, not 128 elements"));
+  EXPECT_THAT(refusal_of("keys=lossless", heads, 1, 1, 1, 1, 2), HasSubstr("a format with groups"));
   EXPECT_THAT(refusal_of("stages=int8", dense, 2), HasSubstr("stages are of training"));
   EXPECT_THAT(refusal_of("mlp=int8,gradients=int4", dense, 1, 2), HasSubstr("codec 'attention="));
   EXPECT_THAT(refusal_of("mlp=int8", parallel, 2), HasSubstr("expected one codec for both"));

@@ -86,6 +86,8 @@ TEST(TrainContext, FormatsAndGroupsOfReplicasCompose) {
   expect_near("bf16", {"train.dtype=bf16"}, 1e-3);
   expect_near("gradients", {"parallel.codec=gradients=int8"}, 1e-3);
   expect_near("weights", {"parallel.codec=weights=int8"}, 1e-3);
+  expect_near("keys", {"parallel.codec=keys=int8:g16"}, 1e-3);
+  EXPECT_NE(losses(dir / "keys"), losses(dir / "shards")) << "keys are not rounded";
 }
 
 TEST(TrainContext, ValidationScoresWholeSequences) {
@@ -111,6 +113,11 @@ TEST(TrainContext, SentBytesAndWaitsAreRecorded) {
     EXPECT_EQ(step.at("sent_bytes").at("tp"), 0);
     EXPECT_GT(step.at("exposed_ms").at("cp"), 0);
   }
+  train_losses({1, 1}, dir / "keys",
+               with(base, {"parallel.cp=2", "parallel.strategy=serial",
+                           "parallel.codec=keys=int8:g16"}));
+  EXPECT_LT(steps_of(dir / "keys")[0].at("sent_bytes").at("cp"),
+            steps_of(dir / "cp")[0].at("sent_bytes").at("cp"));
   train_losses({1, 2}, dir / "dp", with(base, {"parallel.link=100GB/s,0us"}));
   for (const nlohmann::json& step : steps_of(dir / "dp")) {
     EXPECT_EQ(step.at("sent_bytes").at("cp"), 0);

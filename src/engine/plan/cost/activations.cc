@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/system/machine.h"
+#include "engine/model/codec_policy.h"
 #include "engine/model/program/cost.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
@@ -192,7 +193,8 @@ double context_attention_bytes(const ModelConfig& model, const ParallelConfig& p
                            .heads = model.heads / parallel.tp,
                            .kv_heads = std::max<int64_t>(1, model.kv_heads / parallel.tp),
                            .head_dim = model.head_dim,
-                           .dtype = train.dtype == "f32" ? DType::f32 : DType::bf16};
+                           .dtype = train.dtype == "f32" ? DType::f32 : DType::bf16,
+                           .wire = CodecPolicy::parse(parallel.codec).keys};
   const KernelThreads of_rank(threads_per_rank(ParallelDims(parallel).ranks()));
   return double(context_attention_bytes(shape, int(parallel.cp)));
 }
