@@ -96,4 +96,12 @@ constexpr ContextBlock context_block(const ContextRows& queries, const ContextRo
           {if_read(keys.head, hh || th), if_read(keys.tail, ht || tt)}};
 }
 
+/// Slice of a block: with the keys of one chunk.
+constexpr ContextBlock context_block_slice(const ContextBlock& block, bool tail,
+                                           const ContextMask& mask) {
+  ContextRows keys = block.keys;
+  (tail ? keys.head : keys.tail).count = 0;
+  return context_block(block.queries, keys, mask);
+}
+
 }  // namespace tandem::schedule

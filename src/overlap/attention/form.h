@@ -1,7 +1,15 @@
 // A form of context-parallel attention: which operands travel, and when. All forms compute the same
-// blocks, of one rank's queries and one rank's keys, and add their results in the same order: that
-// of rank r's queries are from the keys of rank r, r + 1, ...; that of rank j's key gradients from
-// the queries of rank j, j - 1, .... So all forms give the same bits.
+// slices of blocks: one rank's queries and one chunk of a rank's keys. They add the results in the
+// same order, so all forms give the same bits:
+//
+//   out, log_sums   local keys: tail, head; then one partial result for each of the ranks r + 1,
+//                   r + 2, ..., of their head and tail
+//   dq              local keys: tail, head; plus the sum of those of ranks r + 1, r + 2, ..., each
+//                   of their head and tail
+//   dk, dv          those of local queries, plus the sum of those of ranks r - 1, r - 2, ...
+//
+// The sums of local and of remote slices are apart, so that a form may compute local slices while
+// it waits for operands, and others while its results travel.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Form in which all-to-alls give each rank whole sequences of some heads and back (Ulysses, arXiv
-// 2309.14509). Blocks are computed one by one, as in the other forms, so that bits agree; those
-// whose rows have arrived do not wait for the others, and in the forward pass the result of a rank
-// is sent while the next one is computed.
+// 2309.14509). Slices of blocks are computed one by one, as in the other forms, so that bits agree;
+// those whose rows have arrived do not wait for the others, and in the forward pass the result of a
+// rank is sent while the next one is computed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,17 +32,22 @@ struct HeadsLayout {
                                               {grid.shape.dtype, local.q_columns()},
                                               {grid.shape.dtype, local.q_columns()}})),
         keys(local.keys_and_values()),
-        query_sums(local.query_message(
-            {{DType::f32, local.q_columns()}, {DType::f32, local.shape.heads}})),
-        key_sums(local.key_message(
-            {{DType::f32, local.kv_columns()}, {DType::f32, local.kv_columns()}})),
+        // out with log-sums; or dq, and dq of the rank's own keys
+        query_sums(local.query_message({{DType::f32, local.q_columns()},
+                                        {DType::f32, local.shape.heads},
+                                        {DType::f32, local.q_columns()}})),
+        // dk and dv of other ranks' queries, and of the keys' own
+        key_sums(local.key_message({{DType::f32, local.kv_columns()},
+                                    {DType::f32, local.kv_columns()},
+                                    {DType::f32, local.kv_columns()},
+                                    {DType::f32, local.kv_columns()}})),
         query_area(gradient_queries.capacity(grid.max_query_chunk())),
         key_area(keys.sent.capacity(grid.max_key_chunk())),
         key_gradient_area(keys.rows.capacity(grid.max_key_chunk())),
         decoded(keys.decoded_bytes(grid.max_key_chunk())),
         query_sum_area(query_sums.capacity(grid.max_query_chunk())),
         key_sum_area(key_sums.capacity(grid.max_key_chunk())),
-        sums(size_t(grid.world) * (query_sum_area + key_sum_area)),
+        sums(size_t(grid.world + 1) * query_sum_area + size_t(grid.world) * key_sum_area),
         exchanged(size_t(grid.world) * (2 * query_area + key_area + key_gradient_area)) {}
   static size_t bytes(const ContextGrid& grid) {
     const HeadsLayout layout(grid);
@@ -124,9 +129,19 @@ class HeadsForm final : public ContextForm {
         if (block.empty()) continue;
         await_rows(source);
         await_rows(owner);
-        kernel_.forward(attention(owner, block, call.mask,
-                                  layout_.queries.field(incoming(kQueries, source), of, 0)),
-                        out, log_sums);
+        const bool is_own = owner == source;
+        const auto sum = [&](int index) {
+          return layout_.query_sums.field(is_own ? query_sums(source) : partial(), of, index);
+        };
+        if (!is_own) {
+          fill(sum(0), 0);
+          fill(sum(1), -std::numeric_limits<float>::infinity());
+        }
+        const cpu::ChunkRows q = layout_.queries.field(incoming(kQueries, source), of, 0);
+        each_slice(
+            layout_.local, attention(owner, block, call.mask, q), is_own,
+            [&](const cpu::AttentionBlock& slice) { kernel_.forward(slice, sum(0), sum(1)); });
+        if (!is_own) merge(sum(0), sum(1), out, log_sums);
       }
       std::byte* const message = outgoing(kQueryResults, source);
       copy(log_sums, layout_.results.field(message, of, 0));
@@ -158,8 +173,12 @@ class HeadsForm final : public ContextForm {
     };
     send_rows(layout_.gradient_queries, pack, call.k, call.v, call.mask);
     for (int of = 0; of < grid_.world; ++of) {
-      fill(layout_.query_sums.field(query_sums(of), grid_.queries(of), 0), 0);
-      for (const int i : {0, 1}) fill(layout_.key_sums.field(key_sums(of), grid_.keys(of), i), 0);
+      for (const int i : {0, 2}) {
+        fill(layout_.query_sums.field(query_sums(of), grid_.queries(of), i), 0);
+      }
+      for (const int i : {0, 1, 2, 3}) {
+        fill(layout_.key_sums.field(key_sums(of), grid_.keys(of), i), 0);
+      }
     }
     for (int k = 0; k < grid_.world; ++k) {
       for (int step = 0; step < grid_.world; ++step) {
@@ -211,8 +230,10 @@ class HeadsForm final : public ContextForm {
     return layout_.keys.is_encoded ? decoded(owner) : incoming(kKeys, owner);
   }
   std::byte* query_sums(int of) const { return sums_.data() + size_t(of) * layout_.query_sum_area; }
+  /// Partial result of a block: sums of queries as those of a rank.
+  std::byte* partial() const { return query_sums(grid_.world); }
   std::byte* key_sums(int of) const {
-    return sums_.data() + world_ * layout_.query_sum_area + size_t(of) * layout_.key_sum_area;
+    return sums_.data() + (world_ + 1) * layout_.query_sum_area + size_t(of) * layout_.key_sum_area;
   }
   void send(Area area, int target, const ChunkMessage& message, const ContextRows& rows) {
     exchange_.send(target, message, rows, outgoing(area, target), offset(area, grid_.rank),
@@ -253,11 +274,19 @@ class HeadsForm final : public ContextForm {
     const auto field = [&](int index) {
       return layout_.gradient_queries.field(incoming(kQueries, source), rows, index);
     };
-    kernel_.backward(
-        attention(owner, block, mask, field(2)),
-        {field(3), field(0), field(1), layout_.query_sums.field(query_sums(source), rows, 0),
-         layout_.key_sums.field(key_sums(owner), keys, 0),
-         layout_.key_sums.field(key_sums(owner), keys, 1)});
+    const bool is_own = owner == source;
+    const cpu::ChunkRows dq = is_own ? layout_.query_sums.field(query_sums(source), rows, 2)
+                                     : layout_.query_sums.field(partial(), rows, 0);
+    if (!is_own) fill(dq, 0);
+    const int first = is_own ? 2 : 0;
+    each_slice(layout_.local, attention(owner, block, mask, field(2)), is_own,
+               [&](const cpu::AttentionBlock& slice) {
+                 kernel_.backward(slice,
+                                  {field(3), field(0), field(1), dq,
+                                   layout_.key_sums.field(key_sums(owner), keys, first),
+                                   layout_.key_sums.field(key_sums(owner), keys, first + 1)});
+               });
+    if (!is_own) add(dq, layout_.query_sums.field(query_sums(source), rows, 0));
   }
 
   void return_gradients(const ContextBackward& call) {
@@ -266,13 +295,16 @@ class HeadsForm final : public ContextForm {
       const int target = (grid_.rank + step) % grid_.world;
       const ContextRows queries = grid_.queries(target), keys = grid_.keys(target);
       const cpu::ChunkRows dq = layout_.query_sums.field(query_sums(target), queries, 0),
-                           dk = layout_.key_sums.field(key_sums(target), keys, 0);
+                           dk = layout_.key_sums.field(key_sums(target), keys, 2),
+                           dv = layout_.key_sums.field(key_sums(target), keys, 3);
+      add(layout_.query_sums.field(query_sums(target), queries, 2), dq);
+      add(layout_.key_sums.field(key_sums(target), keys, 0), dk);
+      add(layout_.key_sums.field(key_sums(target), keys, 1), dv);
       copies_.rotate_back(dq, queries, call.mask);
       copies_.rotate_back(dk, keys, call.mask);
       copy(dq, layout_.queries.field(outgoing(kQueryResults, target), queries, 0));
       copy(dk, layout_.keys.rows.field(outgoing(kKeyResults, target), keys, 0));
-      copy(layout_.key_sums.field(key_sums(target), keys, 1),
-           layout_.keys.rows.field(outgoing(kKeyResults, target), keys, 1));
+      copy(dv, layout_.keys.rows.field(outgoing(kKeyResults, target), keys, 1));
       if (target == grid_.rank) continue;
       send(kQueryResults, target, layout_.queries, queries);
       send(kKeyResults, target, layout_.keys.rows, keys);
@@ -283,8 +315,10 @@ class HeadsForm final : public ContextForm {
     });
     each_result(kKeyResults, [&](int source, std::byte* message) {
       const int64_t column = source * layout_.local.kv_columns();
-      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 0), local_keys, column, call.dk);
-      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 1), local_keys, column, call.dv);
+      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 0), local_keys, column,
+                       call.dk);
+      copies_.copy_out(layout_.keys.rows.field(message, local_keys, 1), local_keys, column,
+                       call.dv);
     });
   }
 

@@ -1,7 +1,7 @@
 // Forms in which keys and values travel and queries stay. `gather` waits for all keys, then
-// computes; `ring` computes the local block first and each other one when its keys have arrived. In
-// the backward pass keys and values travel again, and the gradients that their rank's queries do
-// not give return to it as partial sums.
+// computes; `ring` computes local keys first and each other chunk when it has arrived. In the
+// backward pass keys and values travel again, and the gradients that their rank's queries do not
+// give return to it as partial sums, under the local head, which `ring` computes last.
 #include <limits>
 
 #include "overlap/attention/exchange.h"
@@ -23,13 +23,16 @@ struct KeysLayout {
             grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
         queries(grid.query_message({{DType::f32, grid.q_columns()},           // out, or dq
                                     {DType::f32, grid.shape.heads},           // log_sums
+                                    {DType::f32, grid.q_columns()},           // partial out, or dq
+                                    {DType::f32, grid.shape.heads},           // its log_sums
+                                    {DType::f32, grid.q_columns()},           // dq of local keys
                                     {DType::f32, grid.shape.heads},           // delta
                                     {grid.shape.dtype, grid.q_columns()},     // q
                                     {grid.shape.dtype, grid.q_columns()}})),  // dout
         key_area(keys.sent.capacity(grid.max_key_chunk())),
         gradient_area(gradients.capacity(grid.max_key_chunk())),
         shared(size_t(grid.world) * (key_area + gradient_area)),
-        scratch(key_area + size_t(grid.world) * gradient_area),
+        scratch(key_area + size_t(grid.world + 1) * gradient_area),
         decoded(keys.decoded_bytes(grid.max_key_chunk())) {}
   static size_t bytes(const ContextGrid& grid) {
     const KeysLayout layout(grid);
@@ -72,11 +75,20 @@ class KeysForm final : public ContextForm {
   void forward(const ContextForward& call) override {
     begin(call.q, call.k, call.v, call.mask);
     const ContextRows rows = grid_.queries(grid_.rank);
-    fill(field(kSums), 0);
-    fill(field(kLogSums), -std::numeric_limits<float>::infinity());
-    each_block(call.mask, [&](int, const cpu::AttentionBlock& block) {
-      kernel_.forward(block, field(kSums), field(kLogSums));
+    clear(kSums, kLogSums);
+    if (!overlaps_) await_all();
+    each_slice(grid_, local_block(call.mask), true, [&](const cpu::AttentionBlock& slice) {
+      kernel_.forward(slice, field(kSums), field(kLogSums));
     });
+    each_remote(call.mask, [&](int owner, const cpu::AttentionBlock& block) {
+      clear(kPartial, kPartialLogSums);
+      each_slice(grid_, block, false, [&](const cpu::AttentionBlock& slice) {
+        await_keys(owner, slice.rows);
+        kernel_.forward(slice, field(kPartial), field(kPartialLogSums));
+      });
+      merge(field(kPartial), field(kPartialLogSums), field(kSums), field(kLogSums));
+    });
+    await_all();
     copies_.copy_out(field(kSums), rows, 0, call.out);
     copies_.log_sums_out(field(kLogSums), rows, 0, call.log_sums);
   }
@@ -87,21 +99,39 @@ class KeysForm final : public ContextForm {
     copies_.copy_in(call.dout, rows, 0, field(kDout));
     copies_.log_sums_in(call.log_sums, rows, 0, field(kLogSums));
     copies_.deltas(call.dout, call.out, rows, 0, field(kDelta));
-    fill(field(kSums), 0);
-    for (const int i : {0, 1}) fill(layout_.gradients.field(partial(grid_.rank), local, i), 0);
-    each_block(call.mask, [&](int owner, const cpu::AttentionBlock& block) {
-      const ContextRows& keys = owner == grid_.rank ? local : block.rows.keys;
+    for (const Field f : {kSums, kLocal}) fill(field(f), 0);
+    for (const int i : {0, 1}) {
+      for (const int sums : {grid_.rank, grid_.world}) {
+        fill(layout_.gradients.field(partial(sums), local, i), 0);
+      }
+    }
+    if (!overlaps_) await_all();
+    const cpu::AttentionBlock block = local_block(call.mask);
+    const bool has_tail = local.tail.count > 0;
+    backward_local(block, has_tail);
+    each_remote(call.mask, [&](int owner, const cpu::AttentionBlock& remote) {
+      const ContextRows& keys = remote.rows.keys;
       const cpu::ChunkRows dk = layout_.gradients.field(partial(owner), keys, 0),
                            dv = layout_.gradients.field(partial(owner), keys, 1);
-      if (owner != grid_.rank) fill(dk, 0), fill(dv, 0);
-      kernel_.backward(block, {field(kDout), field(kLogSums), field(kDelta), field(kSums), dk, dv});
-      if (overlaps_) send_gradients(owner, call.mask);
+      fill(field(kPartial), 0), fill(dk, 0), fill(dv, 0);
+      each_slice(grid_, remote, false, [&](const cpu::AttentionBlock& slice) {
+        await_keys(owner, slice.rows);
+        kernel_.backward(slice, gradients(kPartial, dk, dv));
+        if (overlaps_ && slice.rows.keys.head.count > 0) send_head_gradients(owner, keys);
+      });
+      if (overlaps_) send_tail_gradients(owner, keys);
+      add(field(kPartial), field(kSums));
     });
+    if (has_tail) backward_local(block, false);
     for (int step = 1; step < grid_.world; ++step) {
       const int owner = ag_source(grid_.rank, grid_.world, step);
-      const bool sent = overlaps_ && !grid_.block(grid_.rank, owner, call.mask.window).empty();
-      if (!sent) send_gradients(owner, call.mask);
+      const ContextRows keys = grid_.block(grid_.rank, owner, call.mask.window).keys;
+      if (overlaps_ && keys.count() > 0) continue;  // sent
+      send_head_gradients(owner, keys);
+      send_tail_gradients(owner, keys);
     }
+    await_all();
+    add(field(kLocal), field(kSums));
     copies_.rotate_out(field(kSums), rows, 0, call.mask, call.dq);
     sum_gradients(call.mask);
     copies_.rotate_out(layout_.gradients.field(partial(grid_.rank), local, 0), local, 0, call.mask,
@@ -110,14 +140,23 @@ class KeysForm final : public ContextForm {
   }
 
  private:
-  enum Field : uint8_t { kSums, kLogSums, kDelta, kQueries, kDout };
+  enum Field : uint8_t {
+    kSums,
+    kLogSums,
+    kPartial,
+    kPartialLogSums,
+    kLocal,
+    kDelta,
+    kQueries,
+    kDout
+  };
   cpu::ChunkRows field(Field index) const {
     return queries_.field(grid_.queries(grid_.rank), index);
   }
   std::byte* local_keys() const {
     return layout_.keys.is_encoded ? decoded_.data() : exchange_.scratch();
   }
-  /// Key gradients that this rank computes for `owner`.
+  /// Key gradients that this rank computes for `owner`; `world`: sum of those for this rank.
   std::byte* partial(int owner) const {
     return exchange_.scratch() + layout_.key_area + size_t(owner) * layout_.gradient_area;
   }
@@ -141,43 +180,78 @@ class KeysForm final : public ContextForm {
     copies_.rotate_in(q, grid_.queries(grid_.rank), 0, mask, field(kQueries));
   }
 
-  /// Calls body(owner of the keys, block) for the blocks of the local queries.
+  void clear(Field results, Field log_sums) const {
+    fill(field(results), 0);
+    fill(field(log_sums), -std::numeric_limits<float>::infinity());
+  }
+
+  /// Block of the local queries and the keys of `owner`, whose rows are at `base`.
+  cpu::AttentionBlock make_block(int owner, const AttentionMask& mask, std::byte* base,
+                                 const ContextRows& rows) const {
+    const ChunkMessage& keys = layout_.keys.rows;
+    return grid_.attention(grid_.block(grid_.rank, owner, mask.window), mask, field(kQueries),
+                           keys.field(base, rows, 0), keys.field(base, rows, 1));
+  }
+  cpu::AttentionBlock local_block(const AttentionMask& mask) const {
+    return make_block(grid_.rank, mask, local_keys(), grid_.keys(grid_.rank));
+  }
+
+  /// Calls body(owner of the keys, block) for the blocks of the local queries and other ranks'
+  /// keys, which may have to arrive.
   template <typename Body>
-  void each_block(const AttentionMask& mask, const Body& body) {
-    const auto await_from = [&](int first, int end) {
-      for (int step = first; step < end; ++step) {
-        const int owner = ag_source(grid_.rank, grid_.world, step);
-        exchange_.await(owner, owner);
-      }
-    };
-    if (!overlaps_) await_from(1, grid_.world);
-    int arrived = 1;
-    for (int step = 0; step < grid_.world; ++step) {
+  void each_remote(const AttentionMask& mask, const Body& body) {
+    for (int step = 1; step < grid_.world; ++step) {
       const int owner = ag_source(grid_.rank, grid_.world, step);
-      const ContextBlock block = grid_.block(grid_.rank, owner, mask.window);
-      if (block.empty()) continue;
-      await_from(arrived, step + 1);
-      arrived = std::max(arrived, step + 1);
-      const bool is_local = owner == grid_.rank;
-      const ContextRows& rows = is_local ? grid_.keys(owner) : block.keys;
-      std::byte* const base =
-          is_local ? local_keys()
-                   : layout_.keys.decoded(exchange_.shared() + keys_at(owner), rows,
-                                          decoded_.data() + layout_.decoded);
-      const ChunkMessage& keys = layout_.keys.rows;
-      body(owner, grid_.attention(block, mask, field(kQueries), keys.field(base, rows, 0),
-                                  keys.field(base, rows, 1)));
+      const ContextRows keys = grid_.block(grid_.rank, owner, mask.window).keys;
+      if (keys.count() == 0) continue;
+      std::byte* const base = layout_.keys.is_encoded ? decoded_.data() + layout_.decoded
+                                                      : exchange_.shared() + keys_at(owner);
+      body(owner, make_block(owner, mask, base, keys));
     }
-    await_from(arrived, grid_.world);
   }
 
-  void send_gradients(int owner, const AttentionMask& mask) {
-    if (owner == grid_.rank) return;
-    exchange_.send(owner, layout_.gradients, grid_.block(grid_.rank, owner, mask.window).keys,
-                   partial(owner), gradients_at(grid_.rank), grid_.world + grid_.rank);
+  /// Returns once the keys of a slice of a block are here.
+  void await_keys(int owner, const ContextBlock& slice) {
+    if (slice.keys.head.count > 0) {
+      exchange_.await_head(owner, owner);
+    } else {
+      exchange_.await(owner, owner);
+    }
+    layout_.keys.decoded(exchange_.shared() + keys_at(owner), slice.keys,
+                         decoded_.data() + layout_.decoded);
+  }
+  void await_all() {
+    for (int step = 1; step < grid_.world; ++step) {
+      const int owner = ag_source(grid_.rank, grid_.world, step);
+      exchange_.await(owner, owner);
+    }
   }
 
-  /// Adds other ranks' sums to the local ones.
+  cpu::BlockAttention::Gradients gradients(Field dq, const cpu::ChunkRows& dk,
+                                           const cpu::ChunkRows& dv) const {
+    return {field(kDout), field(kLogSums), field(kDelta), field(dq), dk, dv};
+  }
+  /// Backward pass of the local queries and one chunk of the local keys.
+  void backward_local(const cpu::AttentionBlock& block, bool tail) {
+    cpu::AttentionBlock slice = block;
+    slice.rows = grid_.slice(block.rows, tail, block.mask.window);
+    if (slice.rows.empty()) return;
+    const ContextRows local = grid_.keys(grid_.rank);
+    kernel_.backward(slice,
+                     gradients(kLocal, layout_.gradients.field(partial(grid_.rank), local, 0),
+                               layout_.gradients.field(partial(grid_.rank), local, 1)));
+  }
+
+  void send_head_gradients(int owner, const ContextRows& keys) {
+    exchange_.send_head(owner, layout_.gradients, keys, partial(owner), gradients_at(grid_.rank),
+                        grid_.world + grid_.rank);
+  }
+  void send_tail_gradients(int owner, const ContextRows& keys) {
+    exchange_.send_tail(owner, layout_.gradients, keys, partial(owner), gradients_at(grid_.rank),
+                        grid_.world + grid_.rank);
+  }
+
+  /// Adds the sum of other ranks' to the local ones.
   void sum_gradients(const AttentionMask& mask) {
     const ContextRows local = grid_.keys(grid_.rank);
     for (int step = 1; step < grid_.world; ++step) {
@@ -186,8 +260,12 @@ class KeysForm final : public ContextForm {
       const ContextRows rows = grid_.block(source, grid_.rank, mask.window).keys;
       for (const int i : {0, 1}) {
         add(layout_.gradients.field(exchange_.shared() + gradients_at(source), rows, i),
-            layout_.gradients.field(partial(grid_.rank), local, i));
+            layout_.gradients.field(partial(grid_.world), local, i));
       }
+    }
+    for (const int i : {0, 1}) {
+      add(layout_.gradients.field(partial(grid_.world), local, i),
+          layout_.gradients.field(partial(grid_.rank), local, i));
     }
   }
 

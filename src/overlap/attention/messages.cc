@@ -65,8 +65,7 @@ void ChunkMessage::each_field(const ChunkMessage& uncompressed, std::byte* base,
 void ChunkMessage::encode(const ChunkMessage& uncompressed, std::byte* from,
                           const schedule::ContextRows& rows, std::byte* to) const {
   each_field(uncompressed, from, rows, [&](const Tensor& tensor, size_t offset) {
-    tandem::encode(wire_, tensor,
-                   {to + offset, wire_.bytes(tensor.elements(), tensor.dtype())});
+    tandem::encode(wire_, tensor, {to + offset, wire_.bytes(tensor.elements(), tensor.dtype())});
   });
 }
 

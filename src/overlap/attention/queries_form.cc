@@ -28,8 +28,10 @@ struct QueriesLayout {
                                              {grid.shape.dtype, grid.q_columns()}})),
         gradients(grid.query_message({{DType::f32, grid.q_columns()}})),
         keys(grid.keys_and_values()),
-        key_gradients(
-            grid.key_message({{DType::f32, grid.kv_columns()}, {DType::f32, grid.kv_columns()}})),
+        key_gradients(grid.key_message({{DType::f32, grid.kv_columns()},  // dk, dv of others
+                                        {DType::f32, grid.kv_columns()},
+                                        {DType::f32, grid.kv_columns()},  // of local queries
+                                        {DType::f32, grid.kv_columns()}})),
         encoded(keys.is_encoded ? keys.sent.capacity(grid.max_key_chunk()) : 0),
         query_area(gradient_queries.capacity(grid.max_query_chunk())),
         result_area(results.capacity(grid.max_query_chunk())),
@@ -40,6 +42,7 @@ struct QueriesLayout {
     return ContextExchange::bytes(layout.shared, layout.scratch) +
            layout.keys.rows.capacity(grid.max_key_chunk()) + layout.encoded +
            layout.key_gradients.capacity(grid.max_key_chunk()) +
+           layout.gradients.capacity(grid.max_query_chunk()) +
            cpu::BlockAttention::bytes(grid.block_shape());
   }
   /// q to each rank whose keys are read, and for its queries' rank a partial result with log-sums
@@ -74,6 +77,7 @@ class QueriesForm final : public ContextForm {
         layout_(grid),
         keys_(layout_.keys.rows, grid.max_key_chunk()),
         key_gradients_(layout_.key_gradients, grid.max_key_chunk()),
+        sums_(layout_.gradients, grid.max_query_chunk()),
         encoded_(layout_.encoded),
         exchange_(comm, layout_.shared, layout_.scratch, 2 * grid.world) {}
 
@@ -84,16 +88,18 @@ class QueriesForm final : public ContextForm {
                       layout_.queries.field(exchange_.scratch(), rows, 0));
     send_queries(layout_.queries, call.mask);
     load_keys(call.k, call.v, call.mask);
-    const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows out = layout_.results.field(result(source), in_message, 0),
-                           log_sums = layout_.results.field(result(source), in_message, 1);
-      fill(out, 0);
-      fill(log_sums, -std::numeric_limits<float>::infinity());
-      if (block.empty()) return;
-      const cpu::ChunkRows q = layout_.queries.field(queries_of(source), in_message, 0);
-      kernel_.forward(attention(block, call.mask, q), out, log_sums);
+    const auto clear = [&](int source, const ContextRows& in_message) {
+      fill(layout_.results.field(result(source), in_message, 0), 0);
+      fill(layout_.results.field(result(source), in_message, 1),
+           -std::numeric_limits<float>::infinity());
     };
-    each_block(layout_.results, call.mask, compute);
+    const auto compute = [&](int source, const ContextBlock& slice, const ContextRows& in_message) {
+      const cpu::ChunkRows q = layout_.queries.field(queries_of(source), in_message, 0);
+      kernel_.forward(attention(slice, call.mask, q),
+                      layout_.results.field(result(source), in_message, 0),
+                      layout_.results.field(result(source), in_message, 1));
+    };
+    each_block(layout_.results, call.mask, clear, compute);
     const cpu::ChunkRows out = layout_.results.field(result(grid_.rank), rows, 0),
                          log_sums = layout_.results.field(result(grid_.rank), rows, 1);
     each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
@@ -116,25 +122,31 @@ class QueriesForm final : public ContextForm {
     copies_.copy_in(call.dout, rows, 0, local(3));
     send_queries(layout_.gradient_queries, call.mask);
     load_keys(call.k, call.v, call.mask);
-    const cpu::ChunkRows dk = key_gradients_.field(keys, 0), dv = key_gradients_.field(keys, 1);
-    fill(dk, 0), fill(dv, 0);
-    const auto compute = [&](int source, const ContextBlock& block, const ContextRows& in_message) {
-      const cpu::ChunkRows dq = layout_.gradients.field(result(source), in_message, 0);
-      fill(dq, 0);
-      if (block.empty()) return;
+    const auto of_keys = [&](int index) { return key_gradients_.field(keys, index); };
+    for (const int i : {0, 1, 2, 3}) fill(of_keys(i), 0);
+    const auto clear = [&](int source, const ContextRows& in_message) {
+      fill(layout_.gradients.field(result(source), in_message, 0), 0);
+    };
+    const auto compute = [&](int source, const ContextBlock& slice, const ContextRows& in_message) {
+      const int sums = source == grid_.rank ? 2 : 0;
       const auto field = [&](int index) {
         return layout_.gradient_queries.field(queries_of(source), in_message, index);
       };
-      kernel_.backward(attention(block, call.mask, field(2)),
-                       {field(3), field(0), field(1), dq, dk, dv});
+      kernel_.backward(
+          attention(slice, call.mask, field(2)),
+          {field(3), field(0), field(1), layout_.gradients.field(result(source), in_message, 0),
+           of_keys(sums), of_keys(sums + 1)});
     };
-    each_block(layout_.gradients, call.mask, compute);
-    copies_.rotate_out(dk, keys, 0, call.mask, call.dk);
-    copies_.copy_out(dv, keys, 0, call.dv);
-    const cpu::ChunkRows dq = layout_.gradients.field(result(grid_.rank), rows, 0);
+    each_block(layout_.gradients, call.mask, clear, compute);
+    for (const int i : {0, 1}) add(of_keys(i), of_keys(i + 2));
+    copies_.rotate_out(of_keys(2), keys, 0, call.mask, call.dk);
+    copies_.copy_out(of_keys(3), keys, 0, call.dv);
+    const cpu::ChunkRows dq = sums_.field(rows);
+    fill(dq, 0);
     each_result(call.mask, [&](std::byte* base, const ContextRows& field) {
       add(layout_.gradients.field(base, field, 0), dq);
     });
+    add(layout_.gradients.field(result(grid_.rank), rows, 0), dq);
     copies_.rotate_out(dq, rows, 0, call.mask, call.dq);
   }
 
@@ -172,24 +184,34 @@ class QueriesForm final : public ContextForm {
     return grid_.attention(block, mask, q, keys_.field(rows, 0), keys_.field(rows, 1));
   }
 
-  /// Computes the local queries, then those of each other rank when they have arrived, and returns
-  /// their results in `message`. compute(source, block, rows of its messages).
-  template <typename Compute>
-  void each_block(const ChunkMessage& message, const AttentionMask& mask, const Compute& compute) {
-    for (int step = 0; step < grid_.world; ++step) {
+  /// Computes the local queries over the tail of the keys (the head if there is none), those of
+  /// each other rank when they have arrived, whose results are returned in `message`, and meanwhile
+  /// the local ones over the head. clear and compute are called with the source of the queries, and
+  /// the rows of its messages; compute also with a slice of the block.
+  template <typename Clear, typename Compute>
+  void each_block(const ChunkMessage& message, const AttentionMask& mask, const Clear& clear,
+                  const Compute& compute) {
+    const auto compute_slice = [&](int source, bool tail, const ContextRows& in_message) {
+      const ContextBlock slice =
+          grid_.slice(grid_.block(source, grid_.rank, mask.window), tail, mask.window);
+      if (!slice.empty()) compute(source, slice, in_message);
+    };
+    const ContextRows local = grid_.queries(grid_.rank);
+    const bool has_tail = grid_.keys(grid_.rank).tail.count > 0;
+    clear(grid_.rank, local);
+    compute_slice(grid_.rank, has_tail, local);
+    for (int step = 1; step < grid_.world; ++step) {
       const int source = ag_target(grid_.rank, grid_.world, step);
-      const ContextBlock block = grid_.block(source, grid_.rank, mask.window);
-      if (source == grid_.rank) {
-        compute(source, block, grid_.queries(source));
-        continue;
-      }
-      if (!block.empty()) {
+      const ContextRows rows = grid_.block(source, grid_.rank, mask.window).queries;
+      if (rows.count() > 0) {
         exchange_.await(source, source);
-        compute(source, block, block.queries);
+        clear(source, rows);
+        for (const bool tail : {false, true}) compute_slice(source, tail, rows);
       }
-      exchange_.send(source, message, block.queries, result(source), results_at(grid_.rank),
+      exchange_.send(source, message, rows, result(source), results_at(grid_.rank),
                      grid_.world + grid_.rank);
     }
+    if (has_tail) compute_slice(grid_.rank, false, local);
   }
 
   /// Calls add(message, its rows) for the other ranks' results of the local queries.
@@ -207,7 +229,7 @@ class QueriesForm final : public ContextForm {
   ContextRowCopies copies_;
   cpu::BlockAttention kernel_;
   QueriesLayout layout_;
-  ContextScratch keys_, key_gradients_;
+  ContextScratch keys_, key_gradients_, sums_;
   Memory encoded_;
   ContextExchange exchange_;
 };

@@ -68,6 +68,11 @@ struct ContextGrid {
   schedule::ContextBlock block(int query_rank, int key_rank, int64_t window) const {
     return schedule::context_block(queries(query_rank), keys(key_rank), mask(window));
   }
+  /// Slice of a block: with the keys of one chunk: what is computed at a time.
+  schedule::ContextBlock slice(const schedule::ContextBlock& block, bool tail,
+                               int64_t window) const {
+    return schedule::context_block_slice(block, tail, mask(window));
+  }
   int64_t q_columns() const { return shape.heads * shape.head_dim; }
   int64_t kv_columns() const { return shape.kv_heads * shape.head_dim; }
   /// Max positions of a chunk: those of rank 0's head.
@@ -81,8 +86,7 @@ struct ContextGrid {
   }
   KeyMessage keys_and_values() const {
     const std::vector<ChunkMessage::Field> fields(2, {shape.dtype, kv_columns()});
-    return {key_message(fields),
-            ChunkMessage(shape.batch, max_key_chunk(), fields, shape.wire),
+    return {key_message(fields), ChunkMessage(shape.batch, max_key_chunk(), fields, shape.wire),
             !shape.wire.is_none()};
   }
   cpu::BlockShape block_shape() const {

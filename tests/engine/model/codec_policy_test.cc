@@ -23,7 +23,8 @@ TEST(CodecPolicy, TextRoundTrips) {
         "lossless", "gradients=int4:g32", "attention=int8,mlp=int8,weights=lossless",
         "attention=none,mlp=int8,gradients=lossless,weights=int8", "experts=int8",
         "embeddings=int4:g32", "attention=int8,mlp=int8,experts=int4,embeddings=lossless",
-        "keys=int8:g64", "stages=int8,keys=int4:g32", "experts=int6,embeddings=mxfp8,gradients=int4,weights=lossless"}) {
+        "keys=int8:g64", "stages=int8,keys=int4:g32",
+        "experts=int6,embeddings=mxfp8,gradients=int4,weights=lossless"}) {
     EXPECT_EQ(CodecPolicy::parse(text).describe(), text);
   }
   const CodecPolicy policy = CodecPolicy::parse("mlp=int4:g32");

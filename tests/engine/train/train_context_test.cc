@@ -113,9 +113,9 @@ TEST(TrainContext, SentBytesAndWaitsAreRecorded) {
     EXPECT_EQ(step.at("sent_bytes").at("tp"), 0);
     EXPECT_GT(step.at("exposed_ms").at("cp"), 0);
   }
-  train_losses({1, 1}, dir / "keys",
-               with(base, {"parallel.cp=2", "parallel.strategy=serial",
-                           "parallel.codec=keys=int8:g16"}));
+  train_losses(
+      {1, 1}, dir / "keys",
+      with(base, {"parallel.cp=2", "parallel.strategy=serial", "parallel.codec=keys=int8:g16"}));
   EXPECT_LT(steps_of(dir / "keys")[0].at("sent_bytes").at("cp"),
             steps_of(dir / "cp")[0].at("sent_bytes").at("cp"));
   train_losses({1, 2}, dir / "dp", with(base, {"parallel.link=100GB/s,0us"}));

@@ -367,14 +367,15 @@ TEST(MergePartial, PartialsAreWeightedByTheirSums) {
 }
 
 // Two calls deep: keys and values (f32, 8 bytes a column) and their gradients of both ranks; with
-// those that are sent; then rows of queries (results, q, dout, log-sums and deltas).
+// those that are sent, and a sum; then rows of queries (results, of local keys and of others; q,
+// dout, log-sums and deltas).
 TEST(ContextAttention, BytesAreThoseOfTheFormsThatMayBeChosen) {
   const ContextShape shape{.batch = 1, .seq = 64, .heads = 4, .kv_heads = 2, .head_dim = 16};
   const auto bytes = [&](std::string_view form, int ranks) {
     return context_attention_bytes(shape, ranks, {.form = form});
   };
   const size_t rows = 32, area = rows * 32 * 8;
-  const size_t messages = 2 * (2 * (area + area) + area + 2 * area), queries = rows * 4 * 200;
+  const size_t messages = 2 * (2 * (area + area) + area + 3 * area), queries = rows * 4 * 332;
   EXPECT_EQ(bytes("gather", 2),
             messages + queries + cpu::BlockAttention::bytes({1, 4, 2, 16, int64_t(rows)}));
   EXPECT_EQ(bytes("ring", 2), bytes("gather", 2));

@@ -40,8 +40,8 @@ void round_heads(const Tensor& rows, const Wire& wire, int64_t head_dim) {
   }
 }
 
-const char* const kWires[] = {"int8:g16", "e4m3:g16", "int4:g32:hadamard", "int3:g16:asym",
-                              "int2:g32:spikes", "mxfp6"};
+const char* const kWires[] = {"int8:g16",      "e4m3:g16",        "int4:g32:hadamard",
+                              "int3:g16:asym", "int2:g32:spikes", "mxfp6"};
 
 // Without a rotation the keys that travel are those of the call, so the result is that of a call
 // with rounded keys and values and no wire format, bit for bit, in both passes.
@@ -55,7 +55,8 @@ TEST(ContextWire, EveryFormReadsTheRoundedKeysInBothPasses) {
           ContextCase uncompressed = c;
           uncompressed.shape.wire = {};
           const ContextProblem rounded(uncompressed, comm.size(), comm.rank());
-          for (const Tensor& rows : {rounded.k, rounded.v}) round_heads(rows, wire, c.shape.head_dim);
+          for (const Tensor& rows : {rounded.k, rounded.v})
+            round_heads(rows, wire, c.shape.head_dim);
           ContextAttention reference(comm, uncompressed.shape, nullptr, {.form = "gather"});
           rounded.run(reference);
           for (const ContextFormRow* form : context_forms()) {
@@ -105,8 +106,8 @@ TEST(ContextWire, RotatedKeysAreRoundedAfterTheirRotation) {
 }
 
 /// Largest ratio of a result's error to what docs/reference/wire-formats.md bounds for
-/// `bounded_by`, with keys and values sent as `wire`. A group's error is at most b times its absmax,
-/// so a score's at most d = scale |q|_1 b max |k|, a softmax's sum of differences e^2d - 1.
+/// `bounded_by`, with keys and values sent as `wire`. A group's error is at most b times its
+/// absmax, so a score's at most d = scale |q|_1 b max |k|, a softmax's sum of differences e^2d - 1.
 double error_over_bound(const Wire& wire, const Wire& bounded_by) {
   const ContextCase c{.ranks = 2,
                       .shape = {.seq = 24,
