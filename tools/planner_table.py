@@ -32,6 +32,8 @@ SPLITS = [
     ("unseen MoE models (Megatron-Bridge)", unseen_models("group=megatron-bridge,model!=Llama")),
     ("unseen MoE model (Megatron-Core's Qwen3-235B, five layouts)", unseen_models("group=megatron-moe-zoo")),
     ("unseen models, H100 of 500 W, eager and compiled (torchtitan)", unseen_models("group=torchtitan-h100")),
+    ("unseen models with context parallelism, 8,192 to 131,072 tokens", unseen_models("cp>1")),
+    ("unseen models with cp 4 and 8, 32,768 and 131,072 tokens", unseen_models("cp>2")),
     ("175B on 3,072-12,288 GPUs from at most 1,024 (MegaScale's Table 2)",
      ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B,gpus<=1024", "--where", "model=GPT-175B,gpus>1024"]),
     ("530B from 175B (MegaScale)", ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B", "--where", "model=GPT-530B"]),

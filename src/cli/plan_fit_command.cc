@@ -227,6 +227,11 @@ void add_search_options(CLI::App& plan, PlanSearchOptions& search) {
       "Max error of a wire format: lossless, a format whose error it is (int8, int4), or a "
       "percentage of a group's largest value")
       ->capture_default_str();
+  add("--max-cp", search.max_cp,
+      "Try context parallelism of up to N ranks, too, which trains on CPU ranks only: listed "
+      "apart, "
+      "or with --dp-formats among the others (default: parallel.cp)")
+      ->check(CLI::Range(1, 4096));
   plan.add_flag("--dp-formats", search.dp_formats,
                 "Search wire formats of gradients and weights, too; only CPU ranks take these")
       ->needs(subject);

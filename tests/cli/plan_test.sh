@@ -116,8 +116,20 @@ delay = 2
 TOML
 printf 'gpu = "H100"\ngpus_per_host = 8\n[link]\nhost = 450\nnetwork = 50\nlearners = 1e-3\n' >far.toml
 printf '[parallel]\ncp = 2\n' | cat "$source/configs/tiny.toml" - >context.toml
-plan_refused context.toml 2 'context.toml: parallel.cp is 2: expected 1, as planned layouts do not divide sequences' \
-  --gpus 2 --hardware far.toml
+"$tandem" plan context.toml --gpus 2 --hardware far.toml --out context-planned.toml --json context.json >log
+grep -q '^With context parallelism, which training has on CPU ranks only; no GPU runs these yet:$' log
+"$tandem" plan context.toml --gpus 2 --hardware far.toml --dp-formats --json context-cpu.json >log
+! grep -q '^With context parallelism' log
+python3 - <<'EOP'
+import json
+gpus, cpus = json.load(open("context.json")), json.load(open("context-cpu.json"))
+assert [l["cp"] for l in gpus["fastest"]] == [1] * len(gpus["fastest"]) and gpus["best"]["cp"] == 1, gpus
+assert gpus["not_on_gpus"] and all(l["cp"] == 2 for l in gpus["not_on_gpus"]), gpus
+assert cpus["not_on_gpus"] == [] and {l["cp"] for l in cpus["pareto"] + cpus["fastest"]} == {1, 2}, cpus
+EOP
+! grep -q '^cp' context-planned.toml
+plan_refused context.toml 2 '--page with cp of up to 2: expected --max-cp 1' --gpus 2 --hardware far.toml --page x.html
+plan_refused learners.toml 2 'sync.learners with cp of up to 4: expected --max-cp 1' --gpus 4 --hardware far.toml --max-cp 4
 plan_refused learners.toml 2 '--gpus 3: expected a multiple of sync.learners = 2' --gpus 3 --hardware far.toml
 plan_refused learners.toml 2 '--page with sync.learners = 2: expected a job of one learner' --gpus 4 --hardware far.toml --page x.html
 plan_learners() { # FILE SED-EXPRESSION: plans with another line of the job

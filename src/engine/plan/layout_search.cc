@@ -47,27 +47,31 @@ void for_each_schedule(RunRow& row, const Use& use) {
 
 /// Calls `use` for every layout that divides the job.
 template <class Use>
-void for_each_layout(RunRow row, const GpuSpec& gpu, const Use& use) {
+void for_each_layout(RunRow row, double max_cp, const GpuSpec& gpu, const Use& use) {
   constexpr double kMaxMicrobatch = 16;
+  const auto use_groups = [&](double tp, double cp, double pp) {
+    if (!divides(tp * cp * pp, row.gpus)) return;
+    row.tp = tp, row.cp = cp, row.pp = pp, row.dp = row.gpus / tp / cp / pp;
+    if (!divides(row.dp, row.gbs)) return;
+    for (const double ep : divisors(std::max(row.experts, 1.0), row.dp)) {
+      if (!divides(ep, row.dp)) continue;
+      row.ep = ep;
+      for (const double mbs : divisors(row.gbs / row.dp, kMaxMicrobatch)) {
+        row.mbs = mbs, row.grad_accum = row.gbs / row.dp / mbs;
+        for_each_schedule(row, [&] {
+          for (const char* recompute : {"none", "full"}) {
+            row.recompute = recompute;
+            use(row);
+          }
+        });
+      }
+    }
+  };
   for (const double tp : divisors(row.kv_heads, gpu.host_gpus)) {
     if (!divides(tp, row.gpus) || !divides(tp, row.ffn)) continue;
-    for (const double pp : divisors(row.layers, row.gpus / tp)) {
-      if (!divides(tp * pp, row.gpus)) continue;
-      row.tp = tp, row.pp = pp, row.dp = row.gpus / tp / pp;
-      if (!divides(row.dp, row.gbs)) continue;
-      for (const double ep : divisors(std::max(row.experts, 1.0), row.dp)) {
-        if (!divides(ep, row.dp)) continue;
-        row.ep = ep;
-        for (const double mbs : divisors(row.gbs / row.dp, kMaxMicrobatch)) {
-          row.mbs = mbs, row.grad_accum = row.gbs / row.dp / mbs;
-          for_each_schedule(row, [&] {
-            for (const char* recompute : {"none", "full"}) {
-              row.recompute = recompute;
-              use(row);
-            }
-          });
-        }
-      }
+    // Each rank has the head and tail chunk of a sequence.
+    for (const double cp : divisors(row.gpus / tp, std::min(max_cp, row.seq / 2))) {
+      for (const double pp : divisors(row.layers, row.gpus / tp / cp)) use_groups(tp, cp, pp);
     }
   }
 }
@@ -177,7 +181,7 @@ class FormatSearch {
       if (row.ep > 1) codec.experts = ep.fastest(error);
       if (row.pp > 1) codec.stages = pp.fastest(error);
       for (const int zero : stages) found.push_back({zero, codec});
-      if (row.dp == 1 || !limits_.dp_formats) continue;
+      if (row.dp * row.cp == 1 || !limits_.dp_formats) continue;
       for (const Wire& gradient : gradients.alternatives(error)) {
         for (const Wire& weight : weights.alternatives(error)) {
           if (gradient.is_none() && weight.is_none()) continue;
@@ -247,16 +251,17 @@ RunRow LayoutSearch::row_without_layout(double gpus) const {
   return row;
 }
 
-std::vector<RunRow> LayoutSearch::rows(double gpus) const {
+std::vector<RunRow> LayoutSearch::rows(double gpus, double max_cp) const {
   std::vector<RunRow> rows;
-  for_each_layout(row_without_layout(gpus), gpu_, [&](const RunRow& row) { rows.push_back(row); });
+  for_each_layout(row_without_layout(gpus), max_cp, gpu_,
+                  [&](const RunRow& row) { rows.push_back(row); });
   return rows;
 }
 
 std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model,
                                  const SyncConfig& sync) {
   std::vector<int> stages{1};
-  if (row.dp == 1) return stages;
+  if (row.dp * row.cp == 1) return stages;
   if (sync.num_learners() == 1) stages.push_back(0);
   const bool is_whole = row.pp > 1 && (model.tie_word_embeddings || splits_backward(row.schedule));
   if (!is_whole && !sync.is_demo()) stages.push_back(2);
@@ -280,7 +285,8 @@ FoundLayouts LayoutSearch::find(double gpus, const FactorsOf& factors,
                                 const LayoutLimits& limits) const {
   FoundLayouts found;
   FormatSearch formats(config_.model, config_.parallel.sync, gpu_, factors, limits, found);
-  for_each_layout(row_without_layout(gpus), gpu_, [&](const RunRow& row) { formats.add(row); });
+  for_each_layout(row_without_layout(gpus), limits.max_cp, gpu_,
+                  [&](const RunRow& row) { formats.add(row); });
   if (found.considered == 0) {
     throw InvalidArgument(fmt::format(
         "--gpus {:g}: no layout of {} layers, {} key heads and a batch of {:g}: expected GPUs = tp "

@@ -40,6 +40,8 @@ struct LayoutLimits {
   double max_error = 0;       ///< of a site's wire format (parse_accuracy)
   /// Formats of gradients and weights, too, which only CPU ranks take.
   bool dp_formats = false;
+  /// Ranks that divide a sequence; above 1 layouts with context parallelism are tried, too.
+  double max_cp = 1;
 };
 
 /// Layouts of one job on GPUs of one kind.
@@ -48,18 +50,19 @@ class LayoutSearch {
   /// Both must outlive this object.
   LayoutSearch(const TrainConfig& config, const GpuSpec& gpu) : config_(config), gpu_(gpu) {}
 
-  /// Tries TP within a host, PP with each schedule but gpipe, EP, microbatch, recomputation, ZeRO
-  /// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of
-  /// the job, in bf16. Rows are always divided over TP (sequence parallelism), as the engine does.
-  /// Throws InvalidArgument if no layout divides the job. Of learners, `gpus` and rows are those of
-  /// one, with its share of the batch; all have the same layout.
+  /// Tries TP within a host, CP up to limits.max_cp, PP with each schedule but gpipe, EP,
+  /// microbatch, recomputation, ZeRO stage and the wire formats of every site on `gpus` GPUs, for
+  /// the model, batch and window of the job, in bf16. Rows are always divided over TP (sequence
+  /// parallelism), as the engine does. Throws InvalidArgument if no layout divides the job. Of
+  /// learners, `gpus` and rows are those of one, with its share of the batch; all have the same
+  /// layout.
   ///
   /// For each bound of the error every site has its fastest format: a step is no slower if an
   /// exchange is faster, and formats of TP, EP and PP take no memory. Those of gradients and
   /// weights do, so none, an exact and a lossy one are tried.
   FoundLayouts find(double gpus, const FactorsOf& factors, const LayoutLimits& limits = {}) const;
   /// Rows of all layouts that divide the job, whatever their memory: those that `find` tries.
-  std::vector<RunRow> rows(double gpus) const;
+  std::vector<RunRow> rows(double gpus, double max_cp = 1) const;
   /// The job in a layout. It is checked as a job file is: throws ConfigError if an operator cannot
   /// run it.
   TrainConfig config_in(const Layout& layout) const;

@@ -31,7 +31,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using plan::Layout;
 
-constexpr size_t kShown = 10, kMaxTried = 1000;
+constexpr size_t kShown = 10, kShownContext = 3, kMaxTried = 1000;
 
 std::vector<plan::RunRow> read_runs(const std::string& path) {
   std::vector<plan::RunRow> rows =
@@ -80,19 +80,19 @@ std::optional<TrainConfig> first_runnable_config(const plan::LayoutSearch& searc
 
 std::string layout_text(const Layout& layout) {
   const plan::RunRow& row = layout.row;
-  return fmt::format("{:g} | {:g} | {} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}", row.tp,
-                     row.pp, name_of(plan::pipeline_shape_of(row).kind), row.vpp, row.ep, row.dp,
-                     layout.formats.zero, row.mbs, row.grad_accum, row.recompute,
+  return fmt::format("{:g} | {:g} | {:g} | {} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}",
+                     row.tp, row.cp, row.pp, name_of(plan::pipeline_shape_of(row).kind), row.vpp,
+                     row.ep, row.dp, layout.formats.zero, row.mbs, row.grad_accum, row.recompute,
                      layout.formats.codec.describe());
 }
 
 std::string table(const std::vector<Layout>& layouts, const Layout& best) {
   std::string text =
-      "| tp | pp | schedule | stages per rank | ep | dp | zero | microbatch | microbatches | "
+      "| tp | cp | pp | schedule | stages per rank | ep | dp | zero | microbatch | microbatches | "
       "recompute | wire "
       "formats | error, % | step, s | memory, GiB | slower by |\n"
       "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- "
-      "|\n";
+      "| --- |\n";
   for (const Layout& layout : layouts) {
     text += fmt::format("| {} | {:.2g} | {:.4g} | {:.1f} | {} |\n", layout_text(layout),
                         100 * layout.error, layout.time.total, layout.memory_gib,
@@ -120,6 +120,7 @@ Json to_json(const Layout& layout, const Layout& best) {
   Json terms;
   for (const auto& [name, seconds] : plan::terms_of(layout.time)) terms[name] = seconds;
   return {{"tp", row.tp},
+          {"cp", row.cp},
           {"pp", row.pp},
           {"schedule", name_of(plan::pipeline_shape_of(row).kind)},
           {"virtual_stages", row.vpp},
@@ -246,19 +247,52 @@ double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
   return options.gpus / double(learners);
 }
 
+/// Throws InvalidArgument for results that context-parallel layouts do not have.
+void check_context(const PlanSearchOptions& options, const SyncConfig& sync) {
+  if (options.max_cp == 1) return;
+  for (const auto& [option, is_given] :
+       {std::pair("--page", !options.page.empty()), std::pair("--chakra", !options.chakra.empty()),
+        std::pair("sync.learners", sync.num_learners() > 1)}) {
+    if (!is_given) continue;
+    throw InvalidArgument(
+        fmt::format("{} with cp of up to {}: expected --max-cp 1", option, options.max_cp));
+  }
+}
+
 /// Layouts that fit, the fastest first; the engine need not run them all. Throws InvalidArgument if
 /// none fits.
 plan::FoundLayouts find_layouts(const PlanSearchOptions& options, const plan::LayoutSearch& search,
                                 double gpus, const plan::FactorsOf& factors, double max_error) {
-  plan::FoundLayouts found =
-      search.find(gpus, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
+  plan::FoundLayouts found = search.find(
+      gpus, factors,
+      {.max_error = max_error, .dp_formats = options.dp_formats, .max_cp = double(options.max_cp)});
   if (!found.fitting.empty()) return found;
   const Layout& smallest = found.smallest;
+  const std::string cp =
+      smallest.row.cp > 1 ? fmt::format(", cp {:g}", smallest.row.cp) : std::string();
   throw InvalidArgument(fmt::format(
-      "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
+      "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}{}, pp {:g}), "
       "expected at most 92 % of {:.1f}",
-      printable(options.subject), gpus, smallest.memory_gib, smallest.row.tp, smallest.row.pp,
+      printable(options.subject), gpus, smallest.memory_gib, smallest.row.tp, cp, smallest.row.pp,
       search.gpu().memory_bytes / plan::kGiB));
+}
+
+/// Takes the layouts that training cannot run on GPUs out of those that fit: with context
+/// parallelism. Throws InvalidArgument if no other is left.
+std::vector<Layout> take_context_layouts(const PlanSearchOptions& options,
+                                         plan::FoundLayouts& found) {
+  std::vector<Layout> taken;
+  if (options.dp_formats) return taken;  // a job for CPU ranks
+  for (const Layout& layout : found.fitting) {
+    if (layout.row.cp > 1) taken.push_back(layout);
+  }
+  std::erase_if(found.fitting, [](const Layout& layout) { return layout.row.cp > 1; });
+  if (!found.fitting.empty()) return taken;
+  throw InvalidArgument(fmt::format(
+      "{}: no layout fits {:g} GPUs without context parallelism, which training has on CPU ranks "
+      "only: the fastest would be tp {:g}, cp {:g}, pp {:g} with {:.1f} GiB a rank",
+      printable(options.subject), options.gpus, taken[0].row.tp, taken[0].row.cp, taken[0].row.pp,
+      taken[0].memory_gib));
 }
 
 /// Result of a search.
@@ -267,6 +301,7 @@ struct Plan {
   plan::FoundLayouts found;
   plan::PlanAnswer answer;
   std::vector<Layout> fastest, front;
+  std::vector<Layout> not_on_gpus;  ///< the fastest with context parallelism
   size_t traces = 0;
   double learner_gpus = 0;
 
@@ -275,9 +310,13 @@ struct Plan {
 
 void write_plan_json(const std::string& path, const Plan& plan) {
   const Layout& best = plan.best();
-  const Json json{{"answer", to_json(plan.answer)},         {"considered", plan.found.considered},
-                  {"fitting", plan.found.num_fitting},      {"best", to_json(best, best)},
-                  {"fastest", to_json(plan.fastest, best)}, {"pareto", to_json(plan.front, best)}};
+  const Json json{{"answer", to_json(plan.answer)},
+                  {"considered", plan.found.considered},
+                  {"fitting", plan.found.num_fitting},
+                  {"best", to_json(best, best)},
+                  {"fastest", to_json(plan.fastest, best)},
+                  {"pareto", to_json(plan.front, best)},
+                  {"not_on_gpus", to_json(plan.not_on_gpus, best)}};
   const std::string text = dump_json(json, 1) + "\n";
   path == "-" ? fmt::print("{}", text) : write_output(path, text);
 }
@@ -290,6 +329,12 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
              table(plan.fastest, plan.best()));
   if (options.all) {
     fmt::print("\nBest in step time, memory or error:\n\n{}", table(plan.front, plan.best()));
+  }
+  if (!plan.not_on_gpus.empty()) {
+    fmt::print(
+        "\nWith context parallelism, which training has on CPU ranks only; no GPU runs these "
+        "yet:\n\n{}",
+        table(plan.not_on_gpus, plan.best()));
   }
   if (sync.num_learners() > 1) {
     fmt::print("{}", describe_exchange(sync, plan.best(), plan.learner_gpus));
@@ -308,7 +353,8 @@ void print_plan(const PlanSearchOptions& options, const Plan& plan) {
 
 }  // namespace
 
-void plan_layout(const PlanSearchOptions& options) {
+void plan_layout(const PlanSearchOptions& asked) {
+  PlanSearchOptions options = asked;
   check_outputs(options);
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   Plan plan;
@@ -319,12 +365,15 @@ void plan_layout(const PlanSearchOptions& options) {
                                    .batch = options.batch,
                                    .tokens = int64_t(options.tokens)});
   const auto& base = plan.target.config;
+  options.max_cp = std::max(options.max_cp, base.parallel.cp);
+  check_context(options, base.parallel.sync);
   plan.learner_gpus = learner_gpus(options, base.parallel.sync);
   const std::vector<plan::RunRow> runs = read_runs(options.fit);
   const plan::FactorsOf factors = fitted_factors(runs, base.model.experts, gpu);
   const double max_error = parse_accuracy_option(options.accuracy);
   const plan::LayoutSearch search(base, gpu);
   plan.found = find_layouts(options, search, plan.learner_gpus, factors, max_error);
+  plan.not_on_gpus = first(take_context_layouts(options, plan.found), kShownContext);
   std::string reason;
   const auto config =
       first_runnable_config(search, plan.found.fitting, !options.dp_formats, reason);

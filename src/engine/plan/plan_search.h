@@ -19,6 +19,7 @@ struct PlanSearchOptions {
   std::string fit;  ///< CSV file of runs that the step cost is calibrated on; empty: published ones
   std::string accuracy = "lossless";  ///< plan::parse_accuracy
   bool dp_formats = false;            ///< of gradients and weights, too
+  int64_t max_cp = 1;                 ///< LayoutLimits::max_cp; of a job with more, those
   std::string json;                   ///< file, "-" or empty
   std::string chakra;                 ///< folder of plan::chakra_trace
   std::string page;                   ///< HTML file of plan::what_if_page

@@ -69,11 +69,6 @@ PlanTarget target_of_file(const TargetRequest& request) {
   }
   PlanTarget target{.name = fs::path(request.subject).filename().string()};
   target.config = load_run_config(request.subject, {}, request.init, "", nullptr);
-  if (const int64_t cp = target.config.parallel.cp; cp > 1) {
-    throw InvalidArgument(
-        fmt::format("{}: parallel.cp is {}: expected 1, as planned layouts do not divide sequences",
-                    printable(request.subject), cp));
-  }
   if (!target.config.train.init.empty()) target.base.model = target.config.model;
   return target;
 }

@@ -129,19 +129,19 @@ class HeadsForm final : public ContextForm {
         if (block.empty()) continue;
         await_rows(source);
         await_rows(owner);
-        const bool is_own = owner == source;
+        const bool is_local = owner == source;
         const auto sum = [&](int index) {
-          return layout_.query_sums.field(is_own ? query_sums(source) : partial(), of, index);
+          return layout_.query_sums.field(is_local ? query_sums(source) : partial(), of, index);
         };
-        if (!is_own) {
+        if (!is_local) {
           fill(sum(0), 0);
           fill(sum(1), -std::numeric_limits<float>::infinity());
         }
         const cpu::ChunkRows q = layout_.queries.field(incoming(kQueries, source), of, 0);
         each_slice(
-            layout_.local, attention(owner, block, call.mask, q), is_own,
+            layout_.local, attention(owner, block, call.mask, q), is_local,
             [&](const cpu::AttentionBlock& slice) { kernel_.forward(slice, sum(0), sum(1)); });
-        if (!is_own) merge(sum(0), sum(1), out, log_sums);
+        if (!is_local) merge(sum(0), sum(1), out, log_sums);
       }
       std::byte* const message = outgoing(kQueryResults, source);
       copy(log_sums, layout_.results.field(message, of, 0));
@@ -274,19 +274,19 @@ class HeadsForm final : public ContextForm {
     const auto field = [&](int index) {
       return layout_.gradient_queries.field(incoming(kQueries, source), rows, index);
     };
-    const bool is_own = owner == source;
-    const cpu::ChunkRows dq = is_own ? layout_.query_sums.field(query_sums(source), rows, 2)
-                                     : layout_.query_sums.field(partial(), rows, 0);
-    if (!is_own) fill(dq, 0);
-    const int first = is_own ? 2 : 0;
-    each_slice(layout_.local, attention(owner, block, mask, field(2)), is_own,
+    const bool is_local = owner == source;
+    const cpu::ChunkRows dq = is_local ? layout_.query_sums.field(query_sums(source), rows, 2)
+                                       : layout_.query_sums.field(partial(), rows, 0);
+    if (!is_local) fill(dq, 0);
+    const int first = is_local ? 2 : 0;
+    each_slice(layout_.local, attention(owner, block, mask, field(2)), is_local,
                [&](const cpu::AttentionBlock& slice) {
                  kernel_.backward(slice,
                                   {field(3), field(0), field(1), dq,
                                    layout_.key_sums.field(key_sums(owner), keys, first),
                                    layout_.key_sums.field(key_sums(owner), keys, first + 1)});
                });
-    if (!is_own) add(dq, layout_.query_sums.field(query_sums(source), rows, 0));
+    if (!is_local) add(dq, layout_.query_sums.field(query_sums(source), rows, 0));
   }
 
   void return_gradients(const ContextBackward& call) {

@@ -11,6 +11,8 @@
 
 #include "engine/plan/cost/activations.h"
 #include "engine/plan/cost/rank_state.h"
+#include "engine/plan/cost/step_work.h"
+#include "overlap/attention/form.h"
 #include "schedule/pipeline_simulation.h"
 #include "tandem/error.h"
 
@@ -71,6 +73,59 @@ TEST(LayoutSearch, JobInALayoutIsAJobFile) {
   const TrainConfig config = search.config_in(search.find(64, priors).fitting.front());
   EXPECT_EQ(config.parallel.tp * config.parallel.pp * config.parallel.dp, 64);
   EXPECT_EQ(config.train.batch, 512);
+}
+
+TEST(LayoutSearch, ContextParallelLayoutsDivideSequences) {
+  TrainConfig config = make_config();
+  config.model.max_seq = config.train.seq = 131072;
+  config.train.batch = 16;
+  const GpuSpec gpu = *find_gpu("H100");
+  const LayoutSearch search(config, gpu);
+  for (const RunRow& row : search.rows(64)) EXPECT_EQ(row.cp, 1);
+  const FoundLayouts found = search.find(64, priors, {.max_cp = 8});
+  std::map<double, size_t> layouts;
+  for (const Layout& layout : found.fitting) {
+    const RunRow& row = layout.row;
+    ++layouts[row.cp];
+    EXPECT_EQ(row.tp * row.cp * row.pp * row.dp, 64);
+    EXPECT_EQ(row.dp * row.mbs * row.grad_accum, 16);
+    EXPECT_EQ(layout.time.exposed_cp > 0, row.cp > 1);
+  }
+  EXPECT_GT(layouts[8], 0u);
+  EXPECT_EQ(layouts.rbegin()->first, 8);
+  const auto with_cp =
+      std::ranges::find_if(found.fitting, [](const Layout& layout) { return layout.row.cp == 8; });
+  EXPECT_EQ(search.config_in(*with_cp).parallel.cp, 8);
+}
+
+// Bytes over the link of a rank and layer are those of the ring's two passes, mean of the ranks;
+// its buffers are those of the operator, without the rows of queries and the kernel's scratch.
+TEST(LayoutSearch, ContextExchangesAreTheRings) {
+  const GpuSpec gpu = *find_gpu("H100");
+  const TrainConfig config = make_config();
+  for (const RunRow& row : LayoutSearch(config, gpu).rows(8, 4)) {
+    if (row.cp == 1 || row.tp * row.cp > gpu.host_gpus) continue;
+    const ContextShape shape{.batch = int64_t(row.mbs),
+                             .seq = int64_t(row.seq),
+                             .keys = int64_t(row.seq),
+                             .heads = int64_t(row.heads / row.tp),
+                             .kv_heads = int64_t(row.kv_heads / row.tp),
+                             .head_dim = int64_t(row.head_dim),
+                             .dtype = DType::bf16};
+    const int ranks = int(row.cp);
+    double bytes = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const ContextPass pass : {ContextPass::forward, ContextPass::backward}) {
+        bytes += double(kRingForm.sent_bytes(pass, {shape, ranks, rank}, 0)) / ranks;
+      }
+    }
+    EXPECT_NEAR(work_of(row, gpu).cp * gpu.nvlink_rate, bytes, 1e-9 * bytes);
+    // A rank's own keys, and its gradients and their sum, are not of the other ranks.
+    const double share = double(shape.seq) / ranks * double(shape.batch * shape.kv_heads * 2) *
+                         double(shape.head_dim);
+    const double buffers = 2 * share * (ranks * (2 + 4 + 4) + 2 + 4);
+    EXPECT_NEAR(context_bytes(row) / row.vpp, buffers - 2 * share * (2 + 4), 1e-9 * buffers);
+  }
 }
 
 /// The layouts of one learner with its share of the batch, and what exchanges add.

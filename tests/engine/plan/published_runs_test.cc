@@ -61,6 +61,28 @@ TEST(PublishedRuns, UnseenLlamasOfMegatronBridge) {
   EXPECT_LT(predictions.model_errors().mape, predictions.constant_flops_errors().mape);
 }
 
+// 70 runs with context parallelism; with cp 4 and 8 six of 32,768 tokens and longer.
+TEST(PublishedRuns, UnseenModelsWithContextParallelism) {
+  const auto rows = published("runs.csv");
+  for (const auto& [conditions, mape] : {std::pair("cp>1", 5.0), std::pair("cp>2", 8.0)}) {
+    const Predictions predictions = leave_out(rows, "model", RowFilter(conditions));
+    EXPECT_GE(predictions.model_errors().rows, conditions[3] == '1' ? 60u : 6u);
+    EXPECT_LT(predictions.model_errors().mape, mape) << conditions;
+    EXPECT_LT(predictions.model_errors().mape, .6 * predictions.constant_flops_errors().mape)
+        << conditions;
+  }
+}
+
+// Four layers of Llama-3.1-405B on 8 B200s at 32,768 tokens: tp 2 with cp 4 is faster than cp 8.
+TEST(PublishedRuns, ContextParallelLayoutsOfOneModelAreRanked) {
+  const auto rows = published("runs.csv");
+  Predictions layouts = leave_out(rows, "model", RowFilter("group=simumax-b200,cp>1,seq=32768"));
+  std::erase_if(layouts.rows, [](const Prediction& p) { return p.row->model != "Llama-3.1-405B"; });
+  ASSERT_EQ(layouts.rows.size(), 2u);
+  const Prediction &a = layouts.rows[0], &b = layouts.rows[1];
+  EXPECT_EQ(*a.row->step_s < *b.row->step_s, a.time.total < b.time.total);
+}
+
 // 35 runs of three groups: within 12 % on average, each group better than a constant rate.
 TEST(PublishedRuns, UnseenMoeModels) {
   const auto rows = published("runs.csv");

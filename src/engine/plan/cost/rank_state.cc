@@ -112,6 +112,13 @@ RankWeights rank_weights(const RunRow& row) {
           expert_layers * ffn * row.experts / row.ep / (row.of_engine ? row.tp : 1)};
 }
 
+double context_bytes(const RunRow& row) {
+  if (row.cp == 1 || !row.of_engine) return 0;
+  constexpr double kKey = 2, kGradient = 4, kCalls = 2;
+  const double elements = 2 * row.mbs * row.seq * row.kv_heads * row.head_dim / row.tp;
+  return std::max(1.0, row.vpp) * kCalls * elements * (kKey + 2 * kGradient);
+}
+
 WeightCopies weight_copies(const RunRow& row) {
   const double replicas = row.dp * row.cp;
   return {replicas, std::max(1.0, replicas * (row.of_engine ? 1 : row.tp) / row.ep)};
@@ -176,7 +183,8 @@ double saved_layers(const RunRow& row) {
 }
 
 double working_bytes(const RunRow& row) {
-  constexpr double kLogits = 6, kGradient = 4, kOperands = 12, kWorkspace = kGiB;
+  constexpr double kLogits = 6, kGradient = 4, kOperands = 12;
+  const double workspace = kGiB + context_bytes(row);
   const MicrobatchDims dims = microbatch_dims(row);
   const bool recomputes = row.recompute == "full";
   // The engine keeps the residual stream in f32, and memory to recompute a layer of each stage.
@@ -199,7 +207,7 @@ double working_bytes(const RunRow& row) {
   }
   if (is_split) {
     return std::max(tied, saved * saved_layers(row) + pending + std::max(logits, backward)) +
-           kWorkspace;
+           workspace;
   }
   const double first = saved * saved_layers(row) + (row.pp > 1 ? backward : 0);
   const double last = saved * (row.pp > 1 ? stage_layers(row).last : saved_layers(row)) +

@@ -36,6 +36,11 @@ RankWeights rank_weights(const RunRow& row);
 struct WeightCopies {
   double dense = 1, experts = 1;
 };
+/// Bytes of the engine's context-parallel attention: two calls' keys and values of whole sequences
+/// in bf16, and gradients in f32 that a rank computes and receives, for each of its stages
+/// (overlap/attention). 0 for other engines' runs, and without context parallelism.
+double context_bytes(const RunRow& row);
+
 WeightCopies weight_copies(const RunRow& row);
 
 schedule::PipelineShape pipeline_shape_of(const RunRow& row);
