@@ -6,6 +6,7 @@ emulated-attention), and exits with 1 if a case ended wrong. The hosts share thi
 measure on an idle machine, in which all cases take at most six minutes.
 """
 import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -50,11 +51,16 @@ def run(args, folder, cache, name, rate, ranks, arguments, repeats):
         bench += ["--ranks", str(ranks), "--link", LINKS[rate]]
     else:
         bench = ["tools/netns_run.sh", "--hosts", str(ranks), "--rate", rate, *bench]
+    load = round(os.getloadavg()[0], 1)
     # Times of one case do not decide the form of another.
     environment = os.environ | {"TANDEM_THREADS": "1", "TANDEM_CACHE_DIR": f"{cache}/{name}"}
     result = subprocess.run(bench, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     print(f"{name}: exit {result.returncode}\n{result.stdout}{result.stderr}", flush=True)
-    return result.returncode == 0
+    if result.returncode != 0:
+        return False
+    file = ROOT / folder / f"{name}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"load": load}, indent=1) + "\n")
+    return True
 
 
 def main():

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Markdown table of a folder of context-parallel attention's results, bench/context.py's (a path relative to the
 repository; tools/tables.py puts it into the docs)."""
-from bench_results import ROOT, load, markdown
+import re
+
+from bench_results import ROOT, load, markdown, span
 
 FORMS = ("gather", "ring", "heads", "queries")
 
@@ -14,9 +16,16 @@ def time_of(r, form):
     return r["config"]["candidates_us"][form]["median"]
 
 
+def bytes_per_us(r):
+    """Rate of a link, as its name states it: a token bucket lets the first 128 KB pass at once, so small transfers measure
+    another."""
+    number, unit = re.search(r"([\d.]+)(gbit|mbit|MB/s)", r["link"]).groups()
+    return float(number) * {"gbit": 125, "mbit": .125, "MB/s": 1}[unit]
+
+
 def wire_us(r, forms):
-    """Time of the bytes of the form, of several that sends least."""
-    return r["time_us"]["wire"] * min(r["bytes"][form] for form in forms) / min(r["bytes"].values())
+    """Time of the bytes of the form, of several that sends least, at the link's rate."""
+    return min(r["bytes"][form] for form in forms) / bytes_per_us(r)
 
 
 def hidden(r, forms, us):
@@ -69,6 +78,7 @@ def table(folder):
     right = all(r["error"]["max_of_bound"] <= 1 and r["bitwise_equal_runs"] and r["bytes_agree"] for r in found)
     about = (f'{found[0]["hardware"]}, one thread a rank, f32; commits {", ".join(sorted({r["commit"] for r in found}))}, '
              f'{max(r["date"] for r in found)[:10]}; ms, medians, slowest rank. '
+             f'the machine\'s load was {span([r["load"] for r in found], "{:.0f}")}. '
              f'{"All correct, with the bytes of the formulas." if right else "NOT ALL CORRECT."}')
     heads = ["link", "ranks", "positions", "heads/kv×dim", "passes", "compute", "wire", *FORMS, "chosen", "form",
              "over the best", "hidden"]

@@ -12,6 +12,7 @@
 
 #include "bench/bare_transfer.h"
 #include "core/random_buffer.h"
+#include "overlap/attention/exchange.h"
 #include "overlap/attention/operands.h"
 #include "overlap/attention/operator.h"
 #include "overlap/attention/reference.h"
@@ -35,7 +36,7 @@ uint64_t digest(const ContextOperands& o, bool backward) {
   return sum;
 }
 
-/// The blocks of a rank's queries, on keys that are here.
+/// Slices of the blocks of a rank's queries, on keys that are here.
 class BlocksAlone {
  public:
   explicit BlocksAlone(const AttentionBench& q, const ContextGrid& grid)
@@ -61,8 +62,10 @@ class BlocksAlone {
       if (block.empty()) continue;
       const cpu::AttentionBlock all =
           grid_.attention(block, AttentionMask(q_.window), query_, key_, value_);
-      kernel_.forward(all, out_, log_sums_);
-      if (q_.backward) kernel_.backward(all, {dout_, log_sums_, delta_, dq_, dk_, dv_});
+      each_slice(grid_, all, owner == grid_.rank, [&](const cpu::AttentionBlock& slice) {
+        kernel_.forward(slice, out_, log_sums_);
+        if (q_.backward) kernel_.backward(slice, {dout_, log_sums_, delta_, dq_, dk_, dv_});
+      });
     }
   }
 

@@ -212,7 +212,7 @@ double working_bytes(const RunRow& row) {
   const double first = saved * saved_layers(row) + (row.pp > 1 ? backward : 0);
   const double last = saved * (row.pp > 1 ? stage_layers(row).last : saved_layers(row)) +
                       std::max(logits, backward);
-  return std::max({first, last, tied}) + kWorkspace;
+  return std::max({first, last, tied}) + workspace;
 }
 
 double peak_memory_gib(const RunRow& row) {
