@@ -119,7 +119,7 @@ TEST(LayoutSearch, ContextExchangesAreTheRings) {
         bytes += double(kRingForm.sent_bytes(pass, {shape, ranks, rank}, 0)) / ranks;
       }
     }
-    EXPECT_NEAR(work_of(row, gpu).cp * gpu.nvlink_rate, bytes, 1e-9 * bytes);
+    EXPECT_NEAR(work_of(row, gpu).layer.cp * gpu.nvlink_rate, bytes, 1e-9 * bytes);
     // A rank's own keys, and its gradients and their sum, are not of the other ranks.
     const double share = double(shape.seq) / ranks * double(shape.batch * shape.kv_heads * 2) *
                          double(shape.head_dim);
