@@ -40,8 +40,7 @@ def cases():
     yield "cross-8-2-200mbit", "200mbit", 2, f"--cross --seq 256 --keys 2048 {MHA}", 7
     yield "cross-16-2-200mbit", "200mbit", 2, f"--cross --seq 64 --keys 1024 {MHA}", 15
     yield "cross-64-2-200mbit", "200mbit", 2, f"--cross --seq 128 --keys 8192 {MHA}", 5
-    for rows in "", " --contiguous":
-        yield f"rows-2048-2-1gbit{rows.replace(' --', '-')}", "1gbit", 2, f"--seq 2048 {SHORT_GQA}{rows}", 7
+    yield "gqa-2048-2-1gbit-contiguous", "1gbit", 2, f"--seq 2048 {SHORT_GQA} --contiguous", 7
 
 
 def run(args, folder, cache, name, rate, ranks, arguments, repeats):

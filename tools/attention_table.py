@@ -77,8 +77,8 @@ def table(folder):
     found.sort(key=lambda r: (r["mask"], r["link"], r["ranks"], r["passes"], r["seq"], -r["kv_heads"]))
     right = all(r["error"]["max_of_bound"] <= 1 and r["bitwise_equal_runs"] and r["bytes_agree"] for r in found)
     about = (f'{found[0]["hardware"]}, one thread a rank, f32; commits {", ".join(sorted({r["commit"] for r in found}))}, '
-             f'{max(r["date"] for r in found)[:10]}; ms, medians, slowest rank. '
-             f'the machine\'s load was {span([r["load"] for r in found], "{:.0f}")}. '
+             f'{max(r["date"] for r in found)[:10]}; ms, medians, slowest rank; '
+             f'load of the machine {span([r["load"] for r in found], "{:.0f}")}. '
              f'{"All correct, with the bytes of the formulas." if right else "NOT ALL CORRECT."}')
     heads = ["link", "ranks", "positions", "heads/kv×dim", "passes", "compute", "wire", *FORMS, "chosen", "form",
              "over the best", "hidden"]

@@ -115,7 +115,7 @@ fragments = 2
 delay = 2
 TOML
 printf 'gpu = "H100"\ngpus_per_host = 8\n[link]\nhost = 450\nnetwork = 50\nlearners = 1e-3\n' >far.toml
-printf '[parallel]\ncp = 2\n' | cat "$source/configs/tiny.toml" - >context.toml
+printf '[parallel]\ncp = 2\n' | cat "$source/configs/gpu-tiny.toml" - >context.toml
 "$tandem" plan context.toml --gpus 2 --hardware far.toml --out context-planned.toml --json context.json >log
 grep -q '^With context parallelism, which training has on CPU ranks only; no GPU runs these yet:$' log
 "$tandem" plan context.toml --gpus 2 --hardware far.toml --dp-formats --json context-cpu.json >log
