@@ -58,7 +58,7 @@ def run(args, folder, cache, name, rate, ranks, arguments, repeats):
     if result.returncode != 0:
         return False
     file = ROOT / folder / f"{name}.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"load": load}, indent=1) + "\n")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"load": load}, indent=1, ensure_ascii=False) + "\n")
     return True
 
 

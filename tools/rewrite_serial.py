@@ -48,8 +48,8 @@ def rewrite(r):
     if not times:
         return
     r["time_us"] = with_nccl(r["time_us"], times)
-    if r["time_us"]["gemm"] == 0 or r["ranks"] == 1:
-        return  # a collective other than the library's, or only a GEMM
+    if r["time_us"].get("gemm", 0) == 0 or r["ranks"] == 1:
+        return  # a collective other than the library's, attention, or only a GEMM
     for name, t in times.items():
         t.setdefault("form", "serial" if name in SERIAL | FORMER else "overlapped")
     config, us = r["config"], r["time_us"]
