@@ -2,7 +2,7 @@
 declaration with its own."""
 import re
 
-ORDER = ["tandem", "overlap", "moe", "collectives", "communicator", "world", "cuda", "tensor", "dtype", "codec",
+ORDER = ["tandem", "overlap", "moe", "attention", "cross_attention", "collectives", "communicator", "world", "cuda", "tensor", "dtype", "codec",
          "quantize", "norm", "strategy", "error", "random", "version"]
 SKIPPED = {"export"}  # macros of the library's visibility
 NAME = re.compile(r"(?:class|struct|enum class|using|constexpr\s+\w+)\s+(?:TANDEM_API\s+)?(\w+)")

@@ -6,8 +6,9 @@ import re
 import textwrap
 
 HIDDEN = {"__eq__", "__hash__", "__repr__", "__enter__", "__exit__", "__del__", "__init_subclass__"}
-GROUPS = [("Worlds", ["run", "init", "World", "Comm", "shard_of"]),
-          ("Operators", ["AgGemm", "GemmRs", "GemmAr", "AgWgrad", "MoeLayer", "MoeBatch"]),
+GROUPS = [("Worlds", ["run", "init", "World", "Comm", "shard_of", "context_chunks"]),
+          ("Operators", ["AgGemm", "GemmRs", "GemmAr", "AgWgrad", "MoeLayer", "MoeBatch", "ContextAttention",
+                         "CrossAttention", "CrossAttentionBatch"]),
           ("Collectives", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv",
                            "AllReduce", "AllGather", "ReduceScatter", "AllToAll"]),
           ("Wire formats and types", ["Wire", "DType"]),
@@ -98,7 +99,7 @@ def page(folder, package):
         parts.append(f"## {title}")
         for name in names:
             parts += entry(name, nodes[name], getattr(package, name))
-    layers = declared([folder / "torch.py"])
+    layers = declared([folder / "torch.py", folder / "_torch_attention.py"])
     tree = ast.parse((folder / "torch.py").read_text())
     names = next(ast.literal_eval(n.value) for n in tree.body
                  if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")

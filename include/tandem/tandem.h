@@ -1,8 +1,10 @@
 // Includes all public headers.
 #pragma once
 
+#include "tandem/attention.h"
 #include "tandem/collectives.h"
 #include "tandem/communicator.h"
+#include "tandem/cross_attention.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"

@@ -141,6 +141,7 @@ void bind_operators(nb::module_& m);
 void bind_collectives(nb::module_& m);
 void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
+void bind_attention(nb::module_& m);
 
 /// Throws InvalidArgument for an unknown name.
 Strategy strategy_from(const std::string& name);

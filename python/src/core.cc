@@ -38,5 +38,6 @@ NB_MODULE(_core, m) {
   bind_collectives(m);
   bind_collective_objects(m);
   bind_moe(m);
+  bind_attention(m);
   bind_wire(m);
 }

@@ -25,6 +25,9 @@ from ._core import (
     AllReduce,
     AllToAll,
     Comm,
+    ContextAttention,
+    CrossAttention,
+    CrossAttentionBatch,
     DType,
     GemmAr,
     GemmRs,
@@ -36,6 +39,7 @@ from ._core import (
     __version__,
     all_gather,
     all_to_all,
+    context_chunks,
     recv,
     reduce_scatter,
     send,
@@ -55,11 +59,12 @@ from ._core import _Operator
 from ._world import World, init, run
 
 __all__ = [
-    "Aborted", "AgGemm", "AgWgrad", "AllGather", "AllReduce", "AllToAll", "Comm", "DType",
+    "Aborted", "AgGemm", "AgWgrad", "AllGather", "AllReduce", "AllToAll", "Comm",
+    "ContextAttention", "CrossAttention", "CrossAttentionBatch", "DType",
     "DeviceError", "Error", "GemmAr", "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch",
     "MoeLayer", "ReduceScatter", "Timeout",
     "Unsupported", "Wire", "World", "__isa__", "__version__",
-    "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "context_chunks", "init", "recv", "reduce_scatter", "run",
     "send", "shard_of",
 ]
 

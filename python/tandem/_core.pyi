@@ -246,6 +246,158 @@ class MoeLayer:
         dweights: Optional[Array] = None,
     ) -> Tuple[Array, Array, Array, Array]: ...
 
+_Chunks = Tuple[Tuple[int, int], Tuple[int, int]]
+
+class ContextAttention:
+    def __init__(
+        self,
+        comm: Comm,
+        seq: int,
+        heads: int,
+        head_dim: int,
+        dtype: DTypeLike = "f32",
+        *,
+        kv_heads: int = 0,
+        keys: int = 0,
+        batch: int = 1,
+        causal: bool = True,
+        window: int = 0,
+        rope_theta: float = 0.0,
+        contiguous: bool = False,
+        strategy: str = "automatic",
+        form: str = "",
+        backward: bool = True,
+    ) -> None: ...
+    @property
+    def comm(self) -> Comm: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def forward_form(self) -> str: ...
+    @property
+    def backward_form(self) -> str: ...
+    @property
+    def forward_bytes(self) -> int: ...
+    @property
+    def backward_bytes(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def keys(self) -> int: ...
+    @property
+    def query_chunks(self) -> _Chunks: ...
+    @property
+    def key_chunks(self) -> _Chunks: ...
+    def forward(
+        self,
+        q: Array,
+        k: Any,
+        v: Any,
+        document_starts: Optional[Any] = None,
+        out: Optional[Array] = None,
+        log_sums: Optional[Array] = None,
+    ) -> Tuple[Array, Array]: ...
+    def backward(
+        self,
+        q: Array,
+        k: Any,
+        v: Any,
+        out: Any,
+        log_sums: Any,
+        dout: Any,
+        document_starts: Optional[Any] = None,
+        dq: Optional[Array] = None,
+        dk: Optional[Array] = None,
+        dv: Optional[Array] = None,
+    ) -> Tuple[Array, Array, Array]: ...
+
+class CrossAttentionBatch:
+    @property
+    def bytes(self) -> int: ...
+
+class CrossAttention:
+    def __init__(
+        self,
+        comm: Comm,
+        text: int,
+        visual: int,
+        hidden: int,
+        features: int,
+        heads: int,
+        head_dim: int,
+        dtype: DTypeLike = "f32",
+        *,
+        kv_heads: int = 0,
+        batch: int = 1,
+        gate: bool = False,
+        strategy: str = "automatic",
+        form: str = "",
+        backward: bool = True,
+    ) -> None: ...
+    @property
+    def comm(self) -> Comm: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def forward_form(self) -> str: ...
+    @property
+    def backward_form(self) -> str: ...
+    @property
+    def forward_bytes(self) -> int: ...
+    @property
+    def backward_bytes(self) -> int: ...
+    @property
+    def text(self) -> int: ...
+    @property
+    def visual(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def gate(self) -> bool: ...
+    def forward(
+        self,
+        x: Array,
+        visual: Any,
+        w_q: Any,
+        w_k: Any,
+        w_v: Any,
+        w_out: Any,
+        gate: Optional[Any] = None,
+        out: Optional[Array] = None,
+    ) -> Tuple[Array, CrossAttentionBatch]: ...
+    def backward(
+        self,
+        batch: CrossAttentionBatch,
+        dout: Array,
+        x: Any,
+        visual: Any,
+        w_q: Any,
+        w_k: Any,
+        w_v: Any,
+        w_out: Any,
+        gate: Optional[Any] = None,
+        *,
+        visual_gradient: bool = True,
+    ) -> Tuple[Array, Optional[Array], Array, Array, Array, Array, Optional[Array]]: ...
+
 class _Collective:
     @property
     def comm(self) -> Comm: ...
@@ -330,6 +482,9 @@ def all_to_all(
 ) -> Array: ...
 def send(comm: Comm, x: Any, peer: int) -> None: ...
 def recv(comm: Comm, x: Array, peer: int) -> Array: ...
+def context_chunks(
+    positions: int, ranks: int, rank: int, contiguous: bool = False
+) -> _Chunks: ...
 def shard_of(total: int, world: int, rank: int) -> Tuple[int, int]: ...
 def _address(x: Any) -> int: ...
 def _all_reduce(

@@ -230,6 +230,14 @@ def gather_rows_gradient(comm: Comm, dy: Tensor) -> Tensor:
     return _api.reduce_scatter(comm, dy.contiguous())
 
 
+def shared_seed(comm: Comm) -> int:
+    """Seed equal on every rank, drawn from rank 0's generator only."""
+    drawn = 0
+    if comm.rank == 0:
+        drawn = int(torch.empty(1, dtype=torch.int64, device="cpu").random_(2**31 - 1))
+    return comm._of_rank_0(drawn)
+
+
 def summed(comm: Comm, gradient: Tensor) -> Tensor:
     """Sums the gradient of a replicated parameter over ranks, in f32."""
     whole = gradient.to(torch.float32, copy=True).contiguous()

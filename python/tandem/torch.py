@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _torch_sequence_parallel as sequence
 from . import _torch_products as products
+from ._torch_attention import CrossAttention, context_attention, cross_attention
 from ._core import Comm, MoeLayer, Wire, shard_of
 from ._errors import InvalidArgument
 from ._torch_products import (
@@ -40,8 +41,8 @@ else:
     def handle_of(layer: Any) -> int:
         return 0
 
-__all__ = ["ColumnParallelLinear", "Moe", "RowParallelLinear", "call", "gather_rows", "mark_sequence_parallel", "moe",
-           "sum_sequence_parallel_gradients"]
+__all__ = ["ColumnParallelLinear", "CrossAttention", "Moe", "RowParallelLinear", "call", "context_attention",
+           "cross_attention", "gather_rows", "mark_sequence_parallel", "moe", "sum_sequence_parallel_gradients"]
 
 Layer = TypeVar("Layer", bound="_ParallelLinear")
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -51,7 +52,7 @@ def mark_sequence_parallel(module: Module) -> Module:
     """Sets `sequence_parallel = True` on the replicated parameters of module that each rank uses
     for its own tokens only: all except those of this file's layers and those that already have the
     attribute. Returns module."""
-    return sequence.mark(module, (_ParallelLinear, Moe))
+    return sequence.mark(module, (_ParallelLinear, CrossAttention, Moe))
 
 
 def sum_sequence_parallel_gradients(comm: Comm, module: torch.nn.Module) -> None:
@@ -59,7 +60,7 @@ def sum_sequence_parallel_gradients(comm: Comm, module: torch.nn.Module) -> None
     between the backward pass and the optimizer step. Collective; a gradient that is None stays
     None, on all ranks. Raises InvalidArgument for a parameter without that attribute, Mismatch if
     ranks have different gradients, Timeout, Aborted."""
-    sequence.sum_gradients(comm, module, (_ParallelLinear, Moe))
+    sequence.sum_gradients(comm, module, (_ParallelLinear, CrossAttention, Moe))
 
 
 def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
@@ -197,7 +198,7 @@ class Moe(_Layer):
                    backward=backward, save=save)
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
-        seed = _shared_seed(comm)
+        seed = products.shared_seed(comm)
 
         def drawn(draw: int, fan: int, *shape: int) -> Tensor:
             generator = torch.Generator("cpu").manual_seed(seed + draw)
@@ -284,14 +285,6 @@ class Moe(_Layer):
                 f"rank={self.comm.rank} of {self.comm.size}")
 
 
-def _shared_seed(comm: Comm) -> int:
-    """Seed equal on every rank, drawn from rank 0's generator only."""
-    drawn = 0
-    if comm.rank == 0:
-        drawn = int(torch.empty(1, dtype=torch.int64, device="cpu").random_(2**31 - 1))
-    return comm._of_rank_0(drawn)
-
-
 def _require_tensor(x: Any, expected: str) -> None:
     if not isinstance(x, Tensor):
         raise InvalidArgument(f"x: {type(x).__name__}: expected a tensor {expected}")
@@ -356,7 +349,7 @@ class _ParallelLinear(_Layer):
 
     def _draw(self, whole: torch.nn.Linear) -> None:
         """Draws the same values on every rank, from rank 0's generator, for any world size."""
-        generator = torch.Generator("cpu").manual_seed(_shared_seed(self.comm))
+        generator = torch.Generator("cpu").manual_seed(products.shared_seed(self.comm))
         bound = 1 / math.sqrt(max(1, self.in_features))
         with torch.no_grad():
             for parameter in whole.parameters():

@@ -93,7 +93,7 @@ class AttentionBenchRun {
         q_(request),
         rope_(Exec{}, std::max<int64_t>(1, request.shape.seq), request.shape.head_dim, kRopeTheta) {
     for (const ContextFormRow* row : context_forms()) add_form(*row);
-    chosen_ = std::make_unique<ContextAttention>(
+    chosen_ = std::make_unique<ContextOperator>(
         comm, q_.shape, rope(), ContextOptions{.backward = q_.backward, .window = q_.window});
     result_.chosen_forward = chosen_->forward_form();
     if (q_.backward) result_.chosen_backward = chosen_->backward_form();
@@ -109,7 +109,7 @@ class AttentionBenchRun {
  private:
   struct Form {
     const ContextFormRow& row;
-    std::unique_ptr<ContextAttention> attention;
+    std::unique_ptr<ContextOperator> attention;
   };
 
   const RopeTable* rope() const { return q_.shape.causal ? &rope_ : nullptr; }
@@ -122,12 +122,12 @@ class AttentionBenchRun {
           fmt::format("{}{}: {}", result_.refusals.empty() ? "" : "; ", row.name, refusal);
       return;
     }
-    forms_.push_back({row, std::make_unique<ContextAttention>(
+    forms_.push_back({row, std::make_unique<ContextOperator>(
                                comm_, q_.shape, rope(),
                                ContextOptions{.form = row.name, .backward = q_.backward})});
   }
 
-  void run(ContextAttention& attention) const {
+  void run(ContextOperator& attention) const {
     const ContextOperands& o = *operands_;
     attention.forward(o.q, o.k, o.v, o.out, o.log_sums, o.mask);
     if (!q_.backward) return;
@@ -233,7 +233,7 @@ class AttentionBenchRun {
   AttentionBench q_;
   RopeTable rope_;
   std::vector<Form> forms_;
-  std::unique_ptr<ContextAttention> chosen_;
+  std::unique_ptr<ContextOperator> chosen_;
   std::unique_ptr<ContextOperands> operands_;
   AttentionBenchResult result_;
   double relative_ = 0, difference_ = 0, size_ = 1e-30;

@@ -46,7 +46,7 @@ struct AttentionBenchResult {
   bool ok() const { return of_bound <= 1 && same_bits && same_bytes; }
 };
 
-/// Collective. Throws InvalidArgument as ContextAttention does, and for one rank, which sends
+/// Collective. Throws InvalidArgument as ContextOperator does, and for one rank, which sends
 /// nothing.
 AttentionBenchResult run_attention_bench(Communicator& comm, const AttentionBench& request);
 

@@ -30,7 +30,7 @@ std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout&
                     c.options.documents});
 }
 
-std::unique_ptr<ContextAttention> make_with_ranks(const ModelContext& c) {
+std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c) {
   const ContextShape shape{.batch = c.options.batch,
                            .seq = c.options.seq,
                            .heads = c.layout.heads,
@@ -40,7 +40,7 @@ std::unique_ptr<ContextAttention> make_with_ranks(const ModelContext& c) {
                            .wire = c.options.codec.keys};
   const auto windows = attention_windows(c.layout);
   const auto usual = std::ranges::max_element(windows, {}, [](const auto& w) { return w.second; });
-  return std::make_unique<ContextAttention>(
+  return std::make_unique<ContextOperator>(
       *c.options.context, shape, &c.rope,
       ContextOptions{.strategy = c.options.overlap.strategy, .window = usual->first});
 }

@@ -25,7 +25,7 @@ class BranchAttention {
  private:
   ModelContext& context_;
   std::unique_ptr<Attention> local_;
-  std::unique_ptr<ContextAttention> with_ranks_;  ///< with options.context
+  std::unique_ptr<ContextOperator> with_ranks_;  ///< with options.context
 };
 
 }  // namespace tandem

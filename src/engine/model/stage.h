@@ -33,14 +33,14 @@ struct GradientWindow {
   int64_t bucket_elements = 0;
 };
 
-class ContextAttention;
+class ContextOperator;
 struct ContextBackward;
 struct ContextForward;
 /// Passes of attention on context-parallel ranks in place of the operator's own, which they may
 /// call; empty: those. For comparing runs.
 struct ContextPasses {
-  std::function<void(ContextAttention& attention, const ContextForward& call)> forward = {};
-  std::function<void(ContextAttention& attention, const ContextBackward& call)> backward = {};
+  std::function<void(ContextOperator& attention, const ContextForward& call)> forward = {};
+  std::function<void(ContextOperator& attention, const ContextBackward& call)> backward = {};
 };
 
 struct TransformerOptions {

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "comm/agreement.h"
 #include "comm/call_card.h"
 #include "comm/workspace.h"
 #include "core/operands.h"
@@ -41,8 +42,12 @@ void require(bool valid, std::string_view what, int64_t value, std::string_view 
   throw InvalidArgument(fmt::format("{}: {} {}: expected {}", kName, what, value, expected));
 }
 
-ContextShape checked(ContextShape s) {
+ContextShape with_keys(ContextShape s) {
   if (s.keys == 0) s.keys = s.seq;
+  return s;
+}
+
+void check_shape(const ContextShape& s) {
   constexpr int64_t kMax = int64_t{1} << 30;
   require(s.batch >= 1 && s.batch <= kMax, "batch", s.batch, "1 to 2^30");
   require(s.seq >= 1 && s.seq <= kMax, "seq", s.seq, "1 to 2^30");
@@ -63,7 +68,11 @@ ContextShape checked(ContextShape s) {
     throw InvalidArgument(
         fmt::format("{}: wire {}: expected {}", kName, s.wire.describe(), expected));
   }
-  return s;
+}
+
+void check_window(const ContextShape& s, int64_t window) {
+  require(window >= 0, "window", window, "0 or more");
+  require(s.causal || window == 0, "window", window, "0 without causal");
 }
 
 /// Forms to run with `options`.
@@ -113,7 +122,7 @@ constinit const ContextFormRow kLocalForm{
     Strategy::serial,
     nullptr,
     nullptr,
-    nullptr,
+    [](ContextPass, const ContextGrid&, int64_t) { return int64_t{0}; },
     [](Communicator&, const ContextGrid& grid, const RopeTable* rope)
         -> std::unique_ptr<ContextForm> { return std::make_unique<LocalForm>(grid.shape, *rope); }};
 
@@ -125,7 +134,8 @@ std::span<const ContextFormRow* const> context_forms() {
 
 size_t context_attention_bytes(const ContextShape& shape, int ranks,
                                const ContextOptions& options) {
-  const ContextGrid grid{checked(shape), ranks, 0};
+  const ContextGrid grid{with_keys(shape), ranks, 0};
+  check_shape(grid.shape);
   std::string refusals;
   std::vector<size_t> bytes;
   for (const ContextFormRow* row : allowed(grid, options, refusals)) {
@@ -136,7 +146,7 @@ size_t context_attention_bytes(const ContextShape& shape, int ranks,
 }
 
 template <typename Call>
-ContextAttention::Pass<Call> ContextAttention::choose_form(
+ContextOperator::Pass<Call> ContextOperator::choose_form(
     std::string_view name, std::span<const std::shared_ptr<ContextForm>> forms,
     std::span<const ContextFormRow* const> rows, const ContextOptions& options,
     const std::string& refusals, const Call& sample) {
@@ -168,25 +178,37 @@ ContextAttention::Pass<Call> ContextAttention::choose_form(
                                 .shape = describe(grid_.shape),
                                 .dtype = std::string(name_of(grid_.shape.dtype)),
                                 .group = comm_.size(),
-                                .asked = options.strategy})};
+                                .asked = options.strategy}),
+                  rows[choice]};
   record_choice(*pass.receipt, strategies, choice.us, choice, refusals);
   return pass;
 }
 
-ContextAttention::ContextAttention(Communicator& comm, const ContextShape& shape,
-                                   const RopeTable* rope, const ContextOptions& options)
-    : comm_(comm), grid_{checked(shape), comm.size(), comm.rank()}, progress_(comm, kName.data()) {
+ContextOperator::ContextOperator(Communicator& comm, const ContextShape& shape,
+                                 const RopeTable* rope, const ContextOptions& options)
+    : comm_(comm),
+      grid_{with_keys(shape), comm.size(), comm.rank()},
+      window_(options.window),
+      progress_(comm, kName.data()) {
   if (comm.on_gpu()) {
     throw Unsupported(fmt::format("{}: GPU ranks: expected CPU ranks", kName));
   }
   keep(comm);
   if (comm.size() == 1) grid_.shape.wire = {};  // which sends nothing
   std::string refusals;
-  std::vector<const ContextFormRow*> rows = allowed(grid_, options, refusals);
-  comm.require_same(kName,
-                    fmt::format("{}{} {} form '{}'{} window {}", describe(grid_.shape),
-                                rope ? " rotated" : "", name_of(options.strategy), options.form,
-                                options.backward ? " backward" : "", options.window));
+  std::vector<const ContextFormRow*> rows;
+  const std::string refusal = failure_of([&] {
+    check_shape(grid_.shape);
+    check_window(grid_.shape, options.window);
+    rows = allowed(grid_, options, refusals);
+  });
+  comm.require_same(
+      kName, refusal.empty()
+                 ? fmt::format("{}{} {} form '{}'{} window {}", describe(grid_.shape),
+                               rope ? " rotated" : "", name_of(options.strategy), options.form,
+                               options.backward ? " backward" : "", options.window)
+                 : refusal);
+  if (!refusal.empty()) throw InvalidArgument(refusal);
   card_ =
       fmt::format("{} {}, operator {}", kName, describe(grid_.shape), ++comm.workspace().operators);
   if (comm.size() == 1 && grid_.shape.causal && rope) rows = {&kLocalForm};
@@ -200,18 +222,22 @@ ContextAttention::ContextAttention(Communicator& comm, const ContextShape& shape
   backward_ = choose_form<ContextBackward>("context_attention backward", forms, rows, options,
                                            refusals, sample.backward());
 }
-ContextAttention::~ContextAttention() = default;
+ContextOperator::~ContextOperator() = default;
 
-void ContextAttention::check_rows_of(const char* name, const Tensor& tensor, int64_t rows,
-                                     int64_t columns) const {
+int64_t ContextOperator::sent_bytes(ContextPass pass) const {
+  const ContextFormRow* const row = pass == ContextPass::forward ? forward_.row : backward_.row;
+  return row ? row->sent_bytes(pass, grid_, window_) : 0;
+}
+
+void ContextOperator::check_rows_of(const char* name, const Tensor& tensor, int64_t rows,
+                                    int64_t columns) const {
   const DType dtype = grid_.shape.dtype;
   check_rows(kName, name, tensor, rows, columns, dtype, dtype);
 }
 
-void ContextAttention::check_mask(const AttentionMask& mask) const {
+void ContextOperator::check_mask(const AttentionMask& mask) const {
   const ContextShape& s = grid_.shape;
-  require(mask.window >= 0, "window", mask.window, "0 or more");
-  require(s.causal || mask.window == 0, "window", mask.window, "0 without causal");
+  check_window(s, mask.window);
   if (mask.document_starts.dims() == 0) return;
   if (!s.causal) {
     throw InvalidArgument(fmt::format("{}: document_starts: expected none without causal", kName));
@@ -220,7 +246,7 @@ void ContextAttention::check_mask(const AttentionMask& mask) const {
              DType::i32);
 }
 
-void ContextAttention::check(const ContextForward& call) const {
+void ContextOperator::check(const ContextForward& call) const {
   const ContextShape& s = grid_.shape;
   const int64_t rows = s.batch * query_rows().count(), keys = s.batch * key_rows().count();
   check_rows_of("q", call.q, rows, grid_.q_columns());
@@ -234,7 +260,7 @@ void ContextAttention::check(const ContextForward& call) const {
                 {{"q", &call.q}, {"k", &call.k}, {"v", &call.v}});
 }
 
-void ContextAttention::check(const ContextBackward& call) const {
+void ContextOperator::check(const ContextBackward& call) const {
   check(ContextForward{call.q, call.k, call.v, call.out, call.log_sums, call.mask});
   const int64_t rows = call.q.dim(0), keys = call.k.dim(0);
   check_rows_of("dout", call.dout, rows, grid_.q_columns());
@@ -258,8 +284,8 @@ void ContextAttention::check(const ContextBackward& call) const {
   }
 }
 
-void ContextAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                               const Tensor& log_sums, const AttentionMask& mask) {
+void ContextOperator::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                              const Tensor& log_sums, const AttentionMask& mask) {
   const ContextForward call{q, k, v, out, log_sums, mask};
   check(call);
   ++forward_.receipt->calls;
@@ -273,10 +299,9 @@ void ContextAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v
   forward_.chosen.run(call);
 }
 
-void ContextAttention::backward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const Tensor& out, const Tensor& log_sums, const Tensor& dout,
-                                const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                                const AttentionMask& mask) {
+void ContextOperator::backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                               const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
+                               const Tensor& dk, const Tensor& dv, const AttentionMask& mask) {
   const ContextBackward call{q, k, v, out, log_sums, dout, dq, dk, dv, mask};
   if (!backward_.receipt) {
     throw InvalidArgument(

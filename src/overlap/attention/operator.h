@@ -30,15 +30,15 @@ struct ContextOptions {
 };
 
 /// Owns its memory; runs allocate nothing. CPU ranks.
-class ContextAttention : public CommunicatorOwner {
+class ContextOperator : public CommunicatorOwner {
  public:
   /// Collective. `rope` rotates queries and keys by position, must outlive this and cover seq
   /// positions; nullptr: nothing is rotated. Throws InvalidArgument for an impossible shape, an
-  /// unknown form or one that the shape excludes, Mismatch if ranks differ in them, Unsupported on
-  /// GPU ranks.
-  ContextAttention(Communicator& comm, const ContextShape& shape, const RopeTable* rope,
-                   const ContextOptions& options = {});
-  ~ContextAttention();
+  /// unknown form or one that the shape excludes, Mismatch on all ranks if they differ in them,
+  /// also in whether they are possible, Unsupported on GPU ranks.
+  ContextOperator(Communicator& comm, const ContextShape& shape, const RopeTable* rope,
+                  const ContextOptions& options = {});
+  ~ContextOperator();
 
   /// Rows of all ranks.
   const ContextGrid& grid() const { return grid_; }
@@ -56,9 +56,14 @@ class ContextAttention : public CommunicatorOwner {
                 const Tensor& log_sums, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                 const Tensor& dv, const AttentionMask& mask = {});
 
+  /// Throws InvalidArgument if the mask contradicts the shape; does not read document_starts.
+  void check_mask(const AttentionMask& mask) const;
+
   /// Names of the candidates that run: "ring"; "local" on one rank.
   std::string_view forward_form() const { return forward_.chosen.name; }
   std::string_view backward_form() const { return backward_.chosen.name; }
+  /// Bytes that this rank sends in a pass of the constructor's window.
+  int64_t sent_bytes(ContextPass pass) const;
 
  private:
   /// Chosen candidate of a pass, which keeps its form alive.
@@ -66,6 +71,7 @@ class ContextAttention : public CommunicatorOwner {
   struct Pass {
     CandidateOf<const Call&> chosen = {};
     std::shared_ptr<Receipt> receipt = {};
+    const ContextFormRow* row = nullptr;
   };
   template <typename Call>
   Pass<Call> choose_form(std::string_view name, std::span<const std::shared_ptr<ContextForm>> forms,
@@ -74,11 +80,11 @@ class ContextAttention : public CommunicatorOwner {
 
   void check(const ContextForward& call) const;
   void check(const ContextBackward& call) const;
-  void check_mask(const AttentionMask& mask) const;
   void check_rows_of(const char* name, const Tensor& tensor, int64_t rows, int64_t columns) const;
 
   Communicator& comm_;
   ContextGrid grid_;
+  int64_t window_;
   Progress progress_;
   std::string card_;
   Pass<ContextForward> forward_;

@@ -26,10 +26,10 @@ TrainConfig context_config(bool has_documents) {
   return config;
 }
 
-void run_forward(ContextAttention& attention, const ContextForward& c, const AttentionMask& mask) {
+void run_forward(ContextOperator& attention, const ContextForward& c, const AttentionMask& mask) {
   attention.forward(c.q, c.k, c.v, c.out, c.log_sums, mask);
 }
-void run_backward(ContextAttention& attention, const ContextBackward& c, const Tensor& dout,
+void run_backward(ContextOperator& attention, const ContextBackward& c, const Tensor& dout,
                   const Tensor& dk, const AttentionMask& mask) {
   attention.backward(c.q, c.k, c.v, c.out, c.log_sums, dout, c.dq, dk, c.dv, mask);
 }
@@ -69,7 +69,7 @@ std::vector<int32_t> join_documents(const Tensor& starts) {
 /// Ranks rotate queries and keys by their row on the rank, not by their position.
 StepHooks restarted_positions() {
   StepHooks hooks;
-  hooks.context_passes.forward = [](ContextAttention& attention, const ContextForward& c) {
+  hooks.context_passes.forward = [](ContextOperator& attention, const ContextForward& c) {
     for (const Tensor* x : {&c.q, &c.k}) restart_positions(*x, attention.query_rows());
     run_forward(attention, c, c.mask);
   };
@@ -79,7 +79,7 @@ StepHooks restarted_positions() {
 /// A rank has the key gradients of its own queries only.
 StepHooks local_key_gradients() {
   StepHooks hooks;
-  hooks.context_passes.backward = [](ContextAttention& attention, const ContextBackward& c) {
+  hooks.context_passes.backward = [](ContextOperator& attention, const ContextBackward& c) {
     const auto make = [](const Tensor& like) {
       return std::vector<float>(size_t(like.elements()));
     };
@@ -107,10 +107,10 @@ StepHooks joined_documents() {
     run(AttentionMask(mask.window,
                       Tensor::of(std::span(joined), {1, mask.document_starts.elements()})));
   };
-  hooks.context_passes.forward = [with_mask](ContextAttention& attention, const ContextForward& c) {
+  hooks.context_passes.forward = [with_mask](ContextOperator& attention, const ContextForward& c) {
     with_mask(c.mask, [&](const AttentionMask& mask) { run_forward(attention, c, mask); });
   };
-  hooks.context_passes.backward = [with_mask](ContextAttention& attention,
+  hooks.context_passes.backward = [with_mask](ContextOperator& attention,
                                               const ContextBackward& c) {
     with_mask(c.mask,
               [&](const AttentionMask& mask) { run_backward(attention, c, c.dout, c.dk, mask); });
@@ -121,7 +121,7 @@ StepHooks joined_documents() {
 /// The rows of the tail chunk are before those of the head.
 StepHooks swapped_chunks() {
   StepHooks hooks;
-  hooks.context_passes.forward = [](ContextAttention& attention, const ContextForward& c) {
+  hooks.context_passes.forward = [](ContextOperator& attention, const ContextForward& c) {
     run_forward(attention, c, c.mask);
     const schedule::ContextRows rows = attention.query_rows();
     for (int64_t row = 0; row < c.out.dim(0); row += rows.count()) {

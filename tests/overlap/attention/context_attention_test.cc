@@ -90,7 +90,7 @@ void run_one_process(const ContextProblem& whole) {
     return;
   }
   run_threads({.ranks = 1}, [&](Communicator& comm) {
-    ContextAttention attention(comm, s, nullptr);
+    ContextOperator attention(comm, s, nullptr);
     whole.run(attention);
   });
 }
@@ -107,7 +107,7 @@ TEST(ContextAttention, AllFormsEqualOneProcess) {
       for (const std::string& form : kForms) {
         if (!runs(form, c)) continue;
         ContextProblem local(c, comm.size(), comm.rank());
-        ContextAttention attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
+        ContextOperator attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
         local.run(attention);
         const std::vector<std::byte> bits = local.result();
         if (first.empty()) first = bits;
@@ -172,7 +172,7 @@ TEST(ContextAttention, MatchesReferenceWithinItsBound) {
         const RopeTable rope(Exec{}, c.shape.seq, c.shape.head_dim, kTheta);
         const RopeTable* const used = c.shape.causal ? &rope : nullptr;
         ContextProblem local(c, comm.size(), comm.rank());
-        ContextAttention attention(comm, c.shape, used, {.form = "ring"});
+        ContextOperator attention(comm, c.shape, used, {.form = "ring"});
         local.run(attention);
         Worst found;
         compare_with_reference(comm, local, used, found);
@@ -192,7 +192,7 @@ TEST(ContextAttention, Bf16FormsGiveTheSameBits) {
       for (const std::string& form : kForms) {
         if (!runs(form, c)) continue;
         ContextProblem local(c, comm.size(), comm.rank());
-        ContextAttention attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
+        ContextOperator attention(comm, c.shape, c.shape.causal ? &rope : nullptr, {.form = form});
         for (int again = 0; again < 2; ++again) {
           local.clear();
           local.run(attention);
@@ -211,7 +211,7 @@ TEST(ContextAttention, SendsTheBytesOfItsFormulas) {
         for (const std::string& form : kForms) {
           if (!runs(form, c)) continue;
           ContextProblem local(c, comm.size(), comm.rank());
-          ContextAttention attention(comm, c.shape, nullptr, {.form = form});
+          ContextOperator attention(comm, c.shape, nullptr, {.form = form});
           const uint64_t before = comm.bytes_sent();
           attention.forward(local.q, local.k, local.v, local.out, local.log_sums, local.mask);
           const uint64_t between = comm.bytes_sent();
@@ -267,10 +267,10 @@ TEST(ContextBytes, AreThePublishedOnesOfEvenShapes) {
 
 /// Message of the InvalidArgument that the operator throws on one rank of `ranks`.
 std::string refusal(ContextShape shape, const ContextOptions& options, int ranks = 1,
-                    const std::function<void(ContextAttention&)>& call = {}) {
+                    const std::function<void(ContextOperator&)>& call = {}) {
   try {
     run_threads({.ranks = ranks}, [&](Communicator& comm) {
-      ContextAttention attention(comm, shape, nullptr, options);
+      ContextOperator attention(comm, shape, nullptr, options);
       if (call) call(attention);
     });
   } catch (const InvalidArgument& error) {
@@ -305,7 +305,7 @@ TEST(ContextAttention, RefusesBadInputByOneLine) {
   shape.keys = shape.seq;
   const ContextProblem local({.ranks = 1, .shape = shape}, 1, 0);
   const auto forward = [&](const Tensor& k, const AttentionMask& mask) {
-    return refusal(good, {}, 1, [&](ContextAttention& attention) {
+    return refusal(good, {}, 1, [&](ContextOperator& attention) {
       attention.forward(local.q, k, local.v, local.out, local.log_sums, mask);
     });
   };
@@ -314,7 +314,7 @@ TEST(ContextAttention, RefusesBadInputByOneLine) {
   EXPECT_THAT(forward(local.k, {0, local.q}),
               testing::StartsWith("context_attention: document_starts"));
   EXPECT_EQ(refusal(good, {.backward = false}, 1,
-                    [&](ContextAttention& attention) {
+                    [&](ContextOperator& attention) {
                       attention.backward(local.q, local.k, local.v, local.out, local.log_sums,
                                          local.dout, local.dq, local.dk, local.dv);
                     }),
@@ -325,7 +325,7 @@ TEST(ContextAttention, RanksWithOtherShapesAreToldSo) {
   EXPECT_THROW(run_threads({.ranks = 2},
                            [&](Communicator& comm) {
                              const ContextShape shape{.seq = 8 + comm.rank(), .head_dim = 4};
-                             ContextAttention attention(comm, shape, nullptr);
+                             ContextOperator attention(comm, shape, nullptr);
                            }),
                Mismatch);
 }
@@ -336,7 +336,7 @@ TEST(ContextAttention, ReceiptsNameThePassesThatRan) {
     const ContextCase c{
         .shape = {.seq = 64, .keys = 64, .heads = 2, .kv_heads = 2, .head_dim = 16}};
     const ContextProblem local(c, comm.size(), comm.rank());
-    ContextAttention attention(comm, c.shape, nullptr);
+    ContextOperator attention(comm, c.shape, nullptr);
     local.run(attention);
     EXPECT_THAT(kForms, testing::Contains(attention.forward_form()));
     EXPECT_THAT(kForms, testing::Contains(attention.backward_form()));
@@ -396,7 +396,7 @@ TEST(ContextAttention, OneRankGivesTheBitsOfLocalAttention) {
   run_one_process(whole);
   run_threads({.ranks = 1}, [&](Communicator& comm) {
     const RopeTable rope(Exec{}, c.shape.seq, c.shape.head_dim, kTheta);
-    ContextAttention attention(comm, c.shape, &rope);
+    ContextOperator attention(comm, c.shape, &rope);
     local.run(attention);
   });
   EXPECT_EQ(local.result(), whole.result());

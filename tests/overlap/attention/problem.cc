@@ -94,7 +94,7 @@ Tensor ContextProblem::make(const char* name, const ContextRows& rows, int64_t p
   return tensor;
 }
 
-void ContextProblem::run(ContextAttention& attention) const {
+void ContextProblem::run(ContextOperator& attention) const {
   attention.forward(q, k, v, out, log_sums, mask);
   attention.backward(q, k, v, out, log_sums, dout, dq, dk, dv, mask);
 }

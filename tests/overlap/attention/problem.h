@@ -29,7 +29,7 @@ class ContextProblem {
   ContextProblem(const ContextCase& of, int ranks, int rank);
   ContextForward forward() const { return {q, k, v, out, log_sums, mask}; }
   ContextBackward backward() const { return {q, k, v, out, log_sums, dout, dq, dk, dv, mask}; }
-  void run(ContextAttention& attention) const;
+  void run(ContextOperator& attention) const;
   /// Bytes of out, log_sums, dq, dk and dv.
   std::vector<std::byte> result() const;
   void clear();
