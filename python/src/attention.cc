@@ -53,18 +53,18 @@ struct Result {
   nb::object object;
 };
 
-class Attention : public Living<Attention> {
+class ContextLayer : public Living<ContextLayer> {
  public:
-  Attention(std::shared_ptr<Comm> comm, const ContextAttention::Shape& shape,
-            const ContextAttentionOptions& options)
+  ContextLayer(std::shared_ptr<Comm> comm, const ContextAttention::Shape& shape,
+               const ContextAttentionOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
     if (shape_.keys == 0) shape_.keys = shape_.seq;
     attention_ = comm_->adopt(comm_->use(kContext, [&](Communicator& c) {
       return std::make_unique<ContextAttention>(c, shape_, options);
     }));
   }
-  Attention(const Attention&) = delete;
-  ~Attention() { comm_->drop(attention_); }
+  ContextLayer(const ContextLayer&) = delete;
+  ~ContextLayer() { comm_->drop(attention_); }
 
   const ContextAttention::Shape& shape() const { return shape_; }
   std::shared_ptr<Comm> comm() const { return comm_; }
@@ -134,12 +134,12 @@ class Attention : public Living<Attention> {
 };
 
 /// Saved state of a forward pass; ends with the world, as its layer does.
-class Batch {
+class CrossBatch {
  public:
-  explicit Batch(std::shared_ptr<Comm> comm)
+  explicit CrossBatch(std::shared_ptr<Comm> comm)
       : comm_(std::move(comm)), batch_(comm_->adopt(std::make_unique<CrossAttentionBatch>())) {}
-  Batch(const Batch&) = delete;
-  ~Batch() { comm_->drop(batch_); }
+  CrossBatch(const CrossBatch&) = delete;
+  ~CrossBatch() { comm_->drop(batch_); }
   CrossAttentionBatch& get() const {
     comm_->open(kCross);
     return *batch_;
@@ -170,17 +170,17 @@ class Weights {
   std::optional<Operand> gate_;
 };
 
-class Layer : public Living<Layer> {
+class CrossLayer : public Living<CrossLayer> {
  public:
-  Layer(std::shared_ptr<Comm> comm, const CrossAttentionShape& shape,
-        const ContextAttentionOptions& options)
+  CrossLayer(std::shared_ptr<Comm> comm, const CrossAttentionShape& shape,
+             const ContextAttentionOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
     layer_ = comm_->adopt(comm_->use(kCross, [&](Communicator& c) {
       return std::make_unique<CrossAttention>(c, shape_, options);
     }));
   }
-  Layer(const Layer&) = delete;
-  ~Layer() { comm_->drop(layer_); }
+  CrossLayer(const CrossLayer&) = delete;
+  ~CrossLayer() { comm_->drop(layer_); }
 
   const CrossAttentionShape& shape() const { return shape_; }
   std::shared_ptr<Comm> comm() const { return comm_; }
@@ -189,15 +189,15 @@ class Layer : public Living<Layer> {
     return *layer_;
   }
 
-  std::pair<nb::object, std::unique_ptr<Batch>> forward(nb::object x, nb::object visual,
-                                                        nb::object w_q, nb::object w_k,
-                                                        nb::object w_v, nb::object w_out,
-                                                        nb::object gate, nb::object out) {
+  std::pair<nb::object, std::unique_ptr<CrossBatch>> forward(nb::object x, nb::object visual,
+                                                             nb::object w_q, nb::object w_k,
+                                                             nb::object w_v, nb::object w_out,
+                                                             nb::object gate, nb::object out) {
     comm_->open(kCross);
     const Operand rows(x, kCross, "x"), features(visual, kCross, "visual");
     const Weights weights(w_q, w_k, w_v, w_out, gate);
     Result result(std::move(out), x, rows, kCross);
-    auto batch = std::make_unique<Batch>(comm_);
+    auto batch = std::make_unique<CrossBatch>(comm_);
     {
       const Operand to(result.object, kCross, "out");
       CrossAttentionBatch& saved = batch->get();
@@ -208,7 +208,7 @@ class Layer : public Living<Layer> {
     return {written(x, std::move(result.object), result.fresh), std::move(batch)};
   }
 
-  nb::tuple backward(const Batch& batch, nb::object dout, nb::object x, nb::object visual,
+  nb::tuple backward(const CrossBatch& batch, nb::object dout, nb::object x, nb::object visual,
                      nb::object w_q, nb::object w_k, nb::object w_v, nb::object w_out,
                      nb::object gate, bool visual_gradient) {
     const CrossAttentionBatch& saved = batch.get();
@@ -284,9 +284,9 @@ void bind_common(nb::class_<Class>& bound) {
 }
 
 void bind_context(nb::module_& m) {
-  nb::class_<Attention> bound(
+  nb::class_<ContextLayer> bound(
       m, "ContextAttention",
-      "Attention of this rank's queries over the keys of all ranks.\n\n"
+      "ContextLayer of this rank's queries over the keys of all ranks.\n\n"
       "batch: sequences; seq, keys (0: seq): positions over all ranks; heads: of queries, a\n"
       "multiple of kv_heads; head_dim: even; dtype: f32 or bf16. causal: a query reads its own\n"
       "position and those before it, at most `window` of them if that is not 0; else every query\n"
@@ -300,10 +300,10 @@ void bind_context(nb::module_& m) {
   bound
       .def(
           "__init__",
-          [](Attention* self, std::shared_ptr<Comm> comm, const Integer& seq, const Integer& heads,
-             const Integer& head_dim, nb::object dtype, const Integer& kv_heads,
-             const Integer& keys, const Integer& batch, bool causal, const Integer& window,
-             double rope_theta, bool contiguous, const std::string& strategy,
+          [](ContextLayer* self, std::shared_ptr<Comm> comm, const Integer& seq,
+             const Integer& heads, const Integer& head_dim, nb::object dtype,
+             const Integer& kv_heads, const Integer& keys, const Integer& batch, bool causal,
+             const Integer& window, double rope_theta, bool contiguous, const std::string& strategy,
              const std::string& form, bool backward) {
             const auto n = [](const Integer& value, const char* name) {
               return value.to<int64_t>(kContext, name);
@@ -320,23 +320,24 @@ void bind_context(nb::module_& m) {
                                           .window = n(window, "window"),
                                           .rope_theta = rope_theta};
             if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-            new (self) Attention(std::move(comm), shape, {strategy_from(strategy), form, backward});
+            new (self)
+                ContextLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
           },
           nb::arg("comm"), nb::arg("seq"), nb::arg("heads"), nb::arg("head_dim"),
           nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("keys") = 0,
           nb::arg("batch") = 1, nb::arg("causal") = true, nb::arg("window") = 0,
           nb::arg("rope_theta") = 0.0, nb::arg("contiguous") = false,
           nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
-      .def_prop_ro("seq", [](const Attention& a) { return a.shape().seq; })
-      .def_prop_ro("keys", [](const Attention& a) { return a.shape().keys; })
+      .def_prop_ro("seq", [](const ContextLayer& a) { return a.shape().seq; })
+      .def_prop_ro("keys", [](const ContextLayer& a) { return a.shape().keys; })
       .def_prop_ro(
-          "query_chunks", [](const Attention& a) { return to_chunks(a.get().query_chunks()); },
+          "query_chunks", [](const ContextLayer& a) { return to_chunks(a.get().query_chunks()); },
           "Positions of this rank's rows of q: ((begin, count), (begin, count)), head and tail.")
       .def_prop_ro(
-          "key_chunks", [](const Attention& a) { return to_chunks(a.get().key_chunks()); },
+          "key_chunks", [](const ContextLayer& a) { return to_chunks(a.get().key_chunks()); },
           "The same of k and v.")
       .def(
-          "forward", &Attention::forward, nb::arg("q").none(), nb::arg("k").none(),
+          "forward", &ContextLayer::forward, nb::arg("q").none(), nb::arg("k").none(),
           nb::arg("v").none(), nb::arg("document_starts") = nb::none(), nb::arg("out") = nb::none(),
           nb::arg("log_sums") = nb::none(),
           "(out, log_sums).\n\n"
@@ -346,7 +347,7 @@ void bind_context(nb::module_& m) {
           "begins; log_sums: f32 [batch * heads, rows of a sequence], for backward. Raises\n"
           "InvalidArgument naming the operand, Timeout, Aborted.")
       .def(
-          "backward", &Attention::backward, nb::arg("q").none(), nb::arg("k").none(),
+          "backward", &ContextLayer::backward, nb::arg("q").none(), nb::arg("k").none(),
           nb::arg("v").none(), nb::arg("out").none(), nb::arg("log_sums").none(),
           nb::arg("dout").none(), nb::arg("document_starts") = nb::none(),
           nb::arg("dq") = nb::none(), nb::arg("dk") = nb::none(), nb::arg("dv") = nb::none(),
@@ -369,12 +370,12 @@ void bind_context(nb::module_& m) {
 }
 
 void bind_cross(nb::module_& m) {
-  nb::class_<Batch>(m, "CrossAttentionBatch",
-                    "Saved state of a forward pass of CrossAttention for its backward pass.")
+  nb::class_<CrossBatch>(m, "CrossAttentionBatch",
+                         "Saved state of a forward pass of CrossAttention for its backward pass.")
       .def_prop_ro(
-          "bytes", [](const Batch& b) { return b.get().bytes(); },
+          "bytes", [](const CrossBatch& b) { return b.get().bytes(); },
           "Bytes of its memory, which does not grow with the visual positions.");
-  nb::class_<Layer> bound(
+  nb::class_<CrossLayer> bound(
       m, "CrossAttention",
       "Cross-attention of text rows over visual features that are divided among ranks "
       "(LV-XAttn).\n\n"
@@ -389,11 +390,11 @@ void bind_cross(nb::module_& m) {
   bound
       .def(
           "__init__",
-          [](Layer* self, std::shared_ptr<Comm> comm, const Integer& text, const Integer& visual,
-             const Integer& hidden, const Integer& features, const Integer& heads,
-             const Integer& head_dim, nb::object dtype, const Integer& kv_heads,
-             const Integer& batch, bool gate, const std::string& strategy, const std::string& form,
-             bool backward) {
+          [](CrossLayer* self, std::shared_ptr<Comm> comm, const Integer& text,
+             const Integer& visual, const Integer& hidden, const Integer& features,
+             const Integer& heads, const Integer& head_dim, nb::object dtype,
+             const Integer& kv_heads, const Integer& batch, bool gate, const std::string& strategy,
+             const std::string& form, bool backward) {
             const auto n = [](const Integer& value, const char* name) {
               return value.to<int64_t>(kCross, name);
             };
@@ -408,18 +409,19 @@ void bind_cross(nb::module_& m) {
                                       .dtype = dtype_from(dtype),
                                       .gate = gate};
             if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-            new (self) Layer(std::move(comm), shape, {strategy_from(strategy), form, backward});
+            new (self)
+                CrossLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
           },
           nb::arg("comm"), nb::arg("text"), nb::arg("visual"), nb::arg("hidden"),
           nb::arg("features"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("dtype") = "f32",
           nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("batch") = 1, nb::arg("gate") = false,
           nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
-      .def_prop_ro("text", [](const Layer& l) { return l.shape().text; })
-      .def_prop_ro("visual", [](const Layer& l) { return l.shape().visual; })
-      .def_prop_ro("hidden", [](const Layer& l) { return l.shape().hidden; })
-      .def_prop_ro("features", [](const Layer& l) { return l.shape().features; })
-      .def_prop_ro("gate", [](const Layer& l) { return l.shape().gate; })
-      .def("forward", &Layer::forward, nb::arg("x").none(), nb::arg("visual").none(),
+      .def_prop_ro("text", [](const CrossLayer& l) { return l.shape().text; })
+      .def_prop_ro("visual", [](const CrossLayer& l) { return l.shape().visual; })
+      .def_prop_ro("hidden", [](const CrossLayer& l) { return l.shape().hidden; })
+      .def_prop_ro("features", [](const CrossLayer& l) { return l.shape().features; })
+      .def_prop_ro("gate", [](const CrossLayer& l) { return l.shape().gate; })
+      .def("forward", &CrossLayer::forward, nb::arg("x").none(), nb::arg("visual").none(),
            nb::arg("w_q").none(), nb::arg("w_k").none(), nb::arg("w_v").none(),
            nb::arg("w_out").none(), nb::arg("gate") = nb::none(), nb::arg("out") = nb::none(),
            nb::rv_policy::take_ownership,
@@ -428,7 +430,7 @@ void bind_cross(nb::module_& m) {
            "rows, features]; w_q: [heads * head_dim, hidden]; w_k, w_v: [kv_heads * head_dim,\n"
            "features]; w_out: [hidden, heads * head_dim]; gate: f32 [1], if constructed with one.\n"
            "Raises InvalidArgument naming the operand, Timeout, Aborted.")
-      .def("backward", &Layer::backward, nb::arg("batch"), nb::arg("dout").none(),
+      .def("backward", &CrossLayer::backward, nb::arg("batch"), nb::arg("dout").none(),
            nb::arg("x").none(), nb::arg("visual").none(), nb::arg("w_q").none(),
            nb::arg("w_k").none(), nb::arg("w_v").none(), nb::arg("w_out").none(),
            nb::arg("gate") = nb::none(), nb::kw_only(), nb::arg("visual_gradient") = true,
