@@ -35,7 +35,8 @@ BELOW["fit"] = ["core", "observe", "schedule", "comm", "codec", "collectives"]  
 BELOW["engine/report"] = ["core", "observe"]  # reads records, not the engine
 # Layer that implements a public header; core implements the others.
 PUBLIC = {"communicator": "comm", "world": "comm", "cuda": "comm", "codec": "codec", "quantize": "codec",
-          "collectives": "collectives", "strategy": "tune", "overlap": "overlap/contract", "moe": "overlap/moe", "tandem": "cli"}
+          "collectives": "collectives", "strategy": "tune", "overlap": "overlap/contract", "moe": "overlap/moe",
+          "attention": "overlap/contract", "cross_attention": "overlap/contract", "tandem": "cli"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 MACHINE_PATH = re.compile(r"(?<![\w.$}-])/(?:work|home|root|Users|mnt)/")

@@ -283,10 +283,33 @@ void bind_common(nb::class_<Class>& bound) {
       .def("__repr__", &Class::describe);
 }
 
+void construct_context(ContextLayer* self, std::shared_ptr<Comm> comm, const Integer& seq,
+                       const Integer& heads, const Integer& head_dim, nb::object dtype,
+                       const Integer& kv_heads, const Integer& keys, const Integer& batch,
+                       bool causal, const Integer& window, double rope_theta, bool contiguous,
+                       const std::string& strategy, const std::string& form, bool backward) {
+  const auto n = [](const Integer& value, const char* name) {
+    return value.to<int64_t>(kContext, name);
+  };
+  ContextAttention::Shape shape{.batch = n(batch, "batch"),
+                                .seq = n(seq, "seq"),
+                                .keys = n(keys, "keys"),
+                                .heads = n(heads, "heads"),
+                                .kv_heads = n(kv_heads, "kv_heads"),
+                                .head_dim = n(head_dim, "head_dim"),
+                                .dtype = dtype_from(dtype),
+                                .causal = causal,
+                                .contiguous = contiguous,
+                                .window = n(window, "window"),
+                                .rope_theta = rope_theta};
+  if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
+  new (self) ContextLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
+}
+
 void bind_context(nb::module_& m) {
   nb::class_<ContextLayer> bound(
       m, "ContextAttention",
-      "ContextLayer of this rank's queries over the keys of all ranks.\n\n"
+      "Attention of this rank's queries over the keys of all ranks.\n\n"
       "batch: sequences; seq, keys (0: seq): positions over all ranks; heads: of queries, a\n"
       "multiple of kv_heads; head_dim: even; dtype: f32 or bf16. causal: a query reads its own\n"
       "position and those before it, at most `window` of them if that is not 0; else every query\n"
@@ -298,36 +321,11 @@ void bind_context(nb::module_& m) {
       "Raises InvalidArgument, Mismatch on all ranks if they differ, Timeout, Aborted, "
       "Unsupported.");
   bound
-      .def(
-          "__init__",
-          [](ContextLayer* self, std::shared_ptr<Comm> comm, const Integer& seq,
-             const Integer& heads, const Integer& head_dim, nb::object dtype,
-             const Integer& kv_heads, const Integer& keys, const Integer& batch, bool causal,
-             const Integer& window, double rope_theta, bool contiguous, const std::string& strategy,
-             const std::string& form, bool backward) {
-            const auto n = [](const Integer& value, const char* name) {
-              return value.to<int64_t>(kContext, name);
-            };
-            ContextAttention::Shape shape{.batch = n(batch, "batch"),
-                                          .seq = n(seq, "seq"),
-                                          .keys = n(keys, "keys"),
-                                          .heads = n(heads, "heads"),
-                                          .kv_heads = n(kv_heads, "kv_heads"),
-                                          .head_dim = n(head_dim, "head_dim"),
-                                          .dtype = dtype_from(dtype),
-                                          .causal = causal,
-                                          .contiguous = contiguous,
-                                          .window = n(window, "window"),
-                                          .rope_theta = rope_theta};
-            if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-            new (self)
-                ContextLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
-          },
-          nb::arg("comm"), nb::arg("seq"), nb::arg("heads"), nb::arg("head_dim"),
-          nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("keys") = 0,
-          nb::arg("batch") = 1, nb::arg("causal") = true, nb::arg("window") = 0,
-          nb::arg("rope_theta") = 0.0, nb::arg("contiguous") = false,
-          nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
+      .def("__init__", &construct_context, nb::arg("comm"), nb::arg("seq"), nb::arg("heads"),
+           nb::arg("head_dim"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0,
+           nb::arg("keys") = 0, nb::arg("batch") = 1, nb::arg("causal") = true,
+           nb::arg("window") = 0, nb::arg("rope_theta") = 0.0, nb::arg("contiguous") = false,
+           nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
       .def_prop_ro("seq", [](const ContextLayer& a) { return a.shape().seq; })
       .def_prop_ro("keys", [](const ContextLayer& a) { return a.shape().keys; })
       .def_prop_ro(
@@ -369,6 +367,28 @@ void bind_context(nb::module_& m) {
       "shard_of(positions, ranks, rank) and no tail. Raises InvalidArgument.");
 }
 
+void construct_cross(CrossLayer* self, std::shared_ptr<Comm> comm, const Integer& text,
+                     const Integer& visual, const Integer& hidden, const Integer& features,
+                     const Integer& heads, const Integer& head_dim, nb::object dtype,
+                     const Integer& kv_heads, const Integer& batch, bool gate,
+                     const std::string& strategy, const std::string& form, bool backward) {
+  const auto n = [](const Integer& value, const char* name) {
+    return value.to<int64_t>(kCross, name);
+  };
+  CrossAttentionShape shape{.batch = n(batch, "batch"),
+                            .text = n(text, "text"),
+                            .visual = n(visual, "visual"),
+                            .hidden = n(hidden, "hidden"),
+                            .features = n(features, "features"),
+                            .heads = n(heads, "heads"),
+                            .kv_heads = n(kv_heads, "kv_heads"),
+                            .head_dim = n(head_dim, "head_dim"),
+                            .dtype = dtype_from(dtype),
+                            .gate = gate};
+  if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
+  new (self) CrossLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
+}
+
 void bind_cross(nb::module_& m) {
   nb::class_<CrossBatch>(m, "CrossAttentionBatch",
                          "Saved state of a forward pass of CrossAttention for its backward pass.")
@@ -388,34 +408,11 @@ void bind_cross(nb::module_& m) {
       "Mismatch\n"
       "on all ranks if they differ, Timeout, Aborted, Unsupported.");
   bound
-      .def(
-          "__init__",
-          [](CrossLayer* self, std::shared_ptr<Comm> comm, const Integer& text,
-             const Integer& visual, const Integer& hidden, const Integer& features,
-             const Integer& heads, const Integer& head_dim, nb::object dtype,
-             const Integer& kv_heads, const Integer& batch, bool gate, const std::string& strategy,
-             const std::string& form, bool backward) {
-            const auto n = [](const Integer& value, const char* name) {
-              return value.to<int64_t>(kCross, name);
-            };
-            CrossAttentionShape shape{.batch = n(batch, "batch"),
-                                      .text = n(text, "text"),
-                                      .visual = n(visual, "visual"),
-                                      .hidden = n(hidden, "hidden"),
-                                      .features = n(features, "features"),
-                                      .heads = n(heads, "heads"),
-                                      .kv_heads = n(kv_heads, "kv_heads"),
-                                      .head_dim = n(head_dim, "head_dim"),
-                                      .dtype = dtype_from(dtype),
-                                      .gate = gate};
-            if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-            new (self)
-                CrossLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
-          },
-          nb::arg("comm"), nb::arg("text"), nb::arg("visual"), nb::arg("hidden"),
-          nb::arg("features"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("dtype") = "f32",
-          nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("batch") = 1, nb::arg("gate") = false,
-          nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
+      .def("__init__", &construct_cross, nb::arg("comm"), nb::arg("text"), nb::arg("visual"),
+           nb::arg("hidden"), nb::arg("features"), nb::arg("heads"), nb::arg("head_dim"),
+           nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("batch") = 1,
+           nb::arg("gate") = false, nb::arg("strategy") = "automatic", nb::arg("form") = "",
+           nb::arg("backward") = true)
       .def_prop_ro("text", [](const CrossLayer& l) { return l.shape().text; })
       .def_prop_ro("visual", [](const CrossLayer& l) { return l.shape().visual; })
       .def_prop_ro("hidden", [](const CrossLayer& l) { return l.shape().hidden; })
