@@ -27,6 +27,10 @@ double max_magnitude(const GatheredTensor& tensor) {
   return scale;
 }
 
+/// Share of the largest gradient below which a tensor's values are rounding errors in place of 0,
+/// as are those of queries and keys of attention to one key.
+constexpr double kRounding = 1e-7;
+
 /// 0 / 0 is no difference; infinite if zero was expected: the gradient of a value that nothing
 /// depends on.
 double divide(double difference, double scale) {
@@ -55,7 +59,8 @@ void compare_shape(const GatheredTensor& found, const GatheredTensor& expected,
 }
 
 TensorDifference make_difference(const std::string& name, const GatheredTensor& found,
-                                 const GatheredTensor& expected, Compared kind) {
+                                 const GatheredTensor& expected, Compared kind,
+                                 double largest_of_all) {
   TensorDifference worst{.tensor = name, .kind = kind};
   worst.relative = kNaN;
   if (found.shape != expected.shape) return worst;
@@ -71,7 +76,9 @@ TensorDifference make_difference(const std::string& name, const GatheredTensor& 
       largest = difference;
     }
   }
-  worst.relative = divide(largest, max_magnitude(expected));
+  const double scale = max_magnitude(expected);
+  const bool is_rounding = scale > 0 && scale <= kRounding * largest_of_all;
+  worst.relative = divide(largest, is_rounding ? largest_of_all : scale);
   if (largest > 0) compare_shape(found, expected, worst);
   return worst;
 }
@@ -181,13 +188,16 @@ std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
   for (const auto* tensors : {&found, &expected}) {
     for (const auto& [name, tensor] : *tensors) names.insert(name);
   }
+  double largest = 0;
+  for (const auto& [name, tensor] : expected) largest = std::max(largest, max_magnitude(tensor));
   std::vector<TensorDifference> differences;
   for (const std::string& name : names) {
     const auto of_found = found.find(name), of_expected = expected.find(name);
     if (of_found == found.end() || of_expected == expected.end()) {
       differences.push_back({.tensor = name, .relative = kNaN, .kind = kind});
     } else {
-      differences.push_back(make_difference(name, of_found->second, of_expected->second, kind));
+      differences.push_back(
+          make_difference(name, of_found->second, of_expected->second, kind, largest));
     }
   }
   sort_by_difference(differences);

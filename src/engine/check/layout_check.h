@@ -17,9 +17,11 @@ enum class Compared : uint8_t { weight, number, gradient };
 
 /// Largest difference of a tensor.
 struct TensorDifference {
-  std::string tensor;   ///< or "loss", "aux_loss", "grad_norm"
-  double relative = 0;  ///< |found - expected| / max |expected|; NaN for a NaN or no value
-  int64_t element = 0;  ///< with the difference
+  std::string tensor;  ///< or "loss", "aux_loss", "grad_norm"
+  /// |found - expected| / max |expected|, of all gradients if these are below 1e-7 of them; NaN for
+  /// a NaN or no value.
+  double relative = 0;
+  int64_t element = 0;             ///< with the difference
   double found = 0, expected = 0;  ///< that element
   Compared kind = Compared::gradient;
   double ratio = 1;      ///< found / expected of the whole tensor, by least squares

@@ -264,13 +264,6 @@ void check_head_rows(const RunConfig& train, const ParallelConfig& parallel,
       train.head_rows, parallel.pp));
 }
 
-/// Every context-parallel rank has a row of each sequence.
-void check_context(const RunConfig& train, const ParallelConfig& parallel) {
-  if (train.seq >= parallel.cp) return;
-  throw ConfigError(
-      fmt::format("train.seq is {}: expected at least parallel.cp = {}", train.seq, parallel.cp));
-}
-
 void check_model(const RunConfig& train, const ModelConfig& model) {
   if (train.seq > model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", train.seq,
@@ -308,7 +301,6 @@ void check_config(const TrainConfig& config) {
                     checkpoint.keep));
   }
   check_model(train, model);
-  check_context(train, parallel);
   if (train.validate_every > 0 && data.val_fraction == 0 && data.val_paths.empty()) {
     throw ConfigError(fmt::format(
         "train.validate_every is {}: expected data.val_fraction above 0, which holds files "

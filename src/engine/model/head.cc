@@ -139,7 +139,7 @@ double Head::take_loss() {
 
 const Tensor& Head::dlogits(const HeadActivations& saved) const {
   if (saved.dlogits) return *saved.dlogits;
-  if (dlogits_->elements() > 0) return dlogits_;
+  if (!dlogits_replace_logits(context_.exec)) return dlogits_;  // also without rows
   return chunk_ ? chunk_->logits : saved.logits;
 }
 
@@ -148,6 +148,7 @@ void Head::backward_by_rows(const Tensor& targets, float scale, const HeadActiva
   const Tensor weight = context_.weights.matrix(m).transposed();
   const Tensor& dlogits = this->dlogits(saved);
   context_.write_gradient(m, [&](const Tensor& values, bool adds) {
+    if (context_.tokens == 0 && !adds) clear(context_.exec, values);  // there is no chunk
     for_each_chunk(targets, [&](const Shard& rows, const Tensor& of_chunk) {
       const Tensor x_norm = saved.x_norm->rows(rows.begin, rows.count);
       add_loss(x_norm, of_chunk, *chunk_);

@@ -138,7 +138,6 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
 }
 
 std::vector<TrainConfig> generate_context_layouts(uint64_t seed) {
-  constexpr std::array<int64_t, 6> kSeq{8, 7, 6, 5, 3, 2};
   std::vector<TrainConfig> others = generate_layouts(seed);
   for (const Variant& variant : all_variants()) others.push_back(make_config(variant));
   std::vector<TrainConfig> all;
@@ -148,7 +147,7 @@ std::vector<TrainConfig> generate_context_layouts(uint64_t seed) {
     config.parallel.cp = draw[0] % 2 == 0 ? 2 : 4;
     if (ParallelDims(config.parallel).ranks() > 8) continue;
     config.parallel.zero = draw[0] / 2 % 3;
-    config.train.seq = kSeq[draw[1] % kSeq.size()];
+    config.train.seq = 1 + draw[1] % (2 * config.parallel.cp);  // fewer than cp leave ranks without
     config.data.document_mask = draw[2] % 2 == 0;
     if (draw[2] % 4 == 0) config.data.packing = "best_fit";
     if (config.is_valid()) all.push_back(config);

@@ -38,6 +38,18 @@ TEST(TrainContext, LossesAreThoseOfOneRank) {
                expected);
 }
 
+// Some ranks have no tokens: of logits, of blocks of them, and of a gradient that a step's first
+// microbatch stores.
+TEST(TrainContext, RanksMayHaveNoTokens) {
+  const TempDir dir;
+  const Overrides steps{"train.steps=4", "train.seq=3", "train.microbatch=2"};
+  const std::vector<double> expected = train_losses({1, 1}, dir / "one", steps);
+  expect_close(train_losses({1, 1}, dir / "cp4", with(steps, {"parallel.cp=4"})), expected);
+  expect_close(
+      train_losses({2, 1}, dir / "rows", with(steps, {"parallel.cp=4", "train.head_rows=2"})),
+      expected);
+}
+
 // A checkpoint is of any number of context-parallel ranks: a run that resumes with another has the
 // weights of one that never changed, to rounding.
 TEST(TrainContext, CheckpointsResumeAtAnotherSize) {

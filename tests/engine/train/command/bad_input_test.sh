@@ -55,7 +55,6 @@ expect 2 'tp' train "$config" --out "$dir/x" --tp 0
 expect 2 'ranks' train "$config" --out "$dir/x" --ranks 0
 expect 2 'ranks 3: expected tp x dp x pp = 2 x 1' train "$config" --out "$dir/x" --tp 2 --ranks 3
 expect 2 'ranks 3: expected tp x cp x dp x pp = 1 x 2 x 1 x 1 = 2' train "$config" --out "$dir/x" --cp 2 --ranks 3
-expect 2 'train.seq is 2: expected at least parallel.cp = 3' train "$config" --out "$dir/x" --cp 3 --set train.seq=2
 expect 2 'parallel.cp is 2 with sync.learners = 2: expected cp = 1' train "$config" --out "$dir/x" --cp 2 --dp 2 \
   --set sync.method=local --set sync.learners=2 --set sync.every=2
 expect 2 'train.batch is 8: expected a multiple of parallel.dp = 3' train "$config" --out "$dir/x" --dp 3
