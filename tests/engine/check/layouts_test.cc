@@ -26,6 +26,8 @@ constexpr double kWeightBound = 1e-5;
 /// Bound of a gradient in f32, relative to the sum of its samples' magnitudes: gradients of norms
 /// are sums of terms that cancel.
 constexpr double kSumBound = 1e-6;
+/// Share of the largest gradient below which another one is a rounding error.
+constexpr double kRounding = 1e-7;
 constexpr uint64_t kSeed = 5;
 constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100, kShortContext = 10,
                  kLongContext = 250;
@@ -91,6 +93,18 @@ class OneRank {
   std::map<std::string, Outcome> outcomes_;
 };
 
+/// Tensors whose gradients are rounding errors in place of 0, as those of queries and keys in
+/// sequences of one token. Adam divides them by their own size, so their weights differ, too.
+std::set<std::string> rounding_only(const std::map<std::string, double>& magnitudes) {
+  double largest = 0;
+  for (const auto& [tensor, magnitude] : magnitudes) largest = std::max(largest, magnitude);
+  std::set<std::string> tensors;
+  for (const auto& [tensor, magnitude] : magnitudes) {
+    if (magnitude <= kRounding * largest) tensors.insert(tensor);
+  }
+  return tensors;
+}
+
 void expect_one_rank(std::span<const TrainConfig> layouts) {
   OneRank one_rank;
   Worst gradients, sums, weights;
@@ -104,15 +118,18 @@ void expect_one_rank(std::span<const TrainConfig> layouts) {
         << differences.front().tensor;
     gradients.add(differences.front(), config);
     if (config.train.dtype != "f32") continue;
+    const std::set<std::string> rounding = rounding_only(magnitudes);
     for (TensorDifference d : differences) {
-      if (d.kind != Compared::gradient) continue;
+      if (d.kind != Compared::gradient || rounding.contains(d.tensor)) continue;
       d.relative = std::abs(d.found - d.expected) / magnitudes.at(d.tensor);
       EXPECT_LE(d.relative, kSumBound) << d.tensor;
       sums.add(d, config);
     }
-    const TensorDifference weight = compare_tensors(found.weights, expected.weights).front();
-    EXPECT_LE(weight.relative, kWeightBound) << weight.tensor;
-    weights.add(weight, config);
+    for (const TensorDifference& weight : compare_tensors(found.weights, expected.weights)) {
+      if (rounding.contains(weight.tensor)) continue;
+      EXPECT_LE(weight.relative, kWeightBound) << weight.tensor;
+      weights.add(weight, config);
+    }
   }
   fmt::print("{} layouts\n", layouts.size());
   gradients.print("gradients");

@@ -48,6 +48,9 @@ TEST(TrainContext, RanksMayHaveNoTokens) {
   expect_close(
       train_losses({2, 1}, dir / "rows", with(steps, {"parallel.cp=4", "train.head_rows=2"})),
       expected);
+  const Overrides bf16{"parallel.cp=4", "train.dtype=bf16"};
+  EXPECT_NEAR(train_losses({1, 1}, dir / "bf16", with(steps, bf16)).back(), expected.back(),
+              1e-3 * expected.back());
 }
 
 // A checkpoint is of any number of context-parallel ranks: a run that resumes with another has the
