@@ -96,7 +96,8 @@ class ContextAttention {
                 const Tensor& log_sums, const Tensor& dout, const Tensor& dq, const Tensor& dk,
                 const Tensor& dv, const Tensor* document_starts = nullptr);
 
-  /// Names of the forms that run: "ring"; "local" on one rank. Empty: no backward pass.
+  /// Names of the forms that run: "ring"; "local" on one rank, if causal with a rotary embedding.
+  /// Empty: no backward pass.
   std::string_view forward_form() const;
   std::string_view backward_form() const;
   /// Bytes that this rank sends in a pass, by formula: what Communicator::bytes_sent counts.

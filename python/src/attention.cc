@@ -269,7 +269,7 @@ void bind_common(nb::class_<Class>& bound) {
       .def_prop_ro(
           "forward_form", [](const Class& c) { return std::string(c.get().forward_form()); },
           "Name of the form that forward passes run: 'gather', 'ring', 'heads' or 'queries'; "
-          "'local' on one\nrank.")
+          "'local' on one\nrank, if causal with a rotary embedding.")
       .def_prop_ro(
           "backward_form", [](const Class& c) { return std::string(c.get().backward_form()); },
           "The same of backward passes; empty without them.")
