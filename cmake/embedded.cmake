@@ -29,7 +29,8 @@ set(page_dir ${PROJECT_SOURCE_DIR}/src/engine/report/page)
 embed(page_assets engine/report/page_assets.h kPageHead=${page_dir}/head.html
   kPageHtml=${page_dir}/page.html
   kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
-  kPageCommon=${page_dir}/common.js kPageRanks=${page_dir}/ranks.js
+  kPageCommon=${page_dir}/common.js kPageCurves=${page_dir}/curves.js
+  kPageCurvesHtml=${page_dir}/curves.html kPageRanks=${page_dir}/ranks.js
   kPageRanksHtml=${page_dir}/ranks.html kPageGroups=${page_dir}/groups.js
   kPageGroupsHtml=${page_dir}/groups.html kPageLattice=${page_dir}/lattice.js
   kPageSpace=${page_dir}/space.js kPageLinks=${page_dir}/links.js

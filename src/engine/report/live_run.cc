@@ -22,7 +22,14 @@ using Json = LiveRun::Json;
 constexpr size_t kMaxPoints = 1024, kMaxEvents = 100, kMaxEventText = 400, kMaxLiveProblems = 8;
 constexpr std::array kCurveKeys{"step",         "loss",       "validation_loss", "lr",
                                 "grad_norm",    "mfu",        "tokens_per_s",    "step_ms",
-                                "memory_bytes", "compute_ms", "exposed_comm_ms", "saved_step"};
+                                "memory_bytes", "compute_ms", "exposed_comm_ms", "saved_step",
+                                "tokens",       "elapsed_s"};
+/// Keys whose point has the value at its end; others have the mean of its steps.
+constexpr std::array kEndKeys{"step", "tokens", "elapsed_s"};
+
+bool is_end_key(std::string_view key) {
+  return std::ranges::find(kEndKeys, key) != kEndKeys.end();
+}
 
 Json number_or_null(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
@@ -73,13 +80,14 @@ void LiveRun::add_step(std::string_view line) {
   in_point_ = is_new ? 1 : in_point_ + 1;
   for (const char* key : kCurveKeys) {
     std::vector<double>& values = curves_[key].values;
-    const double value = number(key);
+    const double value = key == std::string_view("tokens")      ? tokens_
+                         : key == std::string_view("elapsed_s") ? elapsed_s_
+                                                                : number(key);
     if (is_new) {
       values.push_back(value);
     } else if (std::isfinite(value)) {
-      // Steps are those of the point's end; others its running mean.
-      const bool is_step = key == kCurveKeys[0] || !std::isfinite(values.back());
-      values.back() = is_step ? value : values.back() + (value - values.back()) / double(in_point_);
+      const bool is_last = is_end_key(key) || !std::isfinite(values.back());
+      values.back() = is_last ? value : values.back() + (value - values.back()) / double(in_point_);
     }
   }
   if (curves_[kCurveKeys[0]].values.size() > kMaxPoints) fold_steps();
@@ -91,10 +99,9 @@ void LiveRun::fold_steps() {
     std::vector<double> halved;
     for (size_t i = 0; i < values.size(); i += 2) {
       const bool is_pair = i + 1 < values.size();
-      const bool is_step = key == kCurveKeys[0];
-      halved.push_back(!is_pair  ? values[i]
-                       : is_step ? values[i + 1]
-                                 : mean_of_finite(values[i], values[i + 1]));
+      halved.push_back(!is_pair          ? values[i]
+                       : is_end_key(key) ? values[i + 1]
+                                         : mean_of_finite(values[i], values[i + 1]));
     }
     values = std::move(halved);
   }
@@ -211,17 +218,25 @@ double LiveRun::eta_s() const {
   return (double(goal_->steps) - last("step")) * last("step_ms") / 1e3;
 }
 
-Json LiveRun::state() const {
-  Json series, latest;
+Json LiveRun::curves() const {
+  Json series;
   for (const char* key : kCurveKeys) {
     Json values = Json::array();
     for (const double value : curves_.at(key).values) values.push_back(number_or_null(value));
     series[key] = std::move(values);
-    latest[key] = number_or_null(last(key));
   }
+  return {{"name", std::filesystem::path(dir_).lexically_normal().string()},
+          {"series", std::move(series)},
+          {"validation_unit", validation_unit_},
+          {"problems", problems_}};
+}
+
+Json LiveRun::state() const {
+  Json curves = this->curves(), latest;
+  for (const char* key : kCurveKeys) latest[key] = number_or_null(last(key));
   const std::chrono::duration<double> idle = std::chrono::steady_clock::now() - grown_;
   const bool has_steps = goal_ && goal_->ends_by_steps();
-  return {{"name", std::filesystem::path(dir_).lexically_normal().string()},
+  return {{"name", std::move(curves["name"])},
           {"layout", goal_ ? Json(goal_->layout) : Json()},
           {"state", is_done()                           ? "done"
                     : curves_.at("step").values.empty() ? "waiting"
@@ -232,7 +247,7 @@ Json LiveRun::state() const {
           {"eta_s", number_or_null(eta_s())},
           {"idle_s", std::round(idle.count())},
           {"last", std::move(latest)},
-          {"series", std::move(series)},
+          {"series", std::move(curves["series"])},
           {"validation_unit", validation_unit_},
           {"events", events_},
           {"event_counts", event_counts_},

@@ -36,6 +36,8 @@ class LiveRun {
   ///    "ranks_version"}
   /// `share`, `steps` and `eta_s` are null if not known.
   Json state() const;
+  /// Of state(): {"name", "series", "validation_unit", "problems"}.
+  Json curves() const;
   /// rank_state's, and {"version", "map": rank_map's or null}.
   Json ranks() const;
   /// Text of the Prometheus exposition format, version 0.0.4.

@@ -5,7 +5,8 @@
 
 namespace tandem {
 
-extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageRanks,
+extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageCurves,
+    kPageCurvesHtml, kPageRanks,
     kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kPageGroupsHtml, kPageLattice,
     kPageLinks, kPageLinksHtml, kPageRanksHtml, kPageSpace, kLiveHtml, kLiveScript, kFitHtml,
     kFitScript;

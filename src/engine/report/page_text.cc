@@ -11,7 +11,7 @@ namespace {
 std::string shared_scripts() {
   std::string text;
   for (const std::string_view script :
-       {kPageChartJs, kPageCommon, kPageRanks, kPageLattice, kPageSpace, kPageGroups, kPageLinks}) {
+       {kPageChartJs, kPageCommon, kPageCurves, kPageRanks, kPageLattice, kPageSpace, kPageGroups, kPageLinks}) {
     text.append("<script>").append(script).append("</script>\n");
   }
   return text;
@@ -38,6 +38,7 @@ std::string page_head(std::string_view title, std::string_view more) {
 std::string report_page(const std::string& data) {
   const std::string head = page_head("Tandem report"), scripts = shared_scripts();
   const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@CURVES@", kPageCurvesHtml},
                                     {"@RANKSECTION@", kPageRanksHtml},
                                     {"@GROUPSECTION@", kPageGroupsHtml},
                                     {"@LINKSECTION@", kPageLinksHtml},
@@ -51,6 +52,7 @@ std::string report_page(const std::string& data) {
 std::string live_page() {
   const std::string head = page_head("Tandem live"), scripts = shared_scripts();
   const std::vector<PageMark> marks{{"@HEAD@", head},
+                                    {"@CURVES@", kPageCurvesHtml},
                                     {"@RANKSECTION@", kPageRanksHtml},
                                     {"@GROUPSECTION@", kPageGroupsHtml},
                                     {"@LINKSECTION@", kPageLinksHtml},

@@ -9,7 +9,8 @@
 //   run.json                         title, command, date, prompt; heldout: files, bytes,
 //                                    model_bits_per_byte, compressors [{name, bytes}]; link of
 //                                    split/
-//   sample.txt                       generated text, any bytes
+//   sample.txt, samples.jsonl        generated text, any bytes; that of checkpoints: step, text
+//   started.json                     command, date, hardware, version and commit of the training
 //   trace.json                       trace of the run
 //   ranks/, config.toml              records of the ranks, and their layout
 //   split/{serial,overlapped}/       metrics.jsonl and trace.json of short runs on one link
@@ -17,6 +18,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "engine/report/run_goal.h"
@@ -25,8 +27,10 @@ namespace tandem {
 
 /// Writes the report and returns the tables as plain text. A missing file omits its section, which
 /// the report then names; an invalid one throws IoError naming the file and line. Throws IoError if
-/// metrics.jsonl is missing. `read_goal`: for the experts' ranks and the link of config.toml.
+/// metrics.jsonl is missing. `read_goal`: for what config.toml says. `others`: folders of runs whose
+/// curves and settings are compared with this one's; throws InvalidArgument as check_runs().
 std::string write_report(const std::filesystem::path& dir,
-                         const report::GoalReader& read_goal = {});
+                         const report::GoalReader& read_goal = {},
+                         std::span<const std::filesystem::path> others = {});
 
 }  // namespace tandem

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <functional>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "core/median.h"
@@ -14,9 +16,10 @@
 #include "core/system/machine.h"
 #include "core/system/process/processor_time.h"
 #include "core/version.h"
-#include "engine/report/ranks/load_map.h"
+#include "engine/report/metrics_file.h"
 #include "engine/report/ranks/rank_map.h"
 #include "engine/report/ranks/rank_state.h"
+#include "engine/report/runs.h"
 #include "engine/report/trace/step_pairs.h"
 #include "tandem/error.h"
 
@@ -24,98 +27,6 @@ namespace tandem::report {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::optional<std::string> read(const fs::path& file) {
-  if (!path_exists(file)) return std::nullopt;
-  try {
-    return read_file(file, Source::no_link);
-  } catch (const IoError& error) {
-    throw IoError(fmt::format("report: {}", error.what()));
-  }
-}
-
-// Throws IoError naming `place`.
-Json parsed(std::string_view text, const std::string& location) {
-  Json json = parse_json<Json>(text);
-  if (!json.is_discarded()) return json;
-  throw IoError(
-      fmt::format("report: {}: not JSON, or nested more than {} deep", location, kMaxJsonDepth));
-}
-
-// Converts exceptions of `body` about a JSON value to IoError naming `place`.
-template <typename Body>
-auto naming(const std::string& location, Body&& body) {
-  try {
-    return body();
-  } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("report: {}: {}", location, error.what()));
-  }
-}
-
-struct Metrics {
-  std::vector<double> step, loss, tokens_per_s, step_ms, gemm_ms, compute_ms, exposed_comm_ms;
-  std::vector<double> validation_loss, lr, grad_norm, mfu;
-  std::vector<double> aux_loss, imbalance;  // MoE only; of the layer with the fullest expert
-  std::vector<double> last_imbalance;       // by layer, of the last step
-  std::string validation_unit;              // byte or token; "" if no row says
-  LoadMap load;
-  SentBytes sent;  // of the last step
-};
-
-// Missing numbers are NaN.
-Metrics read_metrics(const fs::path& file) {
-  const auto text = read(file);
-  if (!text) {
-    throw IoError(fmt::format("report: {}: not found, expected what `tandem train` writes there",
-                              file.string()));
-  }
-  Metrics metrics;
-  size_t line_number = 0;
-  for (size_t begin = 0; begin < text->size();) {
-    const size_t end = std::min(text->find('\n', begin), text->size());
-    const std::string_view line(text->data() + begin, end - begin);
-    begin = end + 1;
-    ++line_number;
-    if (line.empty()) continue;
-    const std::string location = fmt::format("{}:{}", file.string(), line_number);
-    naming(location, [&] {
-      const Json row = parsed(line, location);
-      const auto number = [&](const char* key) {
-        return row.contains(key) && !row[key].is_null() ? row[key].get<double>() : std::nan("");
-      };
-      metrics.step.push_back(row.at("step").get<double>());
-      metrics.loss.push_back(row.at("loss").is_null() ? std::nan("") : number("loss"));
-      metrics.tokens_per_s.push_back(number("tokens_per_s"));
-      metrics.validation_loss.push_back(number("validation_loss"));
-      metrics.validation_unit = row.value("validation_unit", metrics.validation_unit);
-      metrics.lr.push_back(number("lr"));
-      metrics.grad_norm.push_back(number("grad_norm"));
-      const double mfu = number("mfu");  // above 1 in older files: of a peak that was too low
-      metrics.mfu.push_back(mfu > 1 ? std::nan("") : mfu);
-      metrics.aux_loss.push_back(number("aux_loss"));
-      metrics.last_imbalance = row.value("expert_imbalance", std::vector<double>());
-      metrics.imbalance.push_back(metrics.last_imbalance.empty()
-                                      ? std::nan("")
-                                      : *std::ranges::max_element(metrics.last_imbalance));
-      if (row.contains("expert_rows")) {
-        metrics.load.add(metrics.step.back(),
-                         row["expert_rows"].get<std::vector<std::vector<double>>>());
-      }
-      metrics.sent.set(row);
-      metrics.gemm_ms.push_back(number("gemm_ms"));
-      metrics.compute_ms.push_back(number("compute_ms"));
-      metrics.exposed_comm_ms.push_back(number("exposed_comm_ms"));
-      const double step_ms = number("step_ms");
-      metrics.step_ms.push_back(std::isnan(step_ms)
-                                    ? metrics.compute_ms.back() + metrics.exposed_comm_ms.back()
-                                    : step_ms);
-    });
-  }
-  if (metrics.step.empty()) {
-    throw IoError(fmt::format("report: {}: is empty, expected one object a step", file.string()));
-  }
-  return metrics;
-}
 
 // The first tenth, at least one of more than two steps.
 size_t warm_up(size_t steps) {
@@ -281,6 +192,28 @@ std::string today() {
   return text;
 }
 
+/// [{"step", "text"}] of samples.jsonl, which `report --complete` writes.
+Json samples_over_time(const fs::path& dir) {
+  const std::string file = (dir / "samples.jsonl").string();
+  Json samples = Json::array();
+  std::istringstream lines(read_if_there(file).value_or(""));
+  for (std::string line; std::getline(lines, line);) samples.push_back(parse_named(line, file));
+  return samples;
+}
+
+/// Adds `others` to `runs`; the numbers of all, and what differs in their settings.
+Json add_others(Json& runs, const Json& first, std::span<const fs::path> others,
+                const std::function<RunGoal(const fs::path&)>& goal_of) {
+  Json compared = Json::array({first});
+  for (const fs::path& other : others) {
+    const Metrics metrics = read_metrics(other / "metrics.jsonl");
+    compared.push_back(training(metrics, Json::object()));
+    runs.push_back(describe_run(other, metrics, goal_of(other)));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) compared[i]["name"] = runs[i]["name"];
+  return {{"runs", std::move(compared)}, {"settings", differing_settings(runs)}};
+}
+
 Json run_facts(const Json& run) {
   return {{"title", run.value("title", "Tandem training run")},
           {"command", run.value("command", "")},
@@ -290,18 +223,12 @@ Json run_facts(const Json& run) {
           {"commit", kCommit}};
 }
 
-Json to_array(const std::vector<double>& values) {
-  Json array = Json::array();
-  for (const double value : values) array.push_back(finite(value));
-  return array;
-}
-
 }  // namespace
 
-Json collect(const fs::path& dir, const GoalReader& read_goal) {
+Json collect(const fs::path& dir, const GoalReader& read_goal, std::span<const fs::path> others) {
   const Metrics metrics = read_metrics(dir / "metrics.jsonl");
-  const auto run_text = read(dir / "run.json");
-  const Json run = run_text ? parsed(*run_text, (dir / "run.json").string()) : Json::object();
+  const auto run_text = read_if_there(dir / "run.json");
+  const Json run = run_text ? parse_named(*run_text, (dir / "run.json").string()) : Json::object();
   Json summary, omitted = Json::array(), timelines = Json::array();
   const std::string link = naming((dir / "run.json").string(), [&] {
     summary["run"] = run_facts(run);
@@ -345,7 +272,7 @@ Json collect(const fs::path& dir, const GoalReader& read_goal) {
   if (timelines.empty()) add_timeline(dir / "trace.json", "this run", "");
   if (timelines.empty()) omitted.push_back("timeline (no trace.json with events)");
 
-  if (const auto sample = read(dir / "sample.txt")) {
+  if (const auto sample = read_if_there(dir / "sample.txt")) {
     summary["sample"] = {
         {"prompt", naming((dir / "run.json").string(), [&] { return run.value("prompt", ""); })},
         {"text", *sample}};
@@ -354,20 +281,17 @@ Json collect(const fs::path& dir, const GoalReader& read_goal) {
     omitted.push_back("sample (no sample.txt; tandem report --complete)");
   }
   const std::vector<RankHistory> histories = read_rank_records((dir / "ranks").string());
-  RunGoal goal;
-  if (const auto config = read(dir / "config.toml"); config && read_goal) goal = read_goal(*config);
+  const auto goal_of = [&](const fs::path& folder) {
+    const auto config = read_if_there(folder / "config.toml");
+    return config && read_goal ? read_goal(*config) : RunGoal();
+  };
+  const RunGoal goal = goal_of(dir);
   summary["omitted"] = std::move(omitted);
+  Json runs = Json::array({describe_run(dir, metrics, goal)});
+  if (!others.empty()) summary["compared"] = add_others(runs, summary["training"], others, goal_of);
   return {{"summary", std::move(summary)},
-          {"series",
-           {{"step", to_array(metrics.step)},
-            {"loss", to_array(metrics.loss)},
-            {"validation_loss", to_array(metrics.validation_loss)},
-            {"lr", to_array(metrics.lr)},
-            {"grad_norm", to_array(metrics.grad_norm)},
-            {"mfu", to_array(metrics.mfu)},
-            {"aux_loss", to_array(metrics.aux_loss)},
-            {"expert_imbalance", to_array(metrics.imbalance)},
-            {"tokens_per_s", to_array(metrics.tokens_per_s)}}},
+          {"runs", std::move(runs)},
+          {"samples", samples_over_time(dir)},
           {"experts", metrics.load.empty() ? Json() : Json(metrics.load.json())},
           {"ranks", rank_map(histories)},
           {"groups", histories.empty() ? Json() : rank_state(histories, goal, metrics.sent)},

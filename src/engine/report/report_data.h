@@ -13,12 +13,14 @@ namespace tandem::report {
 
 using Json = nlohmann::ordered_json;
 
-/// {"summary": {run, training, held_out, step_split, sample, omitted}, "series": {step, loss,
-/// validation_loss, lr, grad_norm, mfu, aux_loss, expert_imbalance, tokens_per_s}, "experts":
-/// LoadMap::json() or null, "ranks": rank_map's or null, "groups": rank_state's or null,
-/// "timelines":
-/// [...]}. `read_goal`: reads config.toml, if both are there. Throws IoError.
-Json collect(const std::filesystem::path& dir, const GoalReader& read_goal);
+/// {"summary": {run, training, held_out, step_split, sample, omitted; with others compared:
+/// {"runs": [training and name of each], "settings": differing_settings()}}, "runs": describe_run()
+/// of this and the others, "samples": [{"step", "text"}], "experts": LoadMap::json() or null,
+/// "ranks": rank_map's or null, "groups": rank_state's or null, "timelines": [...]}. `read_goal`:
+/// reads config.toml, if both are there. `others`: folders of the runs to compare with. Throws
+/// IoError.
+Json collect(const std::filesystem::path& dir, const GoalReader& read_goal,
+             std::span<const std::filesystem::path> others);
 
 /// One layer of the forward pass (engine/report/trace/layer.h).
 /// {"span_us", "ranks": [{"rank", "slices": [{kind, name, begin, end, tile, peer, row}]}],

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/system/printable.h"
 #include "engine/report/report_data.h"
 
 namespace tandem::report {
@@ -59,6 +61,31 @@ std::string split_text(const Json& split) {
   return text;
 }
 
+std::string compared_text(const Json& compared) {
+  size_t width = 4;
+  for (const Json& run : compared["runs"]) {
+    width = std::max(width, run["name"].get_ref<const std::string&>().size());
+  }
+  std::string text = fmt::format("  {:<{}} {:>8} {:>9} {:>11} {:>10}\n", "run", width, "steps",
+                                 "loss", "validation", "tokens/s");
+  for (const Json& run : compared["runs"]) {
+    text += fmt::format("  {:<{}} {:>8} {:>9} {:>11} {:>10}\n", run["name"].get<std::string>(),
+                        width, fixed(run["steps"], 0), fixed(run["final_loss"], 4),
+                        fixed(run["validation_loss"], 4), fixed(run["tokens_per_s"], 0));
+  }
+  if (compared["settings"].empty()) return text + "No setting differs.\n\n";
+  text += "Settings that differ, in this order:\n";
+  for (const Json& setting : compared["settings"]) {
+    text += fmt::format("  {}:", setting["key"].get<std::string>());
+    for (const Json& value : setting["values"]) {
+      text += fmt::format("{}{}", &value == &setting["values"][0] ? " " : " | ",
+                          printable(value.get<std::string>()));
+    }
+    text += '\n';
+  }
+  return text + "\n";
+}
+
 }  // namespace
 
 std::string as_text(const Json& summary) {
@@ -83,6 +110,7 @@ std::string as_text(const Json& summary) {
     for (const Json& layer : training["expert_imbalance"]) text += " " + fixed(layer, 2);
   }
   text += "\n\n";
+  if (summary.contains("compared")) text += compared_text(summary["compared"]);
   if (summary["held_out"].is_object()) text += format_held_out(summary["held_out"]);
   if (summary["step_split"].is_object()) text += split_text(summary["step_split"]);
   for (const Json& what : summary["omitted"]) {

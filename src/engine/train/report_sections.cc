@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -141,6 +142,22 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
       output_of(tandem_command({"generate", final_path(dir.string()), "--prompt", prompt, "--tp",
                                 std::to_string(tp), "--temperature", "0.8", "--top-p", "0.95",
                                 "--seed", "1", "--max-tokens", "600"})));
+}
+
+/// Texts that the checkpoints on disk write after the prompt, oldest first.
+void write_samples_over_time(const fs::path& dir, int64_t tp, const std::string& prompt) {
+  const std::vector<std::string> models = list_checkpoints(dir.string());  // newest first
+  if (models.size() < 2) return;
+  complain(fmt::format("Samples of {} checkpoints", models.size()));
+  std::string lines;
+  for (const std::string& path : models | std::views::reverse) {
+    const std::string text = output_of(tandem_command(
+        {"generate", path, "--prompt", prompt, "--tp", std::to_string(tp), "--temperature", "0.8",
+         "--top-p", "0.95", "--seed", "1", "--max-tokens", "160"}));
+    const int64_t step = std::stoll(path.substr(path.rfind('-') + 1));
+    lines += dump_json(Json{{"step", step}, {"text", text}}) + "\n";
+  }
+  replace_file((dir / "samples.jsonl").string(), lines);
 }
 
 TrainConfig timed_config(TrainConfig config, int64_t steps, const std::string& strategy,
@@ -281,6 +298,9 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
   if (has_model && !path_exists((dir / "sample.txt").string())) {
     write_sample(dir, tp, options.prompt);
     run["prompt"] = options.prompt;
+  }
+  if (!path_exists((dir / "samples.jsonl").string())) {
+    write_samples_over_time(dir, tp, run.value("prompt", options.prompt));
   }
   if (ParallelDims(config.parallel).ranks() > 1 && !path_exists((dir / "split").string())) {
     const TimedSteps timed = time_steps(dir, config, options.link);

@@ -13,8 +13,8 @@ struct ReportSectionsOptions {
   std::string prompt;  ///< for the sample
 };
 
-/// Measures the sections missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt
-/// and split/. Skips sections that the run cannot provide: no text is scored without final/, and no
+/// Measures the sections missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt,
+/// samples.jsonl (of kept checkpoints, if there are several) and split/. Skips sections that the run cannot provide: no text is scored without final/, and no
 /// steps are timed for one rank.
 void measure_report_sections(const std::filesystem::path& dir,
                              const ReportSectionsOptions& options);

@@ -36,6 +36,13 @@ def test_ranks_in_space(folder, browser, tp, dp, pp, ep):
     browser.problems.clear()
     browser.open(server.url, 1280)
     browser.await_true("document.getElementById('space-map')?.dataset.frameMs && lattice.data.map")
+    is_folded = not browser.value("document.getElementById('groups-fold').open || document.getElementById('links-fold').open")
+    expect(is_folded == (run.ranks < 8), f"{run.ranks} ranks: folded {is_folded}")
+    if is_folded:
+        for fold in ("groups-fold", "links-fold"):
+            browser.value(f"document.querySelector('#{fold} > summary').focus()")
+            browser.press("Enter", 13, "\r")
+        browser.await_true("document.getElementById('space-map').clientWidth > 200")
     # Groups are those of the coordinates.
     rank = run.slow
     t, d, p = run.coordinates(rank)

@@ -33,18 +33,6 @@ const page = (() => {
     hide() { $("tip").hidden = true; },
   };
 
-  // Exponential moving average over about 1/50 of the run, with bias correction.
-  function smooth(values) {
-    const keep = 1 - 1 / Math.max(2, values.length / 50);
-    let sum = 0, weight = 0;
-    return values.map((value) => {
-      if (value == null) return null;
-      sum = keep * sum + (1 - keep) * value;
-      weight = keep * weight + (1 - keep);
-      return sum / weight;
-    });
-  }
-
   const charts = [];
   function chart(id, config) {
     Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
@@ -64,25 +52,6 @@ const page = (() => {
   function curve(label, values, color, extra = {}) {
     return { label, data: values, borderColor: color, backgroundColor: color, borderWidth: 2,
       pointRadius: values.length === 1 ? 3 : 0, pointHitRadius: 6, ...extra };
-  }
-
-  const points = (steps, values) => steps.map((x, i) => ({ x, y: values[i] }));
-
-  // Plots two curves of one run, each with its own axis.
-  function pairChart(id, steps, left, right) {
-    const sets = [left, right].filter(({ values }) => values.some((v) => v != null));
-    if (!sets.length) return;
-    const scales = { x: axis("step", { type: "linear", min: steps[0], max: steps.at(-1) }) };
-    sets.forEach(({ label, show: format }, i) => {
-      scales[`y${i}`] = axis(label, { beginAtZero: true, position: i ? "right" : "left", ticks: { callback: format },
-        grid: { color: style("line"), drawOnChartArea: !i } });
-    });
-    chart(id, { type: "line", data: { datasets: sets.map(({ label, values, color }, i) =>
-      curve(label, points(steps, values), style(color), { borderWidth: 1.5, yAxisID: `y${i}` })) },
-    options: options({ parsing: false, scales,
-      plugins: { legend: { ...legend(), display: sets.length > 1 }, decimation: { enabled: true, algorithm: "min-max" },
-        tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-          label: (item) => `${item.dataset.label}: ${sets[item.datasetIndex].show(item.parsed.y)}` } } } }) });
   }
 
   // Colors a load by its ratio to an even share: below is blue, above is red, half and double
@@ -112,6 +81,6 @@ const page = (() => {
     apply();
   }
 
-  return { $, style, show, number, grouped, short, percent, bytes, add, tip, smooth, charts, chart, axis, options, legend,
-    curve, points, pairChart, loadColors, onTheme };
+  return { $, style, show, number, grouped, short, percent, bytes, add, tip, charts, chart, axis, options, legend,
+    curve, loadColors, onTheme };
 })();

@@ -143,7 +143,11 @@ const groupMap = (() => {
   // Draws the lattice's ranks.
   function draw() {
     show("groups");
-    if (!isReady) listen();
+    if (!isReady) {
+      listen();
+      // Below eight ranks the map over the steps says it all.
+      for (const id of ["groups-fold", "links-fold"]) $(id).open = lattice.data.ranks.rank.length >= 8;
+    }
     isReady = true;
     select();
     axesLegend();

@@ -2,8 +2,7 @@
 "use strict";
 // Page of a run that trains: redraws with every event of the server.
 (() => {
-  const { $, style, show, number, grouped, short, percent, bytes, add, smooth, charts, chart, axis, options, legend, curve,
-    points, pairChart } = page;
+  const { $, style, show, number, grouped, short, percent, bytes, add, charts } = page;
   let state = null, ranks = null, loading = false;
 
   function duration(seconds) {
@@ -28,7 +27,7 @@
       : `step ${grouped(state.step)}${state.steps == null ? "" : ` of ${grouped(state.steps)}`} · ${percent(state.share, 1)}` +
         (state.state === "done" ? " · done" : ` · ${duration(state.eta_s)} to go`);
     $("problems").replaceChildren();
-    for (const problem of state.problems) add($("problems"), "li", problem);
+    for (const problem of [state, ...state.others].flatMap(({ problems }) => problems)) add($("problems"), "li", problem);
   }
 
   function figures() {
@@ -44,20 +43,6 @@
     if (last.step_ms != null) figure(number(last.step_ms, 1), "ms", "Step");
     if (last.mfu) figure(percent(last.mfu, 1), "", "MFU");
     if (last.memory_bytes) figure(bytes(last.memory_bytes), "", "Memory of a rank, largest");
-  }
-
-  function lossChart() {
-    const { step, loss, validation_loss: validation } = state.series;
-    show("learning");
-    const sets = [curve("training, smoothed", points(step, smooth(loss)), style("first")),
-      curve("training", points(step, loss), style("soft"), { borderWidth: 1 })];
-    const held = points(step, validation).filter((point) => point.y != null);
-    if (held.length) sets.push(curve(`validation, nats per ${state.validation_unit}`, held, style("good"), { pointRadius: 3 }));
-    chart("loss", { type: "line", data: { datasets: sets }, options: options({ parsing: false,
-      scales: { x: axis("step", { type: "linear", min: step[0], max: step.at(-1) }), y: axis("nats per token") },
-      interaction: { mode: "nearest", axis: "x", intersect: false },
-      plugins: { legend: legend(), tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-        label: (item) => `${item.dataset.label}: ${number(item.parsed.y)}` } } } }) });
   }
 
   function selfCheck() {
@@ -122,17 +107,19 @@
     events();
     missing();
     if (state.series.step.length) {
-      const { step, tokens_per_s: speed, mfu, grad_norm: norm, lr, step_ms: ms, memory_bytes: memory } = state.series;
-      lossChart();
+      const runs = [state, ...state.others.filter(({ series }) => series.step.length)];
+      curves.controls(runs, draw);
+      show("learning");
+      curves.lossChart(runs);
       show("throughput");
       show("optimizer");
       show("time");
-      pairChart("speed", step, { label: "tokens per second", values: speed, color: "gemm", show: short },
-        { label: "MFU", values: mfu, color: "compute", show: (v) => percent(v) });
-      pairChart("steps", step, { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
-        { label: "learning rate", values: lr, color: "wait", show: (v) => Number(v).toExponential(1) });
-      pairChart("step-time", step, { label: "milliseconds per step", values: ms, color: "transfer", show: (v) => number(v, 1) },
-        { label: "memory of a rank", values: memory, color: "rest", show: bytes });
+      curves.pairChart("speed", runs, { label: "tokens per second", key: "tokens_per_s", color: "gemm", show: short },
+        { label: "MFU", key: "mfu", color: "compute", show: (v) => percent(v) });
+      curves.pairChart("steps", runs, { label: "gradient norm", key: "grad_norm", color: "first", show: (v) => number(v) },
+        { label: "learning rate", key: "lr", color: "wait", show: (v) => Number(v).toExponential(1) });
+      curves.pairChart("step-time", runs, { label: "milliseconds per step", key: "step_ms", color: "transfer", show: (v) => number(v, 1) },
+        { label: "memory of a rank", key: "memory_bytes", color: "rest", show: bytes });
     }
     if (!ranks) return;
     rankMap.draw(ranks.map);

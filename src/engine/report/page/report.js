@@ -2,9 +2,9 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { summary, series, experts, ranks, groups, timelines } = data;
-  const { $, style, show, number, grouped, short, percent, bytes, add, tip, smooth, charts, chart, axis, options, legend,
-    curve, pairChart, loadColors } = page;
+  const { summary, runs, samples, experts, ranks, groups, timelines } = data, { series } = runs[0];
+  const { $, style, show, number, grouped, short, percent, bytes, add, tip, charts, chart, axis, options, legend,
+    curve, loadColors } = page;
 
   function header() {
     const run = summary.run;
@@ -106,39 +106,66 @@
     const prompt = text.prompt && text.text.startsWith(text.prompt) ? text.prompt : "";
     if (prompt) add(pre, "mark", prompt);
     pre.append(text.text.slice(prompt.length));
+    if (!samples.length) return;
+    show("samples");
+    const slider = $("samples-step");
+    slider.max = slider.value = samples.length - 1;
+    const choose = () => {
+      const { step, text } = samples[slider.value];
+      $("samples-of").textContent = slider.ariaValueText = `step ${grouped(step)}`;
+      $("samples-text").textContent = text;
+    };
+    slider.addEventListener("input", choose);
+    choose();
   }
 
-  const points = (ys) => page.points(series.step, ys);
+  // What general compressors reach on the held-out files.
+  function rivals() {
+    const held = summary.held_out, last = series.step.at(-1);
+    if (!held) return [];
+    return [curve("held-out files, nats per byte", [{ x: last, y: held.model_bits_per_byte * Math.LN2 }], style("good"),
+      { showLine: false, pointRadius: 6, pointStyle: "rectRot", clip: false }),
+    ...held.compressors.map((c, i) => curve(`${c.name}, nats per byte`,
+      [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte * Math.LN2 })), style(i ? "ink" : "muted"),
+      { borderWidth: 1.5, borderDash: i ? [2, 4] : [7, 5] }))];
+  }
 
   function lossChart() {
     if (!series.step.length) return;
     show("learning");
-    const last = series.step.at(-1), unit = summary.training.validation_unit;
-    const sets = [curve("training, smoothed", points(smooth(series.loss)), style("first"))];
-    const held = summary.held_out;
-    if (held) {
-      sets.push(curve("held-out files, nats per byte", [{ x: last, y: held.model_bits_per_byte * Math.LN2 }], style("good"),
-        { showLine: false, pointRadius: 6, pointStyle: "rectRot", clip: false }));
-      held.compressors.forEach((c, i) => sets.push(curve(`${c.name}, nats per byte`,
-        [series.step[0], last].map((x) => ({ x, y: c.bits_per_byte * Math.LN2 })), style(i ? "ink" : "muted"),
-        { borderWidth: 1.5, borderDash: i ? [2, 4] : [7, 5] })));
-    }
-    const validation = points(series.validation_loss).filter((point) => point.y != null);
-    if (validation.length) {
-      sets.push(curve(unit ? `validation, nats per ${unit}` : "validation", validation, style("good"), { pointRadius: validation.length > 40 ? 0 : 3 }));
-    }
-    sets.push(curve("training, each step", points(series.loss), style("soft"), { borderWidth: 1 }));
+    const hasValidation = runs.some((run) => run.series.validation_loss.some((value) => value != null));
     $("learning-lead").textContent = "Cross-entropy of the next token on the training data." +
-      (validation.length ? " Validation: on held-out data, as tandem eval takes it." : "") +
-      (held ? " Dashed: what general compressors reach on the held-out files." : "");
-    chart("loss", { type: "line", data: { datasets: sets }, options: options({
-      parsing: false, scales: { x: axis("step", { type: "linear", min: series.step[0], max: last }),
-        y: axis("nats per token", { beginAtZero: true }) },
-      interaction: { mode: "nearest", axis: "x", intersect: false }, layout: { padding: { right: 8 } },
-      plugins: { legend: legend(), decimation: { enabled: true, algorithm: "min-max" },
-        tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-          label: (item) => `${item.dataset.label}: ${number(item.parsed.y)} nats (${number(item.parsed.y / Math.LN2)} bits)` } } },
-    }) });
+      (hasValidation ? ` Validation${runs.length > 1 ? ", dashed" : ""}: on held-out data, as tandem eval takes it.` : "") +
+      (summary.held_out && runs.length === 1 ? " Dashed: what general compressors reach on the held-out files." : "") +
+      (runs.length > 1 ? " A click on a run's name hides it." : "");
+    curves.lossChart(runs, rivals);
+  }
+
+  // Numbers of the runs side by side, and what differs in their jobs.
+  function comparison() {
+    const { compared } = summary;
+    if (!compared) return;
+    show("runs");
+    $("runs-lead").textContent = "Loss of the last step, in nats per token; validation as it was last taken; median tokens per second.";
+    table("runs-table", ["run", "parameters", "steps", "loss", "validation", "tokens/s", "commit"], compared.runs.map((run, i) => [run.name,
+      runs[i].parameters == null ? "–" : short(runs[i].parameters), grouped(run.steps), number(run.final_loss), number(run.validation_loss), short(run.tokens_per_s),
+      runs[i].started?.commit ?? "–"]));
+    $("runs-same").hidden = compared.settings.length > 0;
+    if (compared.settings.length) table("settings-table", ["key", ...runs.map(({ name }) => name)], compared.settings.map(({ key, values }) => [key, ...values]));
+  }
+
+  function configuration() {
+    const { parameters, started, settings, defaults } = runs[0], facts = $("run-facts");
+    const list = [["command", started?.command], ["started", started?.date], ["on", started?.hardware],
+      ["tandem", started && `${started.version} (${started.commit})`], ["model", parameters && `${short(parameters)} parameters`]].filter(([, value]) => value);
+    if (!list.length) return;
+    show("configuration");
+    for (const [name, value] of list) {
+      add(facts, "dt", name);
+      add(add(facts, "dd"), name === "command" ? "code" : "span", value);
+    }
+    $("run-settings-box").hidden = !Object.keys(settings).length;
+    table("run-settings", ["key", "value", "default"], Object.entries(settings).map(([key, value]) => [key, value, defaults[key]]));
   }
 
   function speedChart() {
@@ -147,8 +174,8 @@
     show("throughput");
     $("throughput-lead").textContent = `Median ${short(median)} tokens per second over all ranks` + (mfu == null ? "."
       : `, MFU ${percent(mfu)}: the model's FLOPs over those that matrix products alone reached on all ranks at once.`);
-    pairChart("speed", series.step, { label: "tokens per second", values: speed, color: "gemm", show: short },
-      { label: "MFU", values: series.mfu, color: "compute", show: (v) => percent(v) });
+    curves.pairChart("speed", runs, { label: "tokens per second", key: "tokens_per_s", color: "gemm", show: short },
+      { label: "MFU", key: "mfu", color: "compute", show: (v) => percent(v) });
   }
 
   function expertChart() {
@@ -162,8 +189,8 @@
     canvas.setAttribute("aria-label", "Imbalance of the experts over the steps");
     $("experts-lead").textContent = "Rows of the fullest expert over the mean of all: 1 is even. The curve is of the " +
       `fullest layer; the last step's, by layer: ${layers.map((value) => number(value, 2)).join(", ")}.`;
-    pairChart("load", series.step, { label: "expert imbalance", values: series.expert_imbalance, color: "first", show: (v) => number(v, 2) },
-      { label: "auxiliary loss", values: series.aux_loss, color: "wait", show: (v) => Number(v).toExponential(1) });
+    curves.pairChart("load", runs, { label: "expert imbalance", key: "expert_imbalance", color: "first", show: (v) => number(v, 2) },
+      { label: "auxiliary loss", key: "aux_loss", color: "wait", show: (v) => Number(v).toExponential(1) });
   }
 
   // Draws a map per MoE layer: steps from left to right, one row per expert.
@@ -216,8 +243,8 @@
     const { lr, grad_norm: norm } = series;
     if (![...lr, ...norm].some((v) => v != null)) return;
     show("optimizer");
-    pairChart("steps", series.step, { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
-      { label: "learning rate", values: lr, color: "wait", show: (v) => Number(v).toExponential(1) });
+    curves.pairChart("steps", runs, { label: "gradient norm", key: "grad_norm", color: "first", show: (v) => number(v) },
+      { label: "learning rate", key: "lr", color: "wait", show: (v) => Number(v).toExponential(1) });
   }
 
   function barChart() {
@@ -271,6 +298,7 @@
 
   function drawCharts() {
     for (const old of charts.splice(0)) old.destroy();
+    curves.controls(runs, drawCharts);
     lossChart();
     barChart();
     speedChart();
@@ -290,6 +318,8 @@
   heldOut();
   stepSplit();
   sample();
+  comparison();
+  configuration();
   page.onTheme(drawCharts);
   timelineSection();
 })();

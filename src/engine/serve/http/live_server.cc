@@ -7,6 +7,7 @@
 #include <boost/asio.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -50,16 +51,20 @@ std::string to_text(const Json& json) {
 /// The run and its answers, each made once for all clients.
 class LivePages {
  public:
-  explicit LivePages(const std::string& dir)
-      : run_(dir, read_run_goal), page_(make_text(live_page())) {
+  explicit LivePages(const LiveServerOptions& options)
+      : run_(options.dir, read_run_goal), page_(make_text(live_page())) {
     run_.refresh();
+    for (const std::string& other : options.others) others_.emplace_back(other, read_run_goal);
+    for (report::LiveRun& other : others_) other.refresh();
     make_state();
   }
 
   /// Whether there is a new state, which `is_last` makes in any case.
   bool refresh(bool is_last = false) {
     const bool is_due = is_last || LiveClock::now() - made_ >= kKeepAlive;
-    if (!run_.refresh() && !is_due) return false;
+    bool has_changed = run_.refresh();
+    for (report::LiveRun& other : others_) has_changed |= other.refresh();
+    if (!has_changed && !is_due) return false;
     make_state();
     return true;
   }
@@ -78,13 +83,17 @@ class LivePages {
  private:
   void make_state() {
     made_ = LiveClock::now();
-    state_ = make_text(to_text(run_.state()));
+    Json state = run_.state();
+    state["others"] = Json::array();
+    for (const report::LiveRun& other : others_) state["others"].push_back(other.curves());
+    state_ = make_text(to_text(state));
     event_ = make_text("data: " + *state_ + "\n\n");
     ranks_.reset();
     metrics_.reset();
   }
 
   report::LiveRun run_;
+  std::deque<report::LiveRun> others_;
   LiveClock::time_point made_;
   Text page_, state_, event_, ranks_, metrics_;
 };
@@ -100,7 +109,7 @@ class LiveServer {
  public:
   explicit LiveServer(const LiveServerOptions& options)
       : options_(options),
-        pages_(options.dir),
+        pages_(options),
         listener_(context_, options.address, "live page", kLimits,
                   [this](HttpConnection& connection) { return talk(connection); }) {
     complain(fmt::format("Live page of {}: {}{}", single_line(options.dir), listener_.url(),

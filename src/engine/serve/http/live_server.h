@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/serve/http/listen_address.h"
 
@@ -13,6 +14,7 @@ struct LiveServerOptions {
   std::string dir;  ///< OUT of the run, which need not be there yet
   ListenAddress address;
   int parent = 0;  ///< if not 0: ends once this is not the parent's process id
+  std::vector<std::string> others{};  ///< folders of runs whose curves are drawn, too
 };
 
 /// Serves the page, /events (server-sent events), /state.json, /ranks.json and /metrics until

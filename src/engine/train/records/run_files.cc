@@ -1,12 +1,20 @@
 #include "engine/train/records/run_files.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <ctime>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "core/system/files.h"
+#include "core/system/json.h"
 #include "core/system/log.h"
+#include "core/system/machine.h"
+#include "core/system/process/command_line.h"
+#include "core/version.h"
 #include "engine/checkpoint/run/disk_room.h"
 #include "engine/checkpoint/run/made_by.h"
 #include "engine/checkpoint/run/run_checkpoints.h"
@@ -30,6 +38,18 @@ std::string read_run_id(const std::string& out) {
   if (path_exists(out + kRunId)) return read_small_file(out + kRunId, kMaxRunId);
   std::random_device random;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+/// Command, machine and build of this process, for reports.
+std::string describe_start() {
+  const std::vector<std::string> words = typed_words();
+  const std::time_t now = std::time(nullptr);
+  const nlohmann::ordered_json start{{"command", joined(words)},
+                                     {"date", fmt::format("{:%F %H:%M UTC}", fmt::gmtime(now))},
+                                     {"hardware", this_machine().describe()},
+                                     {"version", kVersion},
+                                     {"commit", kCommit}};
+  return dump_json(start, 1) + "\n";
 }
 
 }  // namespace
@@ -79,6 +99,7 @@ void RunFiles::write_configuration() const {
   TrainConfig absolute = config_;  // which may be used from any folder
   make_paths_relative_to(absolute, std::filesystem::current_path().string());
   replace_file(out_ + "/config.toml", absolute.to_toml());
+  replace_file(out_ + "/started.json", describe_start());
   replace_file(out_ + kRunId, run_id_);
   const std::string& tokenizer = config_.data.tokenizer;
   if (!tokenizer.empty()) {
