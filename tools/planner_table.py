@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Markdown table of splits on which `tandem plan --fit` was judged, for tools/tables.py. Run with a program, as in
 planner_table.py build/bin/tandem, it judges again and writes bench/results/planner.json."""
+import csv
 import datetime
 import json
 import shlex
@@ -44,9 +45,39 @@ KEYS = ("mape", "worst", "constant_flops_mape", "constant_flops_worst", "line_ma
         "memory_mape", "memory_worst")
 
 
+# Runs whose errors the page explains: splits, and what their rows of runs.csv or megascale.csv hold.
+BRIDGE_MOE, GROK, ZOO = (unseen_models(where) for where in (
+    "group=megatron-bridge,model!=Llama", "group=nvidia-recipes-h100,model=Grok", "group=megatron-moe-zoo"))
+LARGER = ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B", "--where", "model=GPT-530B"]
+EXPLAINED = [
+    ("Megatron-Core's weak scaling, 32B on 384 GPUs", [unseen_models("group=megatron-h100-weak")], {"model": "GPT-32B"}),
+    ("MoE models of three sources", [GROK, BRIDGE_MOE, ZOO], {}),
+    ("Qwen3-30B in Megatron-Bridge 25.11", [BRIDGE_MOE], {"model": "Qwen3_30B", "software": "25.11"}),
+    ("Qwen3-235B in Megatron-Bridge 25.09", [BRIDGE_MOE], {"model": "Qwen3_235B", "software": "25.09"}),
+    ("530B by MegaScale, from 175B", [LARGER], {"software": "MegaScale"}),
+    ("530B by Megatron-LM, from 175B", [LARGER], {"software": "Megatron-LM"}),
+]
+
+
+def ask(program, arguments):
+    return json.loads(subprocess.run([program, "plan", *arguments, "--json", "-"], check=True, capture_output=True, text=True).stdout)
+
+
+def explain(program):
+    """Signed errors of the runs in EXPLAINED."""
+    published = {row["id"]: row for file in (RUNS, MEGASCALE) for row in csv.DictReader((ROOT / file).open())}
+    explained = []
+    for name, splits, same in EXPLAINED:
+        errors = [row["error_percent"] for arguments in splits for row in ask(program, arguments)["rows"]
+                  if row["step_s"] is not None and all(value in published[row["id"]][key] for key, value in same.items())]
+        if not errors:
+            raise ValueError(f"{name}: no run")
+        explained.append({"runs": name, "errors_percent": errors})
+    return explained
+
+
 def judge(program, arguments):
-    found = json.loads(subprocess.run([program, "plan", *arguments, "--json", "-"], check=True, capture_output=True,
-                                      text=True).stdout)
+    found = ask(program, arguments)
     rows = [r for r in found["rows"] if r["step_s"] is not None]
     return {"rows": len(rows), **{key: found[key] for key in KEYS},
             "effective_parameters": max(fit["effective_parameters"] for fit in found["fits"].values())}
@@ -55,7 +86,7 @@ def judge(program, arguments):
 def measure(program):
     results = [{"split": name, "command": shlex.join(["tandem", "plan", *arguments]), **judge(program, arguments)}
                for name, arguments in SPLITS]
-    (ROOT / RESULTS).write_text(json.dumps({"date": str(datetime.date.today()), "splits": results}, indent=1) + "\n")
+    (ROOT / RESULTS).write_text(json.dumps({"date": str(datetime.date.today()), "splits": results, "explained": explain(program)}, indent=1) + "\n")
 
 
 def percent(mean, worst):
@@ -87,6 +118,14 @@ def table(file):
     commands = "\n".join(s["command"] for s in splits)
     return (markdown(["split", "runs", "planner, %", "constant FLOP/s, %", "line, %", "parameters"], rows)
             + f"\n\nCommands, in the order of the rows:\n\n```\n{commands}\n```")
+
+
+def explained(file):
+    """Runs whose errors the page explains."""
+    return markdown(["runs", "number", "mean error, %", "signed, least to largest, %"], [
+        [each["runs"], str(len(each["errors_percent"])), f'{sum(map(abs, each["errors_percent"])) / len(each["errors_percent"]):.1f}',
+         f'{min(each["errors_percent"]):+.1f} to {max(each["errors_percent"]):+.1f}' if len(each["errors_percent"]) > 1
+         else f'{each["errors_percent"][0]:+.1f}'] for each in json.loads((ROOT / file).read_text())["explained"]])
 
 
 def memory(file):

@@ -45,7 +45,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "gpu_training": gpu_training_table.table, "gpu_step": gpu_training_table.step,
          "gpu_two": gpu_training_table.two_gpus, "gpu_pipelines": gpu_training_table.pipelines, "gpu_windows": gpu_training_table.windows, "gpu_documents": gpu_training_table.documents, "gpu_snapshots": gpu_training_table.snapshots, "gpu_recompute": gpu_training_table.recompute, "gpu_layers": gpu_training_table.layers, "gpu_layers_tp": gpu_training_table.layers_tp,
          "pipelines": pipelines_table.table, "checkpoints": checkpoint_table.table,
-         "planner": planner_table.table, "planner_memory": planner_table.memory,
+         "planner": planner_table.table, "planner_memory": planner_table.memory, "planner_explained": planner_table.explained,
          "own_runs": planner_table.own_runs,
          "varco": skip_table.varco, "learners": skip_table.training, "slow_link": skip_table.slow_link,
          "recovery_campaign": recovery_table.campaign, "recovery": recovery_table.recoveries,
