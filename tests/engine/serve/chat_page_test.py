@@ -169,6 +169,23 @@ def test_chat(browser, server):
     kept = page.value(titles).split(",")
     expect(kept == [f"other {i}" for i in range(1, 50)], kept)
 
+    # A chat that another page of this browser deletes does not come back when it is changed here, and leaves the list once it is not open.
+    page.value("document.getElementById('new').click()")
+    page.send("both")
+    page.value("(() => { const frame = document.createElement('iframe'); frame.id = 'other'; frame.src = location.href; document.body.append(frame); })()")
+    page.wait("document.getElementById('other').contentDocument?.getElementById('chats')?.options.length > 1")
+    page.value("""(() => { const { contentDocument: other, contentWindow } = document.getElementById('other'), list = other.getElementById('chats');
+        list.selectedIndex = [...list.options].findIndex(({ text }) => text === 'both');
+        list.dispatchEvent(new contentWindow.Event('change'));
+        other.getElementById('delete').click(); })()""")
+    page.wait(f"!{titles}.includes('both')")
+    page.send("changed")
+    expect("both" not in page.value(titles), "a chat that another page deleted is back")
+    expect("Another tab" in page.value("document.getElementById('status').textContent"), "the deletion is not told")
+    page.value("document.getElementById('new').click(); window.dispatchEvent(new StorageEvent('storage', { key: 'tandem-serve' }))")
+    expect(not page.value("[...document.getElementById('chats').options].some(({ text }) => text === 'both')"), "a deleted chat stays in the list")
+    page.value("document.getElementById('other').remove()")
+
     # An error of the server, and the message is sent once more.
     page.set("temperature", -1)
     page.send("four")

@@ -1,7 +1,7 @@
 'use strict';
 // Chats with the served model: requests, the text as it arrives, its speed, and chats of before in this browser.
 const { $ } = page;
-const STORE = 'tandem-serve', SETTINGS = ['kind', 'tokens', 'temperature', 'top-p', 'seed', 'system', 'stop'], MAX_CHATS = 50;
+const STORE = 'tandem-serve', SETTINGS = ['kind', 'tokens', 'temperature', 'top-p', 'seed', 'system', 'stop'], MAX_CHATS = 50, MAX_DELETED = 200;
 const state = { chats: [], at: -1, running: null, kind: undefined };
 const chat = () => state.chats[state.at];
 
@@ -13,23 +13,27 @@ function show(message, bad) {
 // Storage of this browser, shared by all pages of the server. Its text is empty, foreign or refused to this page: nothing.
 function stored() {
   try {
-    const { settings, chats } = JSON.parse(localStorage.getItem(STORE));
-    return { settings, chats: chats.map((each, i) => ({ id: i, ...each })) };
+    const { settings, chats, deleted } = JSON.parse(localStorage.getItem(STORE));
+    return { settings, chats: chats.map((each, i) => ({ id: i, ...each })), deleted: Array.isArray(deleted) ? deleted : [] };
   } catch {
-    return { chats: [] };
+    return { chats: [], deleted: [] };
   }
 }
 
-// Keeps the settings, and `changed` as the newest chat, or not at all if `isDeleted`; other pages may have changed the others.
+// Keeps the settings, and `changed` as the newest chat, or not at all if this page or another has deleted it; other pages may have
+// changed the others. Returns whether another page has.
 function store(changed, isDeleted) {
   const settings = Object.fromEntries(SETTINGS.map((name) => [name, $(name).value]));
   if ($('kind').disabled) settings.kind = state.kind;  // this model's, not the user's
-  const chats = stored().chats.filter(({ id }) => id !== changed?.id);
-  if (changed?.messages.length && !isDeleted) chats.push(changed);
+  const before = stored(), isGone = before.deleted.includes(changed?.id);
+  const chats = before.chats.filter(({ id }) => id !== changed?.id);
+  const deleted = isDeleted && !isGone ? [...before.deleted, changed.id].slice(-MAX_DELETED) : before.deleted;
+  if (changed?.messages.length && !isDeleted && !isGone) chats.push(changed);
   try {
-    localStorage.setItem(STORE, JSON.stringify({ settings, chats: chats.slice(-MAX_CHATS) }));
+    localStorage.setItem(STORE, JSON.stringify({ settings, chats: chats.slice(-MAX_CHATS), deleted }));
   } catch {  // full, or refused to this page: the chats are those of this visit
   }
+  return isGone;
 }
 
 function restore() {
@@ -223,7 +227,7 @@ async function answerLast(prompt, before) {
   state.running = null;
   $('go').textContent = 'Send';
   $('log').removeAttribute('aria-busy');
-  store(shown);
+  if (store(shown)) show('Another tab has deleted this chat: it stays until you leave this page');
   listChats();
   if (chat() === shown) drawLog();
 }
@@ -278,6 +282,14 @@ $('delete').addEventListener('click', () => {
   state.at = state.chats.length - 1;
   if (state.at < 0) openNew();
   else open(state.at);
+});
+// Another page of this browser has stored: what it has deleted leaves the list, except for the chat that is open here.
+window.addEventListener('storage', ({ key }) => {
+  if (key !== STORE) return;
+  const open = chat(), gone = new Set(stored().deleted);
+  state.chats = state.chats.filter((each) => each === open || !gone.has(each.id));
+  state.at = state.chats.indexOf(open);
+  listChats();
 });
 page.onTheme(() => {});
 restore();
