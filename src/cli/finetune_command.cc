@@ -45,8 +45,7 @@ void add_finetune(CLI::App& app) {
                       "Data to take the held-out loss on, in place of 5 % of --data");
   command->add_option("--out", arguments->out, "Folder for metrics, checkpoints and the model")
       ->required();
-  command->add_option("--epochs", request.epochs, "Passes over the data, at most")
-      ->capture_default_str()
+  command->add_option("--epochs", request.epochs, "Passes over the data, at most (default: 3)")
       ->check(CLI::Range(1e-3, kMaxEpochs));
   command
       ->add_option("--set", arguments->overrides,

@@ -70,6 +70,9 @@ expect 0 'Done at step 2' train started/config.toml --out job --resume
 for run in resumed job; do
   cmp -s started/final/model.safetensors $run/final/model.safetensors || fail "$run: --resume without a run starts from other weights"
 done
+# Epochs that give the run's steps are no note.
+expect 0 'Nothing was left to do' finetune base --data chats.jsonl --val other.jsonl --out valid --dp 2 --epochs 2 --resume
+! grep 'keeps its' <<<"$text" || fail "epochs of the run are noted as others"
 expect 0 'started keeps its 2 steps.*Nothing was left to do' "${short[@]}" --out started --resume
 expect 0 'Nothing was left to do' finetune ./base/ --data "$dir/chats.jsonl" --out started --resume
 expect 2 'resume with MODEL tuned: expected that of the run in started: .*base' finetune tuned --data chats.jsonl --out started --resume

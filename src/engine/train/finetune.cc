@@ -27,6 +27,7 @@ namespace {
 
 constexpr int64_t kMinSeq = 64, kMaxTextSeq = 1024;
 constexpr int64_t kStepTokens = 16384, kPassTokens = 8192, kStepsPerEpoch = 8;
+constexpr double kDefaultEpochs = 3;
 constexpr int64_t kMinDocuments = 10, kEarlyStop = 3, kValidationsPerEpoch = 2;
 constexpr double kHeldOutShares[] = {0.05, 0.1, 0.2, 0.4};
 constexpr double kLr = 2e-5, kLrParameters = 1e9, kMaxLr = 1e-3, kMinLrShare = 0.1;
@@ -218,8 +219,8 @@ TrainConfig make_finetune_config(const FinetuneRequest& request,
   choice.val_fraction = read.data.val_fraction;
   choice.lr = read.optimizer.lr;
   choice.seq = given_seq > 0 ? given_seq : choose_seq(*source, max_seq);
-  choose_steps(read.data, read.train, read.parallel.logical_replicas(), *source, request.epochs,
-               choice);
+  choose_steps(read.data, read.train, read.parallel.logical_replicas(), *source,
+               request.epochs.value_or(kDefaultEpochs), choice);
   return load(request, set_layout, choice, has_bf16, nullptr);
 }
 
@@ -237,10 +238,17 @@ TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::st
   if (!request.validation.empty()) {
     require_same("--val", request.validation, run.data.val_paths, out);
   }
-  if (request.epochs != FinetuneRequest{}.epochs) {
-    notes->push_back(
-        fmt::format("{} keeps its {} steps: --set train.steps changes them, not --epochs",
-                    single_line(out), run.train.steps));
+  if (request.epochs && run.data.order != "stream") {
+    Choice choice;
+    choice.seq = run.train.seq;
+    const auto source = open_data(run.data, run.model.vocab, run.train);
+    choose_steps(run.data, run.train, run.parallel.logical_replicas(), *source, *request.epochs,
+                 choice);
+    if (choice.steps != run.train.steps) {
+      notes->push_back(fmt::format(
+          "--epochs {} would be {} steps, but {} keeps its {} steps: --set train.steps={} changes them",
+          *request.epochs, choice.steps, single_line(out), run.train.steps, choice.steps));
+    }
   }
   return load_run_config(out + "/config.toml", request.overrides, "", out, notes);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ struct FinetuneRequest {
   std::string model;                    ///< folder, as for train.init
   std::vector<std::string> data;        ///< as data.paths; relative to the current folder
   std::vector<std::string> validation;  ///< empty: some of `data` are held out
-  double epochs = 3;                    ///< at most, over what is not held out
+  std::optional<double> epochs;         ///< at most, over what is not held out; default: 3
   std::vector<std::string> overrides;   ///< "table.key=value", over all that is chosen
 };
 
@@ -36,7 +37,8 @@ TrainConfig make_finetune_config(const FinetuneRequest& request,
                                  std::vector<std::string>* notes);
 
 /// Job of the run that `out` holds, with the request's overrides. Throws ConfigError for another
-/// model, other data or other validation data than the run's; its epochs are not used.
+/// model, other data or other validation data than the run's. The run keeps its steps: given epochs
+/// that would be others are a note.
 TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::string& out,
                                    std::vector<std::string>* notes);
 
