@@ -70,6 +70,10 @@ constexpr std::array kPublished{
                    1e6, false},
 };
 
+/// Keys and values of these are projections of a latent vector.
+constexpr std::array<std::string_view, 6> kLatentAttention{
+    "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.1", "deepseek-r1", "kimi-k2"};
+
 }  // namespace
 
 std::vector<std::string> published_models() {
@@ -87,6 +91,12 @@ std::vector<std::string> benchmark_models() {
 }
 
 std::optional<ModelConfig> find_published_model(std::string_view name) {
+  if (std::ranges::find(kLatentAttention, name) != kLatentAttention.end()) {
+    throw Unsupported(
+        fmt::format("{}: expected a model without multi-head latent attention (MLA), which layers "
+                    "of Tandem do not have: one of {}",
+                    name, fmt::join(published_models(), ", ")));
+  }
   const auto found = std::ranges::find_if(kPublished, [&](const PublishedModel& each) {
     return name == each.name || (name == each.benchmark && !name.empty());
   });

@@ -18,7 +18,8 @@ std::vector<std::string> published_models();
 std::vector<std::string> benchmark_models();
 
 /// The model of that name, or of its name in benchmarks; max_seq is the window that it was
-/// trained for. Nothing if the name is not known.
+/// trained for. Nothing if the name is not known; Unsupported for one whose layers Tandem does not
+/// have.
 std::optional<ModelConfig> find_published_model(std::string_view name);
 
 /// Its sizes without norms of q and k and biases, for benchmarks: `layers` of it, 0: all; max_seq

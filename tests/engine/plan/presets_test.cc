@@ -11,6 +11,7 @@
 #include "engine/plan/fit/error_bar.h"
 #include "engine/plan/layout_search.h"
 #include "tandem/error.h"
+#include "tests/error_of.h"
 
 namespace tandem::plan {
 namespace {
@@ -33,6 +34,15 @@ TEST(Presets, ModelsHaveTheirPublishedNumberOfParameters) {
   }
   EXPECT_FALSE(find_published_model(""));
   EXPECT_FALSE(find_published_model("llama"));
+}
+
+TEST(Presets, ModelsWithLatentAttentionAreRefusedByName) {
+  for (const char* name : {"deepseek-v2-lite", "deepseek-v3"}) {
+    const std::string error =
+        error_of<Unsupported>([&] { static_cast<void>(find_published_model(name)); });
+    EXPECT_EQ(error.find(name + std::string(": expected a model without multi-head latent")), 0u)
+        << error;
+  }
 }
 
 TEST(Presets, BenchmarksTimeKnownModels) {
