@@ -8,7 +8,7 @@ BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 # stored with the build.
 CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 4
 
-.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check fmt clean
+.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check release fmt clean
 
 all:
 	@tools/setup.sh build
@@ -111,6 +111,11 @@ wheel:
 # Tests each wheel of dist/ in an empty virtual environment; make wheel-check CUDA=1: of dist/cuda/.
 wheel-check:
 	@CUDA=$(WHEEL_CUDA) tools/wheel_check.sh
+
+# dist/: wheels, tandem-VERSION-linux-ARCH.tar.gz and SHA256SUMS.
+release:
+	@tools/setup.sh
+	@tools/release.sh
 
 fmt:
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -r clang-format -i

@@ -16,7 +16,7 @@ link=()
 began=$SECONDS
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-[ -t 1 ] || say() { printf '\n== %s\n' "$*"; }
+[ -t 1 ] && [ -z "${NO_COLOR:-}" ] || say() { printf '\n== %s\n' "$*"; }
 
 # Files of an earlier demo are replaced; anything else in the folder stays (such as your own runs).
 written=(metrics.jsonl config.toml heldout.txt trace.json checkpoints final compared.txt eval.json

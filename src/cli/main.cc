@@ -21,6 +21,7 @@
 #include "core/system/console.h"
 #include "core/system/env.h"
 #include "core/system/log.h"
+#include "core/system/terminal.h"
 #include "core/version.h"
 #include "tandem/error.h"
 
@@ -47,6 +48,14 @@ std::string program() {
   return rank.empty() ? "tandem" : "tandem: rank " + rank;
 }
 
+constexpr int kRed = 31, kYellow = 33;  // of ANSI terminals
+
+/// `text` for standard error, bold and in that colour where colours are wanted.
+std::string colored(std::string_view text, int color) {
+  if (!tandem::has_colors(stderr)) return std::string(text);
+  return fmt::format("\x1b[1;{}m{}\x1b[0m", color, text);
+}
+
 /// Returns the exit code of the command.
 int run(CLI::App& app, int num_words, char** given) {
   using namespace tandem::cli;
@@ -57,7 +66,7 @@ int run(CLI::App& app, int num_words, char** given) {
   tandem::check_log_level();
   if (tandem::speaks()) {
     for (const std::string& line : tandem::unknown_variables()) {
-      tandem::complain("tandem: warning: " + line);
+      tandem::complain(fmt::format("tandem: {}: {}", colored("warning", kYellow), line));
     }
   }
   check_command(app, argc, argv);
@@ -73,7 +82,8 @@ int run(CLI::App& app, int num_words, char** given) {
 }
 
 int fail(int code, const std::string& what, const char* kind = "error") {
-  tandem::complain(fmt::format("{}: {}: {}", program(), kind, tandem::cli::one_line(what)));
+  tandem::complain(
+      fmt::format("{}: {}: {}", program(), colored(kind, kRed), tandem::cli::one_line(what)));
   return code;
 }
 

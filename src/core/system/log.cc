@@ -6,6 +6,7 @@
 
 #include "core/system/env.h"
 #include "core/system/printable.h"
+#include "core/system/terminal.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -26,7 +27,8 @@ spdlog::level::level_enum level_of(LogLevel level) {
 // Logs to standard error, so that standard output contains only results.
 spdlog::logger& logger() {
   static const auto instance = [] {
-    auto log = spdlog::stderr_color_mt("tandem");
+    const auto colors = has_colors(stderr) ? spdlog::color_mode::always : spdlog::color_mode::never;
+    auto log = spdlog::stderr_color_mt("tandem", colors);
     log->set_level(spdlog::level::from_str(env().log_level));
     return log;
   }();

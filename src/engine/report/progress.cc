@@ -11,14 +11,10 @@
 
 #include "core/system/printable.h"
 #include "core/system/process/clock.h"
+#include "core/system/terminal.h"
 
 namespace tandem {
 namespace {
-
-bool is_terminal(std::FILE* out) {
-  const char* term = std::getenv("TERM");
-  return isatty(fileno(out)) && !(term && std::string_view(term) == "dumb");
-}
 
 /// 0: unknown.
 size_t terminal_columns(std::FILE* out) {

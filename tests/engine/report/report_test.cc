@@ -406,7 +406,7 @@ TEST(ReportBrowser, DrawsEveryChartWithoutErrors) {
     EXPECT_EQ(seen.at("images"), 0);
     EXPECT_EQ(seen.at("title"), "Made-up run – report");
     EXPECT_EQ(seen.at("hidden"),
-              json({"experts", "ranks", "groups", "links"}));  // this run has none
+              json({"runs", "experts", "ranks", "groups", "links", "configuration"}));  // none here
     EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
   }
@@ -477,7 +477,8 @@ TEST(ReportBrowser, DrawsARunOfOneStep) {
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
   EXPECT_THAT(seen.at("hidden"),
               testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "ranks",
-                                            "groups", "links", "sample"));
+                                            "groups", "links", "sample", "runs",
+                                            "configuration"));
 }
 
 }  // namespace

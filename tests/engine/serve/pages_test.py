@@ -85,6 +85,58 @@ def test_readers(browser, pages):
             expect(not browser.problems, (what, browser.problems))
 
 
+def charted(browser, what):
+    return browser.value(f"page.charts.map(({{ scales }}) => scales.x.{what})")
+
+
+def test_curves(browser, folder):
+    """Two runs in one report: zoom, axes and smoothing of all charts, names that hide a run, settings that differ."""
+    runs = [Run(f"{folder}/{name}", 1, 2, 1, slow=1) for name in ("first", "second")]
+    for i, run in enumerate(runs):
+        run.add(1, 40 + 20 * i)
+    with open(runs[1].folder + "/config.toml", "a") as file:
+        file.write("[optimizer]\nlr = 0.25\n")
+    subprocess.run([TANDEM, "report", *(run.folder for run in runs)], check=True, stdout=subprocess.DEVNULL)
+    for width, dark in ((1280, True), (390, False)):
+        browser.problems.clear()
+        browser.open("about:blank", width)
+        browser.open(f"file://{runs[0].folder}/report.html", width, dark=dark)
+        browser.await_true("typeof page === 'object' && page.charts.length === 3")
+        expect(not browser.value("document.documentElement.scrollWidth > innerWidth"), f"{width}: scrolls sideways")
+        expect(browser.value("document.getElementById('runs').innerText.includes('0.25')"), "the settings do not differ")
+        expect(browser.value("[...document.querySelectorAll('#learning input, #learning select')].every((each) => each.closest('label').innerText.trim())"), "a control has no label")
+        muted, card = (browser.value(f"(() => {{ const of = getComputedStyle(document.querySelector('{of}')); return of.{name}; }})()")
+                       for of, name in (("#curve-note", "color"), ("#learning", "backgroundColor")))
+        expect(contrast(muted, card) >= 4.5, f"{muted} on {card}")
+        expect(set(charted(browser, "max")) == {60} and set(charted(browser, "min")) == {1}, charted(browser, "max"))
+        left, top, wide = browser.value("(() => { const canvas = document.getElementById('loss'), { left, right, top } = Chart.getChart(canvas).chartArea; "
+                                        "canvas.scrollIntoView({ block: 'center' }); const box = canvas.getBoundingClientRect(); return [box.left + left, box.top + top + 20, right - left]; })()")
+        browser.pointer(left + 0.5 * wide, top, left + 0.75 * wide, top)
+        low, high = charted(browser, "min")[0], charted(browser, "max")[0]
+        expect(abs(low - 30.5) < 1 and abs(high - 45.25) < 1 and len(set(charted(browser, "min"))) == 1, (low, high))
+        browser.value("document.getElementById('loss').focus()")
+        browser.press("+", 187, "+")
+        expect(low < charted(browser, "min")[1] < charted(browser, "max")[1] < high, charted(browser, "min"))
+        browser.value("document.getElementById('loss').dispatchEvent(new MouseEvent('dblclick'))")
+        expect(set(charted(browser, "max")) == {60} and browser.value("document.getElementById('curve-reset').hidden"), "a double click does not reset")
+        for name, last in (("tokens", 60 * 4096), ("elapsed_s", 7.5)):
+            browser.value(f"(() => {{ const x = document.getElementById('curve-x'); x.value = '{name}'; x.dispatchEvent(new Event('change')); }})()")
+            expect(set(charted(browser, "max")) == {last}, (name, charted(browser, "max")))
+        browser.value("['curve-log', 'curve-log-x'].forEach((id) => document.getElementById(id).click())")
+        expect(set(charted(browser, "type")) == {"logarithmic"} and browser.value("page.charts[0].scales.y.type") == "logarithmic", "no logarithm")
+        # A centred window returns a line as it is, to its ends, and the mean of noise.
+        line = [0.5 * i for i in range(200)]
+        smooth = browser.value(f"curves.smooth({line})")
+        expect(all(abs(a - b) < 1e-9 for a, b in zip(line, smooth)), "smoothing lags")
+        noise = browser.value("curves.smooth(Array.from({ length: 200 }, (_, i) => i % 2)).slice(20, 180)")
+        expect(max(noise) < 0.7 and min(noise) > 0.3, "nothing is smoothed")
+        shown = "page.charts[0].data.datasets.filter((set, i) => page.charts[0].isDatasetVisible(i)).length"
+        before = browser.value(shown)
+        browser.value("(() => { const chart = page.charts[0]; chart.legend.options.onClick.call(chart.legend, {}, chart.legend.legendItems[1], chart.legend); })()")
+        expect(browser.value(shown) == before // 2 and before >= 2, "a name does not hide its run")
+        expect(not browser.problems, browser.problems)
+
+
 def main():
     if not shutil.which("chromium"):
         print("chromium is not installed: pages not opened")
@@ -97,6 +149,7 @@ def main():
         test_one_head(pages)
         browser = Browser(folder + "/profile")
         test_readers(browser, pages)
+        test_curves(browser, folder)
     finally:
         if browser:
             browser.close()
