@@ -163,8 +163,19 @@ for service in services.values():
     for volume in service.get("volumes", []):
         if volume.startswith("./"):
             assert (root / volume.split(":")[0]).exists(), volume
+train_pod = next(document for document in files[root / "kubernetes/train.yaml"] if document["kind"] == "Job")["spec"]["template"]["spec"]
 for path in (root / "kubernetes").iterdir():
     kinds = {document["kind"]: document for document in files[path]}
+    if "JobSet" in kinds:  # the same pods under other names
+        name, [job] = kinds["JobSet"]["metadata"]["name"], kinds["JobSet"]["spec"]["replicatedJobs"]
+        spec = job["template"]["spec"]
+        pod, [ranks] = spec["template"]["spec"], spec["template"]["spec"]["containers"]
+        address = next(each for each in ranks["env"] if each["name"] == "MASTER_ADDR")
+        assert address["value"] == f'{name}-{job["name"]}-0-0.{name}', address
+        address["value"] = next(each["value"] for each in train_pod["containers"][0]["env"] if each["name"] == "MASTER_ADDR")
+        assert pod["containers"] == train_pod["containers"] and pod["volumes"] == train_pod["volumes"], pod
+        assert spec["completionMode"] == "Indexed" and ranks["args"][0] == str(spec["completions"]) == str(spec["parallelism"]), spec
+        continue
     pod = kinds.get("Job", kinds.get("Deployment"))["spec"]["template"]
     if "Job" in kinds:
         spec = kinds["Job"]["spec"]

@@ -36,7 +36,7 @@ class LiveRun {
   ///    "ranks_version"}
   /// `share`, `steps` and `eta_s` are null if not known.
   Json state() const;
-  /// Of state(): {"name", "series", "validation_unit", "problems"}.
+  /// Name, curves and problems: {"name", "series", "validation_unit", "problems"} of state().
   Json curves() const;
   /// rank_state's, and {"version", "map": rank_map's or null}.
   Json ranks() const;

@@ -6,9 +6,8 @@
 namespace tandem {
 
 extern const std::string_view kPageHead, kPageHtml, kPageStyle, kPageCommon, kPageCurves,
-    kPageCurvesHtml, kPageRanks,
-    kPageTimeline, kPageScript, kPageChartJs, kPageGroups, kPageGroupsHtml, kPageLattice,
-    kPageLinks, kPageLinksHtml, kPageRanksHtml, kPageSpace, kLiveHtml, kLiveScript, kFitHtml,
-    kFitScript;
+    kPageCurvesHtml, kPageRanks, kPageTimeline, kPageScript, kPageChartJs, kPageGroups,
+    kPageGroupsHtml, kPageLattice, kPageLinks, kPageLinksHtml, kPageRanksHtml, kPageSpace,
+    kLiveHtml, kLiveScript, kFitHtml, kFitScript;
 
 }  // namespace tandem

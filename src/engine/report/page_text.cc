@@ -10,8 +10,8 @@ namespace {
 /// Script elements of the report and of the live page.
 std::string shared_scripts() {
   std::string text;
-  for (const std::string_view script :
-       {kPageChartJs, kPageCommon, kPageCurves, kPageRanks, kPageLattice, kPageSpace, kPageGroups, kPageLinks}) {
+  for (const std::string_view script : {kPageChartJs, kPageCommon, kPageCurves, kPageRanks,
+                                        kPageLattice, kPageSpace, kPageGroups, kPageLinks}) {
     text.append("<script>").append(script).append("</script>\n");
   }
   return text;

@@ -27,10 +27,9 @@ namespace tandem {
 
 /// Writes the report and returns the tables as plain text. A missing file omits its section, which
 /// the report then names; an invalid one throws IoError naming the file and line. Throws IoError if
-/// metrics.jsonl is missing. `read_goal`: for what config.toml says. `others`: folders of runs whose
-/// curves and settings are compared with this one's; throws InvalidArgument as check_runs().
-std::string write_report(const std::filesystem::path& dir,
-                         const report::GoalReader& read_goal = {},
+/// metrics.jsonl is missing. `read_goal`: for what config.toml says. `others`: folders of runs
+/// whose curves and settings are compared with this one's; throws InvalidArgument as check_runs().
+std::string write_report(const std::filesystem::path& dir, const report::GoalReader& read_goal = {},
                          std::span<const std::filesystem::path> others = {});
 
 }  // namespace tandem

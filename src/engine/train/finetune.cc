@@ -246,7 +246,8 @@ TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::st
                  choice);
     if (choice.steps != run.train.steps) {
       notes->push_back(fmt::format(
-          "--epochs {} would be {} steps, but {} keeps its {} steps: --set train.steps={} changes them",
+          "--epochs {} would be {} steps, but {} keeps its {} steps: --set train.steps={} changes "
+          "them",
           *request.epochs, choice.steps, single_line(out), run.train.steps, choice.steps));
     }
   }

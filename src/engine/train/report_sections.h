@@ -14,8 +14,8 @@ struct ReportSectionsOptions {
 };
 
 /// Measures the sections missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt,
-/// samples.jsonl (of kept checkpoints, if there are several) and split/. Skips sections that the run cannot provide: no text is scored without final/, and no
-/// steps are timed for one rank.
+/// samples.jsonl (of kept checkpoints, if there are several) and split/. Skips sections that the
+/// run cannot provide: no text is scored without final/, and no steps are timed for one rank.
 void measure_report_sections(const std::filesystem::path& dir,
                              const ReportSectionsOptions& options);
 

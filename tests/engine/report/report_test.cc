@@ -477,8 +477,7 @@ TEST(ReportBrowser, DrawsARunOfOneStep) {
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
   EXPECT_THAT(seen.at("hidden"),
               testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "ranks",
-                                            "groups", "links", "sample", "runs",
-                                            "configuration"));
+                                            "groups", "links", "sample", "runs", "configuration"));
 }
 
 }  // namespace

@@ -69,7 +69,9 @@ TEST_F(ReportRuns, ReportOfSeveralNamesWhatDiffers) {
   const std::vector<fs::path> others{"b"};
   const std::string text = write_report("a", read_run_goal, others);
   const std::string usual = nlohmann::json::parse(read_file("a/summary.json"))
-                                .at("compared").at("settings")[1].at("values")[1];
+                                .at("compared")
+                                .at("settings")[1]
+                                .at("values")[1];
   EXPECT_THAT(text, HasSubstr("\n  optimizer.lr: 0.001 | 0.002\n"));
   EXPECT_THAT(text, HasSubstr("\n  train.seq: 32 | " + usual + "\n"));
   EXPECT_NE(usual, "32");

@@ -13,7 +13,7 @@ namespace tandem {
 struct LiveServerOptions {
   std::string dir;  ///< OUT of the run, which need not be there yet
   ListenAddress address;
-  int parent = 0;  ///< if not 0: ends once this is not the parent's process id
+  int parent = 0;                     ///< if not 0: ends once this is not the parent's process id
   std::vector<std::string> others{};  ///< folders of runs whose curves are drawn, too
 };
 
