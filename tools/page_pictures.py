@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """page_pictures.py TANDEM [FOLDER]: pictures of the live page, the report and the planner's page with made-up runs
-of 4, 64 and 4,096 ranks: light, dark, and dark on a phone. Without FOLDER those of the guides, docs/images/pages/. Needs
-chromium and NumPy."""
+of 4, 64 and 4,096 ranks, of a report that compares two, and of the page to chat with a made-up chat: light, dark, and
+dark on a phone. Without FOLDER those of the guides, docs/images/pages/. Needs chromium and NumPy."""
 import base64
+import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -25,8 +27,13 @@ SIZES = {4: (2, 2, 1, 1), 64: (4, 8, 2, 4), 4096: (8, 64, 8, 8)}
 MODES = {"light": (1120, False), "dark": (1120, True), "phone": (390, True)}
 COLORS = 96
 # Pages, and from which to which section they are shown.
-PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None)}
-IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("report", 4096, "light"), ("plan", 64, "light")}
+PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None), "compare": ("learning", "runs"), "chat": (None, None)}
+IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("report", 4096, "light"), ("plan", 64, "light"), ("compare", 4, "light"),
+             ("chat", 4, "light")}
+SERVED = HERE + "/../tests/engine/infer/families/llama3"
+CHAT = [{"role": "user", "content": "Sum the numbers of a list in Python?"},
+        {"role": "assistant", "content": "Use `sum`:\n\n```python\ntotal = sum([1, 2, 3])    # 6\n```\n\n| form | result |\n| --- | --- |\n| `sum(x)` | the sum |\n| `sum(x, 10)` | the sum and 10 |",
+         "note": "58 tokens, the first after 41 ms, then 63.2 tokens/s"}]
 MODEL = {"vocab": 32768, "hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn": 28672, "max_seq": 4096}
 
 
@@ -41,6 +48,43 @@ def write_plan(tandem, folder, gpus):
     subprocess.run([tandem, "plan", "job.toml", "--gpus", str(gpus), "--hardware", "hardware.toml", "--accuracy", "lossless", "--out", "planned.toml",
                     "--page", f"plan-{gpus}.html"], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return f"file://{folder}/plan-{gpus}.html"
+
+
+def write_compared(tandem, folder, size):
+    """Address of a report of two runs, the second with twice the learning rate."""
+    runs = []
+    for name, rate in (("base", 0.001), ("faster", 0.002)):
+        run = write_recorded(f"compare-{size}-{name}", *SIZES[size])
+        with open(run.folder + "/config.toml", "a") as file:
+            file.write(f"[optimizer]\nlr = {rate}\n")
+        lines = [json.loads(line) for line in open(run.folder + "/metrics.jsonl")]
+        with open(run.folder + "/metrics.jsonl", "w") as file:
+            for line in lines:
+                file.write(json.dumps(line | {"loss": line["loss"] * (1 - 100 * (rate - 0.001) * (1 - 1 / line["step"])), "lr": rate}) + "\n")
+        runs.append(run.folder)
+    subprocess.run([tandem, "report", *runs], check=True, stdout=subprocess.DEVNULL)
+    return f"file://{folder}/{runs[0]}/report.html"
+
+
+def open_chat(browser, address, width, dark):
+    """The page with a made-up chat in the browser's storage."""
+    browser.open(address, width, dark=dark)
+    browser.await_true("typeof state === 'object' && document.getElementById('meta').textContent")
+    browser.value(f"localStorage.setItem('tandem-serve', JSON.stringify({{ settings: {{}}, chats: [{{ id: 'made up', messages: {json.dumps(CHAT)} }}] }}))")
+    browser.open("about:blank", width)
+    browser.open(address, width, dark=dark)
+    browser.await_true("typeof state === 'object' && document.getElementById('meta').textContent && document.getElementById('chats').options.length === 2")
+    browser.value("open(0)")
+
+
+def serve_model(tandem):
+    """Address of a small model's page."""
+    process = subprocess.Popen([tandem, "serve", SERVED, "--port", "0"], stderr=subprocess.PIPE, text=True)
+    Server.started.append(process)
+    for line in process.stderr:
+        if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
+            return found[0]
+    raise RuntimeError("no address of the page to chat")
 
 
 def choose(browser, is_focused):
@@ -107,7 +151,8 @@ def write_png(path, pixels):
 def main():
     tandem = Server.program = os.path.abspath(sys.argv[1])
     target = os.path.abspath(sys.argv[2] if len(sys.argv) > 2 else HERE + "/../docs/images/pages")
-    wanted = [(page, size, mode) for page in PAGES for size in SIZES for mode in MODES if len(sys.argv) > 2 or (page, size, mode) in IN_GUIDES]
+    sizes = {"compare": (4,), "chat": (4,)}
+    wanted = [(page, size, mode) for page in PAGES for size in sizes.get(page, SIZES) for mode in MODES if len(sys.argv) > 2 or (page, size, mode) in IN_GUIDES]
     os.makedirs(target, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="tandem-pictures-")
     browser = Browser(folder + "/profile")
@@ -118,14 +163,24 @@ def main():
             subprocess.run([tandem, "report", run.folder], check=True, stdout=subprocess.DEVNULL)
             server = Server(run.folder)
             addresses = {"live": server.url, "report": f"file://{folder}/{run.folder}/report.html", "plan": write_plan(tandem, folder, size)}
+            if any(picture[:2] == ("compare", size) for picture in wanted):
+                addresses["compare"] = write_compared(tandem, folder, size)
             for page, _, mode in [picture for picture in wanted if picture[1] == size]:
                 width, dark = MODES[mode]
                 browser.problems.clear()
                 browser.open("about:blank", width)
-                browser.open(addresses[page], width, dark=dark)
+                if page == "chat":
+                    addresses["chat"] = addresses.get("chat") or serve_model(tandem)
+                    open_chat(browser, addresses["chat"], width, dark)
+                else:
+                    browser.open(addresses[page], width, dark=dark)
                 if page == "plan":
                     browser.await_true("typeof whatIf === 'object' && whatIf.state.found.length > 0")
-                else:
+                elif page == "compare":
+                    browser.await_true("typeof page === 'object' && page.charts.length > 2")
+                elif page != "chat":
+                    browser.await_true("typeof lattice === 'object' && lattice.data")
+                    browser.value("for (const id of ['groups-fold', 'links-fold']) document.getElementById(id).open = true")
                     browser.await_true("document.getElementById('space-map')?.dataset.frameMs && lattice.data")
                     choose(browser, size < 4096)
                 await_charts(browser, width)

@@ -38,10 +38,21 @@ class Browser:
         os.close(to_read)
         os.close(to_write)
         self.buffer, self.id, self.problems, self.session = b"", 0, [], None
+        self.open_tab()
+
+    def open_tab(self):
+        """Makes a new tab the one that is driven. Returns the one before, for use_tab."""
+        before, self.session = self.session, None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(domain + ".enable")
+        return before
+
+    def use_tab(self, session):
+        """Timers of a tab behind another are slow."""
+        self.session = session
+        self.call("Page.bringToFront")
 
     def read(self):
         while b"\0" not in self.buffer:

@@ -172,19 +172,28 @@ def test_chat(browser, server):
     # A chat that another page of this browser deletes does not come back when it is changed here, and leaves the list once it is not open.
     page.value("document.getElementById('new').click()")
     page.send("both")
-    page.value("(() => { const frame = document.createElement('iframe'); frame.id = 'other'; frame.src = location.href; document.body.append(frame); })()")
-    page.wait("document.getElementById('other').contentDocument?.getElementById('chats')?.options.length > 1")
-    page.value("""(() => { const { contentDocument: other, contentWindow } = document.getElementById('other'), list = other.getElementById('chats');
-        list.selectedIndex = [...list.options].findIndex(({ text }) => text === 'both');
-        list.dispatchEvent(new contentWindow.Event('change'));
-        other.getElementById('delete').click(); })()""")
-    page.wait(f"!{titles}.includes('both')")
+    names = "[...document.getElementById('chats').options].map(({ text }) => text).join()"
+
+    def delete(page, name):
+        page.value(f"""(() => {{ const list = document.getElementById('chats');
+            list.selectedIndex = [...list.options].findIndex(({{ text }}) => text === '{name}');
+            list.dispatchEvent(new Event('change'));
+            document.getElementById('delete').click(); }})()""")
+    first = browser.open_tab()
+    second, other = browser.session, Page(browser, server)
+    delete(other, "both")
+    expect("both" not in other.value(titles) and "other 7" in other.value(names), other.value(names))
+    other.check_problems()
+    browser.use_tab(first)
     page.send("changed")
-    expect("both" not in page.value(titles), "a chat that another page deleted is back")
+    expect("both" not in page.value(titles), "a chat that another tab deleted is back")
     expect("Another tab" in page.value("document.getElementById('status').textContent"), "the deletion is not told")
-    page.value("document.getElementById('new').click(); window.dispatchEvent(new StorageEvent('storage', { key: 'tandem-serve' }))")
-    expect(not page.value("[...document.getElementById('chats').options].some(({ text }) => text === 'both')"), "a deleted chat stays in the list")
-    page.value("document.getElementById('other').remove()")
+    expect("both" in page.value(names), "the open chat leaves the list")
+    page = Page(browser, server)
+    delete(page, "other 7")
+    browser.use_tab(second)
+    other.wait(f"!({names}).includes('other 7')")
+    browser.use_tab(first)
 
     # An error of the server, and the message is sent once more.
     page.set("temperature", -1)

@@ -275,6 +275,10 @@ def test_page(folder, browser, tp, dp, pp, screenshot):
         browser.await_true("document.getElementById('groups') && !document.getElementById('groups').hidden")
         expect(browser.value("document.documentElement.dataset.theme") == ("dark" if dark else "light"), "theme")
         expect(browser.value("document.documentElement.scrollWidth <= innerWidth"), f"the page scrolls sideways at {width}")
+        for fold in ("groups-fold", "links-fold"):
+            expect(browser.value(f"document.getElementById('{fold}').open") == (tp * dp * pp >= 8), f"{fold} of {tp * dp * pp} ranks")
+            browser.value(f"document.getElementById('{fold}').open = true")
+        browser.await_true("document.getElementById('space-map').clientWidth > 200")
         hidden = browser.value("[...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id)")
         expect(hidden == ["events"], hidden)
         expect(browser.value("[...document.querySelectorAll('#missing li')].map((li) => li.textContent.split(':')[0])") ==
