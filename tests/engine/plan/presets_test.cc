@@ -39,7 +39,7 @@ TEST(Presets, ModelsHaveTheirPublishedNumberOfParameters) {
 TEST(Presets, ModelsWithLatentAttentionAreRefusedByName) {
   for (const char* name : {"deepseek-v2-lite", "deepseek-v3"}) {
     const std::string error =
-        error_of<Unsupported>([&] { static_cast<void>(find_published_model(name)); });
+        tandem::error_of<Unsupported>([&] { static_cast<void>(find_published_model(name)); });
     EXPECT_EQ(error.find(name + std::string(": expected a model without multi-head latent")), 0u)
         << error;
   }
