@@ -27,7 +27,7 @@ SIZES = {4: (2, 2, 1, 1), 64: (4, 8, 2, 4), 4096: (8, 64, 8, 8)}
 MODES = {"light": (1120, False), "dark": (1120, True), "phone": (390, True)}
 COLORS = 96
 # Pages, and from which to which section they are shown.
-PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None), "compare": ("learning", "runs"), "chat": (None, None)}
+PAGES = {"live": ("groups", "links"), "report": ("ranks", "groups"), "plan": (None, None), "compare": ("learning", "runs"), "chat": (None, "form")}
 IN_GUIDES = {("live", 64, "light"), ("live", 4096, "dark"), ("report", 4096, "light"), ("plan", 64, "light"), ("compare", 4, "light"),
              ("chat", 4, "light")}
 SERVED = HERE + "/../tests/engine/infer/families/llama3"
@@ -74,12 +74,15 @@ def open_chat(browser, address, width, dark):
     browser.open("about:blank", width)
     browser.open(address, width, dark=dark)
     browser.await_true("typeof state === 'object' && document.getElementById('meta').textContent && document.getElementById('chats').options.length === 2")
-    browser.value("open(0)")
+    browser.value("open(0); document.activeElement.blur()")
 
 
-def serve_model(tandem):
-    """Address of a small model's page."""
-    process = subprocess.Popen([tandem, "serve", SERVED, "--port", "0"], stderr=subprocess.PIPE, text=True)
+def serve_model(tandem, folder):
+    """Address of the page of a small model with a chat template."""
+    model = shutil.copytree(SERVED, folder + "/small-chat-model")
+    with open(model + "/chat_template.jinja", "w") as file:
+        file.write("{% for message in messages %}{{ message.content }}\\n{% endfor %}")
+    process = subprocess.Popen([tandem, "serve", model, "--port", "0"], stderr=subprocess.PIPE, text=True)
     Server.started.append(process)
     for line in process.stderr:
         if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
@@ -170,7 +173,7 @@ def main():
                 browser.problems.clear()
                 browser.open("about:blank", width)
                 if page == "chat":
-                    addresses["chat"] = addresses.get("chat") or serve_model(tandem)
+                    addresses["chat"] = addresses.get("chat") or serve_model(tandem, folder)
                     open_chat(browser, addresses["chat"], width, dark)
                 else:
                     browser.open(addresses[page], width, dark=dark)
