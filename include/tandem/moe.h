@@ -24,8 +24,9 @@
 #include "tandem/tensor.h"
 
 namespace tandem {
-class MoeRows;     // internal
-class MoeOnRanks;  // internal
+class MoeRows;           // internal
+class MoeOnRanks;        // internal
+struct MoeQuantization;  // internal
 }  // namespace tandem
 
 TANDEM_API_BEGIN
@@ -66,6 +67,8 @@ struct MoeOptions {
   /// batch's memory. CPU ranks always do.
   bool backward = false;
   MoeSave save = MoeSave::sorted;  ///< on GPUs sorted
+  /// CPU ranks: GEMMs multiply e4m3 rows, which are sent as such. For the engine.
+  const MoeQuantization* quantization = nullptr;
 };
 
 /// Experts and weights of this rank's rows. The experts of one row must differ. A choice of -1 is

@@ -8,6 +8,7 @@
 
 #include "core/operands.h"
 #include "core/system/printable.h"
+#include "overlap/moe/quantization.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -45,6 +46,11 @@ std::string saves(MoeSave save) {
       return " recomputing";
   }
   return "";
+}
+
+std::string quantizes(const MoeOptions& options) {
+  if (!options.quantization) return "";
+  return options.quantization->has_scales ? " in e4m3" : " in e4m3 without scales";
 }
 
 Tensor GrowingTensor::of(DType dtype, int64_t rows, int64_t columns) {

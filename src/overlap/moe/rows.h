@@ -18,6 +18,8 @@ namespace tandem {
 
 /// " saving rows", for what ranks agree on and keys of the tuner; empty if they are sorted.
 std::string saves(MoeSave save);
+/// " in e4m3", likewise; empty if nothing is quantized.
+std::string quantizes(const MoeOptions& options);
 
 /// Growable memory that is reused.
 class GrowingTensor {

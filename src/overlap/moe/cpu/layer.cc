@@ -28,14 +28,26 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
   const MoeRankCoords coords(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);
   check_wire("combine", options.combine, shape.dtype);
+  if (options.quantization && !options.dispatch.is_none()) {
+    throw InvalidArgument(
+        fmt::format("moe: dispatch codec '{}' with e4m3 experts: expected none, as rows are sent "
+                    "as e4m3",
+                    options.dispatch.describe()));
+  }
   // Throws for unsupported chunk counts.
   chunk_counts("moe", {options.strategy, options.chunks}, shape.tokens);
   comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}{}", coords.describe(),
                                        name_of(options.strategy), options.chunks,
                                        options.dispatch.describe(), options.combine.describe(),
                                        options.allow_uncompressed ? " or uncompressed" : "",
-                                       saves(options.save)));
+                                       saves(options.save) + quantizes(options)));
   return shape;
+}
+
+/// Ranks' coordinates with the bytes of a row as it is sent.
+MoeRankCoords with_sent_rows(MoeRankCoords coords, const MoeOptions& options) {
+  if (options.quantization) coords.row_bytes = size_t(packed_row_bytes(coords.shape.hidden));
+  return coords;
 }
 
 const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
@@ -89,8 +101,9 @@ MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
     : comm_(comm),
       coords_(comm, agreed(comm, shape, options)),
       save_(options.save),
+      quantization_(options.quantization),
       progress_(comm, "moe"),
-      dispatch_(comm, coords_, options.dispatch),
+      dispatch_(comm, with_sent_rows(coords_, options), options.dispatch),
       combine_(comm, coords_, options.combine) {
   const auto levels = size_t(moe_levels(coords_.grid, shape.top_k));
   for (int i = 0; i < kStages; ++i) {
@@ -145,11 +158,11 @@ void MoeLayerOnRanks::prepare(MoeRows& rows) {
     }
     rows.gate_up.of(s.dtype, slots, 2 * f);
     if (save_ == MoeSave::rows) {
-      rows.distinct.of(s.dtype, std::min(slots, coords_.world * s.tokens), s.hidden);
+      rows.distinct.of(sent_dtype(), std::min(slots, coords_.world * s.tokens), sent_columns());
       return;
     }
     rows.inner.of(s.dtype, slots, f);
-    rows.x.of(s.dtype, slots, s.hidden);
+    rows.x.of(sent_dtype(), slots, sent_columns());
   });
 }
 
@@ -223,8 +236,19 @@ size_t MoeBatch::bytes() const {
   return rows_->saved_bytes();
 }
 
+namespace {
+
+const MoeOptions& supported(const Communicator& comm, const MoeOptions& options) {
+  if (comm.on_gpu() && options.quantization) {
+    throw Unsupported("moe: e4m3 experts on GPUs: expected bf16 or f16");
+  }
+  return options;
+}
+
+}  // namespace
+
 MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
-    : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, options)
+    : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, supported(comm, options))
                           : std::make_unique<MoeLayerOnRanks>(comm, shape, options)) {
   impl_->keep(comm);
 }

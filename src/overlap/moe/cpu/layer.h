@@ -12,6 +12,7 @@
 #include "overlap/moe/cpu/dispatch_gemm.h"
 #include "overlap/moe/cpu/gemm_combine.h"
 #include "overlap/moe/on_ranks.h"
+#include "overlap/moe/quantization.h"
 #include "overlap/moe/rows.h"
 #include "schedule/moe_pass.h"
 
@@ -90,17 +91,31 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void multiply_d_act(int expert, schedule::Range range, const PassArgs& args);
   MoeGemmCombineCpu::Call combine_call(const PassArgs& args) const;
   void weight_gradient(const schedule::PassStep& step, const PassArgs& args);
+  /// out = rows as they were sent x a quantized weight^T.
+  void multiply_sent(const Tensor& sent, const QuantizedRows& weight, const Tensor& out);
+  MoeGemmCombineCpu::Call quantized_combine_call(const PassArgs& args) const;
+  /// Values of sorted rows, for the GEMM of a weight's gradient.
+  Tensor values_of(const Tensor& sorted, schedule::Range slots);
   void sort_again(const MoeRows& rows) const;
   void make_room(MoeRows& rows);
   void make_room_to_go_back(const MoeRows& rows);
+  /// Rows as they are sent and sorted: x, or quantized.
+  Tensor make_sent(const Tensor& x);
+  DType sent_dtype() const { return quantization_ ? DType::e4m3 : coords_.shape.dtype; }
+  int64_t sent_columns() const {
+    return quantization_ ? packed_row_bytes(coords_.shape.hidden) : coords_.shape.hidden;
+  }
+  size_t sent_row_bytes() const { return size_t(sent_columns()) * size_of(sent_dtype()); }
   // By slot: saved activations, or this layer's memory for those that are not.
   Tensor sorted_x(const MoeRows& rows) const;
+  Tensor sorted_dout(const MoeRows& rows) const;
   Tensor gate_up(const MoeRows& rows) const;
   Tensor inner(const MoeRows& rows) const;
 
   Communicator& comm_;
   MoeRankCoords coords_;
   MoeSave save_;
+  const MoeQuantization* quantization_;                     ///< nullptr: none
   std::array<std::vector<OverlapOptions>, kStages> plans_;  ///< by level
   std::vector<bool> local_dx_first_;                        ///< by level
   Progress progress_;
@@ -109,6 +124,14 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   GrowingTensor x_, gate_up_, inner_;                       ///< by slot, if not saved
   GrowingTensor dout_, d_act_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
   std::vector<float> d_gate_weight_;
+  /// Memory of quantized rows: codes and scales.
+  struct QuantizedMemory {
+    GrowingTensor codes, scales;
+    QuantizedRows of(int64_t rows, int64_t columns);
+    QuantizedRows view(int64_t rows, int64_t columns) const;
+  };
+  QuantizedMemory rows_, inner_codes_, dgate_up_codes_;  ///< the last two by slot
+  GrowingTensor sent_, exact_values_, values_;
 };
 
 /// Plans that a stage's tuner tries, uncompressed ones first and serial before overlapped; a single

@@ -4,6 +4,8 @@
 
 #include "core/cpu/parallel.h"
 #include "gemm/gemm.h"
+#include "gemm/quantized_gemm.h"
+#include "kernels/elementwise.h"
 #include "kernels/swiglu.h"
 #include "observe/recorder.h"
 #include "overlap/moe/cpu/layer.h"
@@ -113,12 +115,10 @@ void MoeLayerOnRanks::launch(const PassStep& step, PassArgs& args) {
 
 void MoeLayerOnRanks::gather(const PassStep& step, const PassArgs& args) {
   const OverlapOptions& row_plan = plan(args.dispatch_stage(), args.rows.level);
-  const MoeShape& s = coords_.shape;
   MoeDispatchGemmCpu::Arrived to;
-  to.sorted =
-      args.is_backward() ? dout_.view(s.dtype, args.rows.slots(), s.hidden) : sorted_x(args.rows);
+  to.sorted = args.is_backward() ? sorted_dout(args.rows) : sorted_x(args.rows);
   if (args.filled && save_ == MoeSave::rows) {
-    to.distinct = args.rows.distinct.view(s.dtype, args.rows.received(), s.hidden);
+    to.distinct = args.rows.distinct.view(sent_dtype(), args.rows.received(), sent_columns());
   }
   if (step.rows != RowsFrom::remote) {
     dispatch_.gather_local(row_plan, args.dispatched, args.rows, to);
@@ -152,8 +152,46 @@ void MoeLayerOnRanks::multiply_first(int expert, Range slots, const PassArgs& ar
   const int64_t f = coords_.ffn;
   const auto slice = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
   const Tensor h = slice(gate_up(args.rows));
-  gemm(slice(sorted_x(args.rows)), args.w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+  if (quantization_) {
+    multiply_sent(slice(sorted_x(args.rows)),
+                  rows_of(quantization_->weight(args.w_in, false), expert * 2 * f, 2 * f), h);
+  } else {
+    gemm(slice(sorted_x(args.rows)), args.w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+  }
   swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), slice(inner(args.rows)));
+  if (quantization_) {
+    quantize(slice(inner(args.rows)), rows_of(inner_codes_.view(args.rows.slots(), f), slots),
+             quantization_->has_scales);
+  }
+}
+
+void MoeLayerOnRanks::multiply_sent(const Tensor& sent, const QuantizedRows& weight,
+                                    const Tensor& out) {
+  const QuantizedRows rows = rows_.of(sent.dim(0), coords_.shape.hidden);
+  unpack(sent, rows);
+  gemm(Exec{}, rows, weight, out, false);
+}
+
+Tensor MoeLayerOnRanks::make_sent(const Tensor& x) {
+  if (!quantization_) return x;
+  const QuantizedRows rows = rows_.of(x.dim(0), x.dim(1));
+  quantize(x, rows, quantization_->has_scales);
+  const Tensor sent = sent_.of(sent_dtype(), x.dim(0), sent_columns());
+  pack(rows, sent);
+  return sent;
+}
+
+Tensor MoeLayerOnRanks::values_of(const Tensor& sorted, Range slots) {
+  const Tensor rows = sorted.rows(slots.begin, slots.count);
+  if (!quantization_) return rows;
+  const MoeShape& s = coords_.shape;
+  const QuantizedRows codes = rows_.of(slots.count, s.hidden);
+  unpack(rows, codes);
+  const Tensor exact = exact_values_.of(DType::f32, slots.count, s.hidden),
+               values = values_.of(s.dtype, slots.count, s.hidden);
+  dequantize_rows(codes.codes, codes.scales, exact);
+  cast(Exec{}, exact, values);
+  return values;
 }
 
 void MoeLayerOnRanks::multiply_d_act(int expert, Range range, const PassArgs& args) {
@@ -162,8 +200,12 @@ void MoeLayerOnRanks::multiply_d_act(int expert, Range range, const PassArgs& ar
   const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
   const Tensor d_act = slice(d_act_.view(s.dtype, all, f)), h = slice(gate_up(args.rows)),
                act = slice(inner(args.rows)), dh = slice(dgate_up_.view(s.dtype, all, 2 * f));
-  gemm(slice(dout_.view(s.dtype, all, s.hidden)), args.w_out.rows(expert * s.hidden, s.hidden),
-       d_act);
+  if (quantization_) {
+    multiply_sent(slice(sorted_dout(args.rows)),
+                  rows_of(quantization_->weight(args.w_out, true), expert * f, f), d_act);
+  } else {
+    gemm(slice(sorted_dout(args.rows)), args.w_out.rows(expert * s.hidden, s.hidden), d_act);
+  }
   if (save_ == MoeSave::rows) {
     swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), act);
   }
@@ -172,11 +214,15 @@ void MoeLayerOnRanks::multiply_d_act(int expert, Range range, const PassArgs& ar
                   std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
   swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), d_act, dh.narrow(1, 0, f),
                   dh.narrow(1, f, f));
+  if (quantization_) {
+    quantize(dh, rows_of(dgate_up_codes_.view(all, 2 * f), range), quantization_->has_scales);
+  }
 }
 
 MoeGemmCombineCpu::Call MoeLayerOnRanks::combine_call(const PassArgs& args) const {
   const MoeShape& s = coords_.shape;
   const int64_t f = coords_.ffn;
+  if (quantization_) return quantized_combine_call(args);
   if (!args.is_backward()) {
     return {.rows = args.rows,
             .weighted = true,
@@ -202,6 +248,30 @@ MoeGemmCombineCpu::Call MoeLayerOnRanks::combine_call(const PassArgs& args) cons
           .row_values = args.gradients.dweights};
 }
 
+MoeGemmCombineCpu::Call MoeLayerOnRanks::quantized_combine_call(const PassArgs& args) const {
+  const int64_t columns_in = args.is_backward() ? 2 * coords_.ffn : coords_.ffn;
+  const QuantizedRows rows =
+      (args.is_backward() ? dgate_up_codes_ : inner_codes_).view(args.rows.slots(), columns_in);
+  MoeGemmCombineCpu::Call call{
+      .rows = args.rows,
+      .weighted = !args.is_backward(),
+      .product =
+          [this, rows, weight = args.is_backward() ? args.w_in : args.w_out,
+           is_transposed = args.is_backward()](int expert, Range slots, Range columns,
+                                               const Tensor& y) {
+            const int64_t first = expert * coords_.shape.hidden + columns.begin;
+            gemm(Exec{}, rows_of(rows, slots),
+                 rows_of(quantization_->weight(weight, is_transposed), first, columns.count), y,
+                 false);
+          },
+      .out = args.is_backward() ? args.gradients.dx : args.out};
+  if (args.is_backward()) {
+    call.slot_values = d_gate_weight_;
+    call.row_values = args.gradients.dweights;
+  }
+  return call;
+}
+
 /// dW = dy^T x, or added to it, expert by expert.
 void MoeLayerOnRanks::weight_gradient(const PassStep& step, const PassArgs& args) {
   const MoeShape& s = coords_.shape;
@@ -209,30 +279,32 @@ void MoeLayerOnRanks::weight_gradient(const PassStep& step, const PassArgs& args
   const bool is_in = step.step == MoeStep::dw_in,
              adds = args.gradients.mode == WeightGradients::add;
   if (is_in && save_ == MoeSave::rows) sort_again(args.rows);
-  const Tensor dy =
-                   is_in ? dgate_up_.view(s.dtype, all, 2 * f) : dout_.view(s.dtype, all, s.hidden),
-               x = is_in ? sorted_x(args.rows) : weighted_inner_.view(s.dtype, all, f);
+  const Tensor computed = is_in ? dgate_up_.view(s.dtype, all, 2 * f)
+                                : weighted_inner_.view(s.dtype, all, f),
+               sent = is_in ? sorted_x(args.rows) : sorted_dout(args.rows);
   const Tensor& dw = is_in ? args.gradients.dw_in : args.gradients.dw_out;
-  const int64_t features = dy.dim(1);
+  const int64_t features = is_in ? 2 * f : s.hidden;
   for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = args.rows.slots_of(expert);
     if (slots.count == 0 && adds) continue;
-    gemm(dy.rows(slots.begin, slots.count).transposed(), x.rows(slots.begin, slots.count),
+    const Tensor values = values_of(sent, slots), other = computed.rows(slots.begin, slots.count);
+    gemm((is_in ? other : values).transposed(), is_in ? values : other,
          dw.rows(expert * features, features), {.accumulate = adds});
   }
 }
 
 void MoeLayerOnRanks::sort_again(const MoeRows& rows) const {
   const ScopedSpan span(SpanKind::compute, "moe_permute");
-  const MoeShape& s = coords_.shape;
-  const Tensor to = sorted_x(rows), from = rows.distinct.view(s.dtype, rows.received(), s.hidden);
+  const size_t row_bytes = sent_row_bytes();
+  const Tensor to = sorted_x(rows),
+               from = rows.distinct.view(sent_dtype(), rows.received(), sent_columns());
   for (int source = 0; source < coords_.world; ++source) {
     const std::byte* const begin =
-        from.as<std::byte>() + size_t(rows.first_received(source)) * coords_.row_bytes;
+        from.as<std::byte>() + size_t(rows.first_received(source)) * row_bytes;
     cpu::parallel_ranges(rows.arrived(source), cpu::kMinRows, [&](int64_t first, int64_t end) {
       for (int64_t row = first; row < end; ++row) {
-        copy_to_slots(begin + size_t(row) * coords_.row_bytes, coords_.row_bytes,
-                      rows.uses(source, row), to.as<std::byte>());
+        copy_to_slots(begin + size_t(row) * row_bytes, row_bytes, rows.uses(source, row),
+                      to.as<std::byte>());
       }
     });
   }
@@ -243,19 +315,24 @@ void MoeLayerOnRanks::make_room(MoeRows& rows) {
   const int64_t slots = rows.slots(), f = coords_.ffn;
   (save_ == MoeSave::recompute ? gate_up_ : rows.gate_up).of(s.dtype, slots, 2 * f);
   (save_ == MoeSave::sorted ? rows.inner : inner_).of(s.dtype, slots, f);
-  (save_ == MoeSave::sorted ? rows.x : x_).of(s.dtype, slots, s.hidden);
-  if (save_ == MoeSave::rows) rows.distinct.of(s.dtype, rows.received(), s.hidden);
+  (save_ == MoeSave::sorted ? rows.x : x_).of(sent_dtype(), slots, sent_columns());
+  if (save_ == MoeSave::rows) rows.distinct.of(sent_dtype(), rows.received(), sent_columns());
+  if (quantization_) inner_codes_.of(slots, f);
 }
 
 void MoeLayerOnRanks::make_room_to_go_back(const MoeRows& rows) {
   const MoeShape& s = coords_.shape;
   const int64_t slots = rows.slots(), f = coords_.ffn;
   if (save_ != MoeSave::sorted) {
-    x_.of(s.dtype, slots, s.hidden);
+    x_.of(sent_dtype(), slots, sent_columns());
     inner_.of(s.dtype, slots, f);
   }
   if (save_ == MoeSave::recompute) gate_up_.of(s.dtype, slots, 2 * f);
-  dout_.of(s.dtype, slots, s.hidden);
+  if (quantization_) {
+    inner_codes_.of(slots, f);
+    dgate_up_codes_.of(slots, 2 * f);
+  }
+  dout_.of(sent_dtype(), slots, sent_columns());
   d_act_.of(s.dtype, slots, f);
   weighted_inner_.of(s.dtype, slots, f);
   dgate_up_.of(s.dtype, slots, 2 * f);
@@ -263,8 +340,10 @@ void MoeLayerOnRanks::make_room_to_go_back(const MoeRows& rows) {
 }
 
 Tensor MoeLayerOnRanks::sorted_x(const MoeRows& rows) const {
-  return (save_ == MoeSave::sorted ? rows.x : x_)
-      .view(coords_.shape.dtype, rows.slots(), coords_.shape.hidden);
+  return (save_ == MoeSave::sorted ? rows.x : x_).view(sent_dtype(), rows.slots(), sent_columns());
+}
+Tensor MoeLayerOnRanks::sorted_dout(const MoeRows& rows) const {
+  return dout_.view(sent_dtype(), rows.slots(), sent_columns());
 }
 Tensor MoeLayerOnRanks::gate_up(const MoeRows& rows) const {
   return (save_ == MoeSave::recompute ? gate_up_ : rows.gate_up)
@@ -275,12 +354,22 @@ Tensor MoeLayerOnRanks::inner(const MoeRows& rows) const {
       .view(coords_.shape.dtype, rows.slots(), coords_.ffn);
 }
 
+QuantizedRows MoeLayerOnRanks::QuantizedMemory::of(int64_t rows, int64_t columns) {
+  codes.of(DType::e4m3, rows, columns);
+  scales.of(DType::f32, rows, 1);
+  return view(rows, columns);
+}
+QuantizedRows MoeLayerOnRanks::QuantizedMemory::view(int64_t rows, int64_t columns) const {
+  const Tensor column = scales.view(DType::f32, rows, 1);
+  return {codes.view(DType::e4m3, rows, columns), Tensor(column.data(), DType::f32, {rows})};
+}
+
 void MoeLayerOnRanks::run_forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                                   const Tensor& w_out, const Tensor& out, MoeRows& rows,
                                   const std::function<void()>& meanwhile) {
   PassArgs args{.kind = PassArgs::Rows::forward,
                 .rows = rows,
-                .dispatched = x,
+                .dispatched = make_sent(x),
                 .w_in = w_in,
                 .w_out = w_out,
                 .filled = &rows,
@@ -306,14 +395,14 @@ void MoeLayerOnRanks::run_backward(const Tensor& dout, const Tensor& w_in, const
   if (save_ == MoeSave::recompute && half == BackwardHalf::both) {
     PassArgs again{.kind = PassArgs::Rows::again,
                    .rows = rows,
-                   .dispatched = rows.sent_rows.view(coords_.shape.dtype, rows.local_rows(),
-                                                     coords_.shape.hidden),
+                   .dispatched = make_sent(rows.sent_rows.view(
+                       coords_.shape.dtype, rows.local_rows(), coords_.shape.hidden)),
                    .w_in = w_in};
     run_pass(make_dispatch, again);
   }
   PassArgs args{.kind = PassArgs::Rows::gradients,
                 .rows = rows,
-                .dispatched = dout,
+                .dispatched = make_sent(dout),
                 .w_in = w_in,
                 .w_out = w_out,
                 .gradients = gradients,

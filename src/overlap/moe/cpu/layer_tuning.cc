@@ -2,6 +2,7 @@
 // whole, whose halves may overlap, too.
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "core/random_buffer.h"
@@ -87,6 +88,12 @@ std::vector<BackwardPlan> backward_plans(const OverlapOptions& rows, const Overl
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = coords_.shape;
   TuningOperands o(coords_);
+  const MoeQuantization* const quantization = quantization_;
+  std::optional<FixedQuantization> of_operands;
+  if (quantization) {
+    of_operands.emplace(o.w_in(), o.w_out(), coords_.experts.count, quantization->has_scales);
+    quantization_ = &of_operands->quantization();
+  }
   const auto backward_half = [&](BackwardHalf half) {
     return [this, &o, half] {
       run_backward(o.rows_at(0), o.w_in(), o.w_out(), o.rows, o.gradients(), half);
@@ -142,7 +149,7 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
           chosen_experts(coords_.grid, s.top_k, {imbalance, 1}, s.tokens * coords_.rank, s.tokens);
       run[dispatch]();
       run[dispatch_backward]();
-      std::string shape = coords_.describe() + saves(options.save);
+      std::string shape = coords_.describe() + saves(options.save) + quantizes(options);
       if (level > 0) shape += fmt::format(" imbalance {}", imbalance);
       for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
       tune_backward(shape);
@@ -150,6 +157,7 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
     plans_ = std::move(chosen);
     local_dx_first_ = std::move(local_dx_first);
   });
+  quantization_ = quantization;
 }
 
 }  // namespace tandem
