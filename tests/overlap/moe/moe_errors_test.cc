@@ -54,11 +54,35 @@ TEST(MoeErrors, ImpossibleShapesAreNamedOnEveryRank) {
 
 TEST(MoeErrors, DifferentShapesAreAMismatch) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
-  WorldOptions options;
-  options.ranks = 2;
-  run_threads(options, [&](Communicator& comm) {
-    EXPECT_THROW(MoeLayer(comm, {8, 16, 8, 4, 1 + comm.rank(), 1, DType::f32}), Mismatch);
-  });
+  struct Other {
+    std::string value, expected;  ///< on the last rank, on the others
+    MoeShape shape;
+  };
+  const MoeShape shape{8, 16, 8, 12, 2, 1, DType::f32};
+  std::vector<Other> others;
+  const auto add = [&](const char* value, const char* expected, auto change) {
+    others.push_back({value, expected, shape});
+    change(others.back().shape);
+  };
+  add("tokens 9", "tokens 8", [](MoeShape& s) { s.tokens = 9; });
+  add("hidden 24", "hidden 16", [](MoeShape& s) { s.hidden = 24; });
+  add("ffn 16", "ffn 8", [](MoeShape& s) { s.ffn = 16; });
+  add("experts 24", "experts 12", [](MoeShape& s) { s.experts = 24; });
+  add("top-k 3", "top-k 2", [](MoeShape& s) { s.top_k = 3; });
+  add("bf16", "f32", [](MoeShape& s) { s.dtype = DType::bf16; });
+  for (const int ranks : {2, 3, 4}) {
+    for (const Other& other : others) {
+      WorldOptions options;
+      options.ranks = ranks;
+      run_threads(options, [&](Communicator& comm) {
+        const MoeShape& here = comm.rank() + 1 == ranks ? other.shape : shape;
+        const std::string error = error_of<Mismatch>([&] { MoeLayer(comm, here); });
+        EXPECT_NE(error.find(other.value), std::string::npos) << error;
+        EXPECT_NE(error.find(other.expected), std::string::npos) << error;
+        EXPECT_NE(error.find(fmt::format("rank {}", ranks - 1)), std::string::npos) << error;
+      });
+    }
+  }
 }
 
 /// Wrong routing on rank 1, followed by a valid one: the ranks stay in step.
