@@ -34,7 +34,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "context": attention_table.table, "fit": fit_table.table, "ablation": cpu_table.ablation_table, "exposed": cpu_table.exposed_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "gpu_summary": lambda folder: gpu_table.summary(ROOT / folder),
-         "moe": moe_table.table, "layer": gpu_moe_table.table,
+         "moe": moe_table.table, "moe_backward": moe_table.backward, "layer": gpu_moe_table.table,
          "layer_backward": gpu_moe_table.backward_table,
          "codec_runs": codec_runs.table, "codec_operators": codec_runs.operators,
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,

@@ -126,6 +126,7 @@ class MoeCase : public BenchCase {
          moe_plans(options_of(q_, Strategy::automatic), stage, coords_)) {
       add(plan);
     }
+    if (q_.moe.backward) add_backward_forms(all);
     return all;
   }
   int64_t counted_bytes() const override { return counted_bytes_; }
@@ -194,12 +195,29 @@ class MoeCase : public BenchCase {
   }
 
   void run(MoeLayerOnRanks& layer, const OverlapOptions& plan) {
-    const OverlapOptions uncompressed{plan.strategy, plan.chunks};
-    layer.set_plan(MoeLayerOnRanks::dispatch, plan);
-    layer.set_plan(MoeLayerOnRanks::combine, plan);
-    layer.set_plan(MoeLayerOnRanks::dispatch_backward, uncompressed);
-    layer.set_plan(MoeLayerOnRanks::combine_backward, uncompressed);
+    run(layer, plan, {plan.strategy, plan.chunks}, false);
+  }
+  void run(MoeLayerOnRanks& layer, const OverlapOptions& forward, const OverlapOptions& backward,
+           bool local_dx_first) {
+    layer.set_plan(MoeLayerOnRanks::dispatch, forward);
+    layer.set_plan(MoeLayerOnRanks::combine, forward);
+    layer.set_plan(MoeLayerOnRanks::dispatch_backward, backward);
+    layer.set_plan(MoeLayerOnRanks::combine_backward, backward);
+    layer.set_local_dx_first(local_dx_first);
     run(layer);
+  }
+  /// Forward passes as of `serial`, so that what is saved is the backward pass's.
+  void add_backward_forms(std::vector<BoundCandidate>& all) {
+    for (const bool local_dx_first : {false, true}) {
+      const OverlapOptions backward{Strategy::overlapped, q_.chunks};
+      all.push_back({fmt::format("backward {}, {}", local_dx_first ? "as a whole" : "by halves",
+                                 moe_candidate_name(backward)),
+                     Strategy::overlapped,
+                     [this, backward, local_dx_first] {
+                       run(layer_, {Strategy::serial, 1}, backward, local_dx_first);
+                     },
+                     false, q_.chunks});
+    }
   }
   void counted(const std::function<void()>& body, bool encoded) {
     const uint64_t before = comm_.workspace().bytes_sent;
