@@ -156,7 +156,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
   const RunConfig& train = run.config.train;
   const Sampler sampler(source, train.seq, uint64_t(train.seed),
                         make_sampler_options(run.config.data, make_order(run)));
-  ModelRanks ranks(groups, run.config, {}, run.hooks.context_passes);
+  ModelRanks ranks(groups, run.config, {}, run.hooks.context_passes, run.hooks.expert_gradients);
   StepExecutor executor(train, run.config.parallel, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);

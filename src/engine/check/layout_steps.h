@@ -49,7 +49,8 @@ struct StepHooks {
   /// Writes a stage's weights, instead of those of train.seed.
   std::function<void(Stage& stage)> initialize = {};
   std::function<void(RankStep&step)> before_step = {}, after_passes = {};
-  ContextPasses context_passes = {};  ///< of TransformerOptions
+  ContextPasses context_passes = {};      ///< of TransformerOptions
+  ExpertGradients expert_gradients = {};  ///< of TransformerOptions
   /// Maps samples after the layout's order.
   std::function<int64_t(const RunConfig& train, int dp, int64_t sample)> samples = {};
 };

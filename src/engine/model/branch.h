@@ -75,8 +75,9 @@ struct ModelContext {
   /// Begins both gradients of a branch's experts, which are written together.
   WeightGradients begin_experts(const BranchLayout& l) {
     const bool adds = adds_gradient(l.experts_in.offset);
-    return adds_gradient(l.experts_out.offset) && adds ? WeightGradients::add
-                                                       : WeightGradients::store;
+    const WeightGradients mode =
+        adds_gradient(l.experts_out.offset) && adds ? WeightGradients::add : WeightGradients::store;
+    return options.expert_gradients ? options.expert_gradients(l.moe_layer, mode) : mode;
   }
   /// Calls write(values, adds) with f32 memory to which a gradient is added, or which it replaces
   /// unless `adds`; gradient(m) of another dtype is then rounded from it.

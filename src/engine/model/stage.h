@@ -18,6 +18,7 @@
 #include "engine/model/parameter.h"
 #include "engine/model/recompute.h"
 #include "tandem/communicator.h"
+#include "tandem/moe.h"
 #include "tandem/overlap.h"
 #include "tandem/tensor.h"
 
@@ -42,6 +43,10 @@ struct ContextPasses {
   std::function<void(ContextOperator& attention, const ContextForward& call)> forward = {};
   std::function<void(ContextOperator& attention, const ContextBackward& call)> backward = {};
 };
+
+/// Mode in which a pass writes the gradients of the experts of an MoE layer, from the one that the
+/// microbatches before it ask for; empty: that one. For comparing runs.
+using ExpertGradients = std::function<WeightGradients(int moe_layer, WeightGradients mode)>;
 
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
@@ -84,6 +89,7 @@ struct TransformerOptions {
   ContextPasses context_passes = {};
 };
 
+  ExpertGradients expert_gradients = {};
 /// Callback with a range of the flat arrays.
 using FlatRangeCallback = std::function<void(FlatRange)>;
 

@@ -114,7 +114,7 @@ ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
                                                 const Tensor& chosen)>& routed,
-                       const ContextPasses& passes)
+                       const ContextPasses& passes, const ExpertGradients& expert_gradients)
     : model(config.model), groups_(groups) {
   const ParallelConfig& parallel = config.parallel;
   step_placements(model, parallel);  // throws if an operator of the step cannot consume a tensor
@@ -129,6 +129,7 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
     options.context_passes = passes;
     chunks.emplace_back(groups, config, options,
                         layers[size_t(schedule::stage_of(shape, rank, chunk))]);
+    options.expert_gradients = expert_gradients;
   }
   agree_on_gemm_choices(groups.world());
 }

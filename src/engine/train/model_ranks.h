@@ -33,12 +33,12 @@ struct ModelChunk {
 };
 
 struct ModelRanks {
-  /// `routed`: as TrainRequest's; `passes`: as TransformerOptions'. `groups` must outlive this
-  /// object. Collective.
+  /// `routed`: as TrainRequest's; `passes`, `expert_gradients`: as TransformerOptions'. `groups`
+  /// must outlive this object. Collective.
   ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
              const std::function<void(int rank, int layer, const Tensor& scores,
                                       const Tensor& chosen)>& routed,
-             const ContextPasses& passes = {});
+             const ContextPasses& passes = {}, const ExpertGradients& expert_gradients = {});
 
   std::vector<Stage*> stages();
   std::vector<OuterSync::Stage> outer_stages(const OptimizerConfig& optimizer);

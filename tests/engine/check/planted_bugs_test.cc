@@ -9,9 +9,13 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/check/layout_check.h"
@@ -224,6 +228,22 @@ void swap_stages(RankStep& step) {
   }
 }
 
+/// The second microbatch stores the experts' gradients over those of the first.
+StepHooks store_at_second_microbatch() {
+  struct Passes {
+    std::mutex mutex;
+    std::map<std::pair<std::thread::id, int>, int> added;  // in this step, by rank and layer
+  };
+  StepHooks hooks;
+  hooks.expert_gradients = [passes = std::make_shared<Passes>()](int layer, WeightGradients mode) {
+    const std::lock_guard lock(passes->mutex);
+    int& added = passes->added[{std::this_thread::get_id(), layer}];
+    added = mode == WeightGradients::store ? 0 : added + 1;
+    return added == 1 ? WeightGradients::store : mode;
+  };
+  return hooks;
+}
+
 struct PlantedBug {
   const char* name;
   Layout layout;
@@ -337,6 +357,8 @@ std::vector<PlantedBug> planted_bugs() {
        experts(" (0.5 x)"), "ep"},
       {"expert gradients averaged over DP", kMoeDp, scaled(".experts.", inverse_dp),
        experts(" (0.25 x)"), "dp"},
+      {"expert gradients of the first microbatch lost", kMoeEp, store_at_second_microbatch(),
+       "grad_norm, " + experts(""), "microbatches"},
       {"expert gradients of one TP rank", kMoe, scaled(".experts.", inverse_tp),
        experts(" (0.5 x)"), "tp"},
       {"experts swapped between EP ranks", kMoeEp,
