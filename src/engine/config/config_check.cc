@@ -269,6 +269,11 @@ void check_model(const RunConfig& train, const ModelConfig& model) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", train.seq,
                                   model.max_seq));
   }
+  if (model.experts == 0 && train.moe_save != "sorted") {
+    throw ConfigError(fmt::format(
+        "train.moe_save is {} with model.experts = 0: expected sorted, as it has no effect",
+        train.moe_save));
+  }
   const bool recomputes = train.recompute != "none";
   if (const int64_t max = recomputes ? model.layers : 0; train.recompute_layers > max) {
     throw ConfigError(fmt::format(

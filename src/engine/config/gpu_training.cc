@@ -63,6 +63,15 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
+  if (model.experts > 0 && config.train.gradient_dtype != "f32") {
+    throw ConfigError(fmt::format(
+        "train.gradient_dtype = {}: expected f32 on GPUs where model.experts is above 0",
+        config.train.gradient_dtype));
+  }
+  if (config.train.moe_save != "sorted") {
+    throw ConfigError(
+        fmt::format("train.moe_save = {}: expected sorted on GPUs", config.train.moe_save));
+  }
   if (parallel.cp > 1) {
     throw ConfigError(fmt::format("parallel.cp = {}: expected 1 on GPUs", parallel.cp));
   }

@@ -31,6 +31,11 @@ MoeShape moe_shape(const ModelContext& c) {
 MoeOptions training_moe_options(const ModelContext& c) {
   MoeOptions options = moe_options(c.options.overlap, c.options.codec);
   options.backward = true;
+  options.save = c.options.moe_save;
+  if (c.options.fp8_experts) {
+    options.quantization = &c.expert_quantization;
+    options.dispatch = {};  // rows are sent as e4m3
+  }
   return options;
 }
 
@@ -80,10 +85,15 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
                 options.gradient_dtype),
       sequence_rows(find_rows(options)),
       tokens(options.batch * sequence_rows.count()),
-      quantized(options.fp8
-                    ? std::make_unique<QuantizedOperands>(
-                          exec, layout, tokens, quantizes_weight_gradients(), options.fp8_scales)
-                    : nullptr),
+      quantized(options.fp8 ? std::make_unique<QuantizedOperands>(
+                                  exec, layout, tokens, quantizes_weight_gradients(),
+                                  options.fp8_experts, options.fp8_scales)
+                            : nullptr),
+      expert_quantization{[this](const Tensor& weight, bool is_transposed) {
+                            const int64_t offset = weights.offset_of(weight);
+                            return quantized->experts(offset, weight, is_transposed);
+                          },
+                          options.fp8_scales},
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),
       norm_partial_sums(make(

@@ -14,6 +14,7 @@
 #include "engine/model/gradient_memory.h"
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
+#include "overlap/moe/quantization.h"
 #include "schedule/context.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
@@ -37,6 +38,7 @@ struct ModelContext {
   schedule::ContextRows sequence_rows;  ///< of each sequence, here; without options.context all
   int64_t tokens;                       ///< batch * sequence_rows.count()
   std::unique_ptr<QuantizedOperands> quantized;  ///< with options.fp8, else nullptr
+  MoeQuantization expert_quantization;           ///< of experts on CPU ranks, with options.fp8
   Shard local_rows;                              ///< this rank's rows of the residual stream
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes

@@ -18,6 +18,11 @@ int64_t max_columns(const ModelLayout& layout) {
   return columns;
 }
 
+/// Local experts of a branch that has some.
+int64_t experts_of(const BranchLayout& branch) {
+  return branch.experts_out.rows / branch.experts_in.columns;
+}
+
 Tensor vector_of(const Activation& row) {
   return Tensor(row->data(), DType::f32, {row->elements()}, row->device());
 }
@@ -40,10 +45,16 @@ QuantizedRows QuantizedOperands::Scratch::view(int64_t rows, int64_t columns) co
 }
 
 QuantizedOperands::QuantizedOperands(const Exec& exec, const ModelLayout& layout, int64_t max_rows,
-                                     bool has_columns, bool has_scales)
+                                     bool has_columns, bool has_experts, bool has_scales)
     : exec_(exec), has_scales_(has_scales), x_(exec, layout, max_rows) {
   if (has_columns) dy_.emplace(exec, layout, max_rows);
   for (const BranchLayout& branch : layout.branches) {
+    if (branch.moe && has_experts) {
+      const int64_t experts = experts_of(branch);
+      for (const WeightMatrix& m : {branch.experts_in, branch.experts_out}) {
+        experts_.try_emplace(m.offset, Experts{{experts, m.rows / experts, m.columns}});
+      }
+    }
     if (!branch.has_products()) continue;
     for (const WeightMatrix& m : {branch.in, branch.out}) {
       weights_.try_emplace(m.offset, exec, m);
@@ -53,6 +64,7 @@ QuantizedOperands::QuantizedOperands(const Exec& exec, const ModelLayout& layout
 
 void QuantizedOperands::weights_changed() {
   for (auto& [offset, weight] : weights_) weight.is_current = false;
+  for (auto& [offset, experts] : experts_) experts.is_current = false;
 }
 
 void QuantizedOperands::quantize(const Tensor& x, const QuantizedRows& to) const {
@@ -77,6 +89,12 @@ QuantizedRows QuantizedOperands::weight(const WeightMatrix& m, const Tensor& val
   return is_transposed ? columns : rows;
 }
 
+QuantizedRows QuantizedOperands::experts(int64_t offset, const Tensor& values, bool is_transposed) {
+  auto& [codes, is_current] = experts_.at(offset);
+  if (!std::exchange(is_current, true)) codes.quantize(values, has_scales_);
+  return codes.rows(is_transposed);
+}
+
 QuantizedRows QuantizedOperands::rows(const Tensor& x) {
   const QuantizedRows rows = x_.view(x.dim(0), x.dim(1));
   quantize(x, rows);
@@ -92,11 +110,17 @@ void QuantizedOperands::write_weight_gradient(const Tensor& dy, const Tensor& x,
   gemm(exec_, by_output, by_input, gradient, adds);
 }
 
-size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns) {
+size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns,
+                       bool has_experts) {
   int64_t bytes = (has_columns ? 2 : 1) * max_rows * (max_columns(layout) + 4);
   for (const BranchLayout& branch : layout.branches) {
     for (const WeightMatrix& m : {branch.in, branch.out}) {
       bytes += 2 * m.rows * m.columns + 4 * (m.rows + m.columns);
+    }
+    if (!branch.moe || !has_experts) continue;
+    const int64_t experts = experts_of(branch);
+    for (const WeightMatrix& m : {branch.experts_in, branch.experts_out}) {
+      bytes += int64_t(quantized_experts_bytes(experts, m.rows / experts, m.columns));
     }
   }
   return size_t(bytes);

@@ -12,20 +12,24 @@
 
 #include "codec/quantize.h"
 #include "engine/model/views.h"
+#include "overlap/moe/quantization.h"
 
 namespace tandem {
 
 class QuantizedOperands {
  public:
-  /// Memory for the weights of the layout's `in` and `out`, and for x of up to `max_rows` rows,
-  /// with `has_columns` also by columns. Without `has_scales`, which is for CPU ranks, all scales
-  /// are 1.
+  /// Memory for the weights of the layout's `in` and `out`, with `has_experts` also of the experts,
+  /// and for x of up to `max_rows` rows, with `has_columns` also by columns. Without `has_scales`
+  /// all scales are 1. Experts and no scales are for CPU ranks.
   QuantizedOperands(const Exec& exec, const ModelLayout& layout, int64_t max_rows, bool has_columns,
-                    bool has_scales);
+                    bool has_experts, bool has_scales);
   /// The next use of each weight quantizes it again.
   void weights_changed();
   /// `m`, whose values are bf16, by rows; if `is_transposed`, its transpose by rows.
   QuantizedRows weight(const WeightMatrix& m, const Tensor& values, bool is_transposed);
+  /// `values` of the experts_in or experts_out at `offset`, by rows; if `is_transposed`, each
+  /// expert's transpose.
+  QuantizedRows experts(int64_t offset, const Tensor& values, bool is_transposed);
   /// x by rows, until the next call.
   QuantizedRows rows(const Tensor& x);
   /// gradient (+)= dy^T x, f32 or bf16 [columns of dy, columns of x], of both by columns. Ends the
@@ -51,11 +55,16 @@ class QuantizedOperands {
   Exec exec_;
   bool has_scales_;
   std::map<int64_t, Weight> weights_;  // by offset
+  struct Experts {
+    QuantizedExperts codes;
+    bool is_current = false;
+  };
+  std::map<int64_t, Experts> experts_;  // by offset
   Scratch x_;
   std::optional<Scratch> dy_;  // by columns
 };
 
 /// Bytes of QuantizedOperands.
-size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns);
+size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns, bool on_gpus);
 
 }  // namespace tandem

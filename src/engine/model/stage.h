@@ -59,6 +59,7 @@ struct TransformerOptions {
   /// then: of activations and all other GEMMs. Weight gradients: on one tensor-parallel rank.
   bool fp8 = false;
   bool fp8_weight_gradients = true;
+  bool fp8_experts = false;  ///< also of the experts; on CPU ranks
   /// If false, codes are the values rounded to e4m3: a control, on CPU ranks.
   bool fp8_scales = true;
   /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
@@ -81,15 +82,16 @@ struct TransformerOptions {
   GradientWindow gradient_window = {};
   CodecPolicy codec = {};  ///< for the forward pass
   RecomputedLayers recompute = {};
+  MoeSave moe_save = MoeSave::sorted;
   bool documents = false;     ///< set_documents may be called; GPUs choose their kernels by it
   bool deterministic = true;  ///< on GPUs false may be faster, with other last bits every time
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
   ContextPasses context_passes = {};
+  ExpertGradients expert_gradients = {};
 };
 
-  ExpertGradients expert_gradients = {};
 /// Callback with a range of the flat arrays.
 using FlatRangeCallback = std::function<void(FlatRange)>;
 

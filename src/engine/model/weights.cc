@@ -141,6 +141,12 @@ Tensor Weights::matrix(const WeightMatrix& m) const {
   return memory.view(dtype_, {m.rows, m.columns}, size_t(m.offset) * size_of(dtype_));
 }
 
+int64_t Weights::offset_of(const Tensor& matrix) const {
+  const Memory& memory = dtype_ == DType::f32 ? f32_ : working_;
+  const std::byte* const begin = memory.view(dtype_, {0}).as<std::byte>();
+  return (matrix.as<std::byte>() - begin) / int64_t(size_of(dtype_));
+}
+
 Tensor Weights::router(const WeightMatrix& m) const {
   const Tensor flat = vector(m.offset, m.rows * m.columns);
   return Tensor(flat.data(), DType::f32, {m.rows, m.columns}, flat.device());

@@ -46,6 +46,8 @@ class Weights {
   const Tensor& values() const { return views_.f32; }
   /// Matrix in the working dtype; without data if keep_first dropped it.
   Tensor matrix(const WeightMatrix& m) const;
+  /// Position of a matrix's first element in the flat array.
+  int64_t offset_of(const Tensor& matrix) const;
   /// Router in f32, regardless of the working dtype.
   Tensor router(const WeightMatrix& m) const;
   /// `count` elements in f32 from `offset` in the flat array: a norm's gains or a router's bias.

@@ -53,7 +53,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
     {"dtype", &RunConfig::dtype, one_of("auto", "f32", "bf16", "fp8"),
      "of matrix products and activations; owners of the optimizer state keep f32 weights (auto: "
      "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it; "
-     "fp8: bf16, but products of dense layers multiply e4m3 rows)"},
+     "fp8: bf16, but products of dense layers, and on CPU ranks of experts, multiply e4m3 rows)"},
     {"gradient_dtype", &RunConfig::gradient_dtype, one_of("f32", "bf16"),
      "of the weights' gradients, with train.dtype bf16 or fp8; bf16: half their memory and "
      "traffic, for one microbatch a step, as sums of several would be rounded each time"},
@@ -76,6 +76,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
      "norms, attention, SwiGLU and experts (selective), or of the whole layer"},
     {"recompute_layers", &RunConfig::recompute_layers, Range(0, 4096),
      "first layers of every pipeline stage that recompute (0: all)"},
+    {"moe_save", &RunConfig::moe_save, one_of("sorted", "rows", "recompute"),
+     "rows of experts saved for the backward pass, on CPU ranks: sorted, once for every local "
+     "expert; rows, once each, sorted again; recompute: only those of a rank's tokens, sent and "
+     "multiplied again"},
     {"seed", &RunConfig::seed, Range(0, kBig), "of weights and sample order"},
     {"init", &RunConfig::init, kAny, "folder of a model to start from (--init)"},
 };

@@ -42,8 +42,9 @@ struct RunConfig {
   int64_t seed = 1;
   std::string init;  ///< folder of the model that the weights are of at first; empty: random ones
   bool deterministic = true;
-  std::string recompute = "none";  ///< a Recompute
-  int64_t recompute_layers = 0;    ///< 0: all
+  std::string recompute = "none";   ///< a Recompute
+  int64_t recompute_layers = 0;     ///< 0: all
+  std::string moe_save = "sorted";  ///< a MoeSave
 
   /// Sequences of the step whose first sample is `sample`. In a ramp-up the batch grows in equal
   /// increments from batch_start to batch over the first batch_rampup_samples samples, as with

@@ -85,11 +85,13 @@ TransformerOptions make_transformer_options(
   options.head_rows = train.head_rows;
   options.fp8 = train.is_fp8();
   options.fp8_weight_gradients = train.fp8_weight_gradients;
+  options.fp8_experts = train.is_fp8() && !groups.on_gpus();
   options.fp8_scales = train.fp8_scales;
   options.overlap = {parse_strategy(parallel.strategy), int(parallel.chunks)};
   options.documents = data.document_mask;
   options.deterministic = train.deterministic;
   options.recompute = {parse_recompute(train.recompute), train.recompute_layers};
+  options.moe_save = parse_moe_save(train.moe_save);
   options.codec = CodecPolicy::parse(parallel.codec);
   options.gradient_window = gradient_window(parallel, groups.on_gpus());
   options.f32_weights = !options.codec.weights.is_none();
@@ -127,9 +129,9 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
     TransformerOptions options =
         make_transformer_options(groups, parallel, config.train, config.data, routed);
     options.context_passes = passes;
+    options.expert_gradients = expert_gradients;
     chunks.emplace_back(groups, config, options,
                         layers[size_t(schedule::stage_of(shape, rank, chunk))]);
-    options.expert_gradients = expert_gradients;
   }
   agree_on_gemm_choices(groups.world());
 }

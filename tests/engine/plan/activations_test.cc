@@ -137,6 +137,28 @@ TEST(Activations, EstimateIsWithinATenthOfTheAllocation) {
   }
 }
 
+TEST(Activations, ExpertsAreCountedByWhatTheySave) {
+  for (const auto& [tp, ep] : {std::pair(1, 2), {2, 1}}) {
+    TrainConfig config = make_config("experts");
+    config.model.hidden = 128, config.model.layers = 4;
+    config.train.microbatch = 4;
+    config.parallel.tp = tp, config.parallel.dp = config.parallel.ep = ep;
+    std::vector<double> all;
+    for (const char* save : {"sorted", "rows", "recompute"}) {
+      config.train.moe_save = save;
+      check_config(config);
+      double bytes = 0;
+      for (const RankBytes& rank : run_step(config)) {
+        EXPECT_NEAR(rank.estimated / rank.allocated, 1, kBound) << save << " tp " << tp;
+        bytes += rank.allocated;
+      }
+      all.push_back(bytes);
+    }
+    EXPECT_LT(all[1], 0.97 * all[0]);
+    EXPECT_LT(all[2], 0.87 * all[1]);
+  }
+}
+
 // Large vocabularies, so that an estimate with all logits would be far off.
 TEST(Activations, LogitsByRowsAreThoseOfTheRows) {
   for (const int64_t tp : {1, 2}) {

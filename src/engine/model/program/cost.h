@@ -3,6 +3,7 @@
 
 #include "engine/model/program/program.h"
 #include "engine/model/recompute.h"
+#include "tandem/moe.h"
 
 namespace tandem::program {
 
@@ -13,6 +14,8 @@ struct Sizes {
   double tp, ep;
   double element;  ///< bytes of GEMM operands
   bool on_gpus;
+  MoeSave moe_save = MoeSave::sorted;
+  bool is_fp8 = false;
 };
 
 /// Bytes of a branch's activations.

@@ -177,7 +177,7 @@ RankMemory MemoryEstimate::rank(int pp_rank, bool with_packing) const {
     dense += double(of_stage.size - of_stage.experts().count);
     if (train_.is_fp8())
       quantized += quantized_bytes(of_stage, microbatch_tokens(parallel_, train_),
-                                   train_.fp8_weight_gradients && parallel_.tp == 1);
+                                   train_.fp8_weight_gradients && parallel_.tp == 1, !on_gpus_);
     if (train_.gradient_dtype != "f32")
       sums += double(gradient_sum_bytes(of_stage, model_, parallel_.tp, train_.head_rows > 0));
     if (!with_packing || on_gpus_ || train_.dtype == "f32") continue;

@@ -3,6 +3,7 @@
 
 #include "engine/model/program/cost.h"
 #include "engine/model/program/op_row.h"
+#include "overlap/moe/quantization.h"
 
 namespace tandem::program {
 namespace {
@@ -56,8 +57,18 @@ struct Experts {
   static double bytes(const Sizes& s) {
     const double hidden = double(s.model.hidden), ffn = double(s.model.ffn_per_expert()) / s.tp,
                  top_k = double(s.model.top_k);
-    if (!s.on_gpus) return kRoom * s.tokens * top_k * (hidden + 3 * ffn) * s.element;
     const double local = double(s.model.experts) / s.ep;
+    if (!s.on_gpus) {
+      const double row = s.is_fp8 ? double(packed_row_bytes(s.model.hidden)) : hidden * s.element;
+      switch (s.moe_save) {
+        case MoeSave::sorted:
+          return kRoom * s.tokens * top_k * (row + 3 * ffn * s.element);
+        case MoeSave::rows:
+          return kRoom * s.tokens * (std::min(top_k, s.ep) * row + top_k * 2 * ffn * s.element);
+        case MoeSave::recompute:
+          return kRoom * s.tokens / s.tp * hidden * s.element;
+      }
+    }
     const double rows = s.ep * s.tokens * std::min(top_k, local) + kPadding * local;
     return rows * (hidden + 2 * ffn) * s.element;
   }
