@@ -388,9 +388,9 @@ struct Branch::Run final : program::Runner {
     }
     const Tensor input = router_input(context.exec, f.at(program::kXNorm), moe->x_norm);
     if (context.tp.size() == 1) {
-      const bool adds = context.adds_gradient(router.offset);
-      return gemm(context.exec, moe->dlogits->transposed(), input, context.gradient(router),
-                  {.accumulate = adds});
+      return context.write_gradient(router, [&](const Tensor& values, bool adds) {
+        gemm(context.exec, moe->dlogits->transposed(), input, values, {.accumulate = adds});
+      });
     }
     gemm(context.exec, moe->dlogits->transposed(), input, moe->drouter);
     context.sum_gradient(moe->drouter, router);  // each rank saw only its rows of the stream

@@ -30,6 +30,7 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
   EXPECT_EQ(check({}), "accepted");
   EXPECT_EQ(check({"parallel.dp=4", "parallel.tp=2", "train.residual_gradient=bf16"}), "accepted");
   EXPECT_EQ(check({"train.batch=8", "train.microbatch=4", "parallel.dp=2"}), "accepted");
+  EXPECT_EQ(check({"model.experts=4", "parallel.dp=2", "parallel.ep=2"}), "accepted");
   EXPECT_EQ(check({"train.batch=16", "train.microbatch=4", "parallel.dp=2"}),
             "train.gradient_dtype is bf16 with 2 microbatches a step: expected f32, in which their "
             "gradients are summed, or train.microbatch = 8");
@@ -48,11 +49,19 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
         std::pair("parallel.dp_host=2", "parallel.dp_host = 2"),
         std::pair("parallel.codec=gradients=int8", "parallel.codec = \"gradients=int8\""),
         std::pair("optimizer.name=lamb", "optimizer.name = \"lamb\""),
-        std::pair("model.qkv_bias=true", "model.qkv_bias = true"),
-        std::pair("model.experts=4", "model.experts = 4")}) {
+        std::pair("model.qkv_bias=true", "model.qkv_bias = true")}) {
     EXPECT_EQ(check({key, "parallel.dp=4", "train.batch=16"}),
               fmt::format("train.gradient_dtype is bf16 with {}: expected f32", named));
   }
+}
+
+TEST(GradientKeys, SavedRowsOfExpertsNeedExperts) {
+  EXPECT_EQ(check({"train.moe_save=recompute", "model.experts=4"}), "accepted");
+  EXPECT_EQ(check({"train.moe_save=recompute"}),
+            "train.moe_save is recompute with model.experts = 0: expected sorted, as it has no "
+            "effect");
+  EXPECT_THAT(check({"train.moe_save=none", "model.experts=4"}),
+              HasSubstr("one of \"sorted\", \"rows\", \"recompute\""));
 }
 
 TEST(GradientKeys, HeadRowsDivideTheTokensOfAMicrobatch) {

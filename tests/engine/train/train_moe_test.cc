@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 
 #include "core/system/files.h"
@@ -286,6 +287,59 @@ TEST(TrainMoe, TwoRunsAreBitwiseEqual) {
   }
   EXPECT_EQ(read_file((dir / "a") + "/final/model.safetensors"),
             read_file((dir / "b") + "/final/model.safetensors"));
+}
+
+TEST(TrainMoe, RowsThatExpertsSaveDoNotChangeABit) {
+  const TempDir dir;
+  for (const Layout& layout : {Layout{1, 2, 2}, {2, 1, 1}}) {
+    std::string weights;
+    std::vector<double> sent;
+    for (const std::string save : {"sorted", "rows", "recompute"}) {
+      const std::string out = dir / fmt::format("{}{}", save, layout.tp);
+      run(request_for(layout, out,
+                      {"train.steps=3", "train.microbatch=2", "parallel.strategy=serial",
+                       "model.shared_ffn=32", "train.moe_save=" + save}));
+      const std::string found = final_weights(out);
+      if (weights.empty()) weights = found;
+      EXPECT_TRUE(found == weights) << save << " at tp " << layout.tp;
+      sent.push_back(values_of(out, "expert_bytes").back());
+    }
+    EXPECT_EQ(sent[1], sent[0]);
+    EXPECT_GT(sent[2], 1.2 * sent[0]) << "rows are sent again";
+  }
+}
+
+/// Mean loss of a run's last steps.
+double last_loss(const std::string& out) {
+  const std::vector<double> losses = values_of(out, "loss");
+  return std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
+}
+
+TEST(TrainMoe, Fp8ExpertsLearnAsInF32) {
+  const TempDir dir;
+  const auto loss = [&](const Layout& layout, const std::vector<std::string>& keys) {
+    const std::string out = dir / fmt::format("{}{}{}", keys.size(), layout.tp, layout.ep);
+    std::vector<std::string> all{"train.steps=64", "train.seq=16", "parallel.strategy=serial"};
+    all.insert(all.end(), keys.begin(), keys.end());
+    run(request_for(layout, out, all));
+    return last_loss(out);
+  };
+  const double expected = loss({1, 1, 1}, {});
+  for (const Layout& layout : {Layout{2, 1, 1}, {1, 2, 2}}) {
+    EXPECT_LT(loss(layout, {"train.dtype=fp8"}), 1.005 * expected)
+        << "tp " << layout.tp << " ep " << layout.ep;
+  }
+}
+
+TEST(TrainMoe, GradientsInBf16LearnAsThoseInF32) {
+  const TempDir dir;
+  const std::vector<std::string> f32{"train.steps=30", "train.seq=16", "train.dtype=bf16"};
+  std::vector<std::string> bf16 = f32;
+  bf16.push_back("train.gradient_dtype=bf16");
+  run(request_for({1, 2, 2}, dir / "f32", f32));
+  run(request_for({1, 2, 2}, dir / "bf16", bf16));
+  EXPECT_NEAR(last_loss(dir / "bf16"), last_loss(dir / "f32"), 0.005 * last_loss(dir / "f32"));
+  EXPECT_FALSE(final_weights(dir / "bf16") == final_weights(dir / "f32"));
 }
 
 TEST(TrainMoe, LossFreeBalancingLevelsTheLoad) {
