@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/config/config.h"
+#include "engine/config/gpu_training.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -62,6 +63,23 @@ TEST(GradientKeys, SavedRowsOfExpertsNeedExperts) {
             "effect");
   EXPECT_THAT(check({"train.moe_save=none", "model.experts=4"}),
               HasSubstr("one of \"sorted\", \"rows\", \"recompute\""));
+}
+
+TEST(GradientKeys, GpusKeepExpertsGradientsInF32AndTheirRowsSorted) {
+  const auto refusal = [](const char* key) -> std::string {
+    try {
+      const Overrides overrides{key};
+      const auto config = load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", overrides);
+      check_config(config);
+      check_gpu_training(config, false);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(refusal("train.moe_save=rows"), "train.moe_save = rows: expected sorted on GPUs");
+  EXPECT_EQ(refusal("train.gradient_dtype=bf16"),
+            "train.gradient_dtype = bf16: expected f32 on GPUs where model.experts is above 0");
 }
 
 TEST(GradientKeys, HeadRowsDivideTheTokensOfAMicrobatch) {

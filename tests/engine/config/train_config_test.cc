@@ -460,9 +460,6 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"model.shared_ffn=20"}),
             "model.shared_ffn = 20: expected a multiple of 8 on GPUs");
   EXPECT_EQ(check({"model.vocab=257"}), "model.vocab = 257: expected a multiple of 8 on GPUs");
-  EXPECT_EQ(check({"train.moe_save=rows"}), "train.moe_save = rows: expected sorted on GPUs");
-  EXPECT_EQ(check({"train.gradient_dtype=bf16"}),
-            "train.gradient_dtype = bf16: expected f32 on GPUs where model.experts is above 0");
 }
 
 TEST(Config, FilesMayBeAsEditorsSaveThem) {
