@@ -15,8 +15,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import moe_table  # noqa: E402
 
 LINKS = {"25mbit": "3.125MB/s,200us", "200mbit": "25MB/s,100us"}
-TOKENS = {"25mbit": 128, "200mbit": 1024}  # of a rank: wire and GEMMs take about as long
-LAYER = ["--model", "qwen2-moe-2.7b", "--hidden-scale", "8", "--experts", "16", "--dtype", "bf16"]
+TOKENS = {"25mbit": 64, "200mbit": 256}  # of a rank
+LAYER = ["--experts", "8", "--top-k", "2", "--hidden", "256", "--ffn", "1792"]  # 25 Mbit/s and GEMMs take about as long
 
 
 def run(args, ranks, link):
@@ -30,7 +30,7 @@ def run(args, ranks, link):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench/results/emulated-moe-backward")
     parser.add_argument("--tandem", default=ROOT / "build/bin/tandem", type=pathlib.Path)
     args = parser.parse_args()
