@@ -37,5 +37,8 @@ def backward(folder):
     found = cpu_table.results(folder)
     heads = ["link", "ranks", "tokens", "GEMMs", "wire time of backward", "serial", "by halves", "as a whole",
              "hidden by halves", "hidden as a whole"]
-    return (f"{about(found, folder)} {all_right(map(cpu_table.right, found)).capitalize()}.\n\n"
+    r, commits = found[0], " and ".join(sorted({r["commit"] for r in found}))
+    ran = (f'{r["hardware"]}, EP over all ranks (threads), **emulated** links, {r["experts"]} experts, top-{r["top_k"]}, hidden {r["k"]}, '
+           f'ffn {r["n"]}, {r["dtype"]}; commit {commits}; ms, medians of {r["repeats"]}, slowest rank, with a serial forward pass.')
+    return (f"{ran} {all_right(map(cpu_table.right, found)).capitalize()}.\n\n"
             + markdown(heads, [backward_row(r) for r in found]))
