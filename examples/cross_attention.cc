@@ -1,6 +1,7 @@
 // Cross-attention of text over long visual features that are divided among ranks: bytes and time if
 // keys and values travel, and if queries do, over an emulated link.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -18,7 +19,7 @@ int main() {
                                   .heads = 4,
                                   .kv_heads = 4,
                                   .head_dim = 16};
-  bool correct = true;
+  std::atomic<bool> correct = true;
   WorldOptions options;
   options.ranks = 2;
   options.link = EmulatedLink::parse("100MB/s,50us");
@@ -29,7 +30,7 @@ int main() {
       memory.emplace_back(size_t(rows * columns) * sizeof(float));
       const Tensor tensor = memory.back().view(DType::f32, {rows, columns});
       for (int64_t i = 0; i < tensor.elements(); ++i) {
-        tensor.as<float>()[i] = normal(1, uint64_t(columns), uint64_t(first_row * columns + i)) / 4;
+        tensor.as<float>()[i] = normal(1, memory.size(), uint64_t(first_row * columns + i)) / 4;
       }
       return tensor;
     };

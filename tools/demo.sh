@@ -20,7 +20,7 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 
 # Files of an earlier demo are replaced; anything else in the folder stays (such as your own runs).
 written=(metrics.jsonl config.toml heldout.txt trace.json checkpoints final compared.txt eval.json
-  sample.txt split run.json report.txt report.html summary.json)
+  sample.txt samples.jsonl started.json split run.json report.txt report.html summary.json)
 # Records that those files are the demo's, by the identity of one of them; locked while it runs.
 mark=$out/.demo
 identity() { stat -c '%i %w' "$out/metrics.jsonl" 2>/dev/null || true; }

@@ -13,7 +13,7 @@ level=${LEVEL:-x86-64-v3}
 name=tandem-$version-linux-$(uname -m)
 work=build-release
 mkdir -p dist "$work"
-rm -rf "dist/$name.tar.gz" dist/SHA256SUMS "$work/install"
+rm -rf dist/*.whl dist/tandem-*-linux-*.tar.gz dist/SHA256SUMS "$work/install"
 quietly() { "$@" >"$work/log" 2>&1 || { tail -n 30 "$work/log" >&2; fail "$1 failed"; }; }
 quietly cmake -G Ninja -S . -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DTANDEM_UNITY=ON -DTANDEM_MARCH="$level" -DTANDEM_CUDA=OFF \
   -DTANDEM_TESTS=OFF -DTANDEM_PYTHON=OFF -DCMAKE_INSTALL_PREFIX=/usr/local --log-level=WARNING
@@ -24,4 +24,4 @@ rm -r "$work/install/$name/usr"
 "$work/install/$name/bin/tandem" --version
 tar -C "$work/install" --owner=0 --group=0 --sort=name --mtime="@$(git log -1 --format=%ct)" -czf "dist/$name.tar.gz" "$name"
 [ "${WHEELS:-1}" = 0 ] || tools/wheel.sh
-(cd dist && sha256sum -- *.whl *.tar.gz 2>/dev/null >SHA256SUMS; cat SHA256SUMS)
+(cd dist && shopt -s nullglob && sha256sum -- *.whl *.tar.gz >SHA256SUMS && cat SHA256SUMS)

@@ -7,7 +7,7 @@ const [site, questions] = process.argv.slice(2), HITS = 3;
 const folder = `${site}/assets/javascripts/workers`, scripts = readdirSync(folder).filter((name) => /^search\..*\.js$/.test(name));
 if (scripts.length !== 1) throw new Error(`${folder}: ${scripts.length} scripts of the search, expected one`);
 
-// What the script expects of a browser's worker.
+// Stand-ins for a browser's worker.
 let answer = null;
 globalThis.self = globalThis;
 globalThis.addEventListener = (_, listener) => { globalThis.ask = listener; };

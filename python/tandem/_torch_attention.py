@@ -112,21 +112,24 @@ class CrossAttention(torch.nn.Module):
 
         def drawn(rows: int, columns: int) -> torch.nn.Parameter:
             bound = 1 / math.sqrt(columns)
-            whole = torch.empty(rows, columns, dtype=torch.float32)
+            whole = torch.empty(rows, columns, dtype=torch.float32, device="cpu")
             return torch.nn.Parameter(whole.uniform_(-bound, bound, generator=generator).to(kind))
 
         queries, keys = heads * head_dim, layer.kv_heads * head_dim
         self.w_q, self.w_k, self.w_v = drawn(queries, hidden), drawn(keys, features), drawn(keys, features)
         self.w_out = drawn(hidden, queries)
-        self.gate = torch.nn.Parameter(torch.zeros(1)) if gate else None
+        self.gate = torch.nn.Parameter(torch.zeros(1, device="cpu")) if gate else None
 
     def _apply(self, fn: Any, *more: Any) -> "CrossAttention":
         """Implements to(), bfloat16() etc.: a change of dtype creates another layer, which is
         collective. The gate stays f32."""
         before = self.w_q.dtype
+        gate = None if self.gate is None else self.gate.detach().clone()
         super()._apply(fn, *more)
-        if self.gate is not None and self.gate.dtype != torch.float32:
-            self.gate = torch.nn.Parameter(self.gate.detach().float())
+        if self.gate is not None and gate is not None and self.gate.dtype != torch.float32:
+            self.gate.data = gate.to(self.gate.device)
+            if self.gate.grad is not None:
+                self.gate.grad = self.gate.grad.float()
         if self.w_q.dtype != before:
             self.layer = self._layer_of(self.w_q.dtype)
         return self

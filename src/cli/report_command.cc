@@ -75,8 +75,10 @@ void add_report(CLI::App& app) {
       "--tensorboard", *is_tensorboard,
       "Write the steps' numbers to DIR/tensorboard, instead; tensorboard --logdir DIR shows them");
   auto csv = std::make_shared<std::string>();
-  command->add_option("--csv", *csv,
-                      "Write the steps' numbers as CSV to FILE, instead (-: print them)");
+  command
+      ->add_option("--csv", *csv,
+                   "Write the steps' numbers as CSV to FILE, instead (-: print them)")
+      ->excludes("--live", "--tensorboard", "--complete");
   command->add_option("--prompt", options->prompt, "Prompt of the samples, with --complete");
   command->footer(
       "\nReads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"

@@ -128,8 +128,8 @@ assert gpus["not_on_gpus"] and all(l["cp"] == 2 for l in gpus["not_on_gpus"]), g
 assert cpus["not_on_gpus"] == [] and {l["cp"] for l in cpus["pareto"] + cpus["fastest"]} == {1, 2}, cpus
 EOP
 ! grep -q '^cp' context-planned.toml
-plan_refused context.toml 2 '--page with cp of up to 2: expected --max-cp 1' --gpus 2 --hardware far.toml --page x.html
-plan_refused learners.toml 2 'sync.learners with cp of up to 4: expected --max-cp 1' --gpus 4 --hardware far.toml --max-cp 4
+plan_refused context.toml 2 '--page with cp of up to 2: expected parallel.cp = 1' --gpus 2 --hardware far.toml --page x.html
+plan_refused learners.toml 2 'sync.learners with cp of up to 4: expected --max-cp = 1' --gpus 4 --hardware far.toml --max-cp 4
 plan_refused learners.toml 2 '--gpus 3: expected a multiple of sync.learners = 2' --gpus 3 --hardware far.toml
 plan_refused learners.toml 2 '--page with sync.learners = 2: expected a job of one learner' --gpus 4 --hardware far.toml --page x.html
 plan_learners() { # FILE SED-EXPRESSION: plans with another line of the job

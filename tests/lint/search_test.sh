@@ -8,8 +8,11 @@ fail() { echo "search_test.sh: $1" >&2; exit 1; }
 for page in $(cut -f 2 tools/site_questions.tsv); do
   [ -f "docs/${page%.html}.md" ] || fail "$page: no such page"
 done
-command -v node >/dev/null || { echo 'node is not installed: the search is not asked'; exit 0; }
-[ -f build/site/search/search_index.json ] || { echo 'make docs has not built the site: the search is not asked'; exit 0; }
+skip() { echo "$1: the search is not asked"; exit 77; }
+command -v node >/dev/null || skip 'node is not installed'
+index=build/site/search/search_index.json
+[ -f $index ] || skip 'make docs has not built the site'
+[ -z "$(find docs mkdocs.yml tools/site_questions.tsv -newer $index -print -quit)" ] || skip 'the site is older than docs/'
 node tools/site_search.mjs build/site tools/site_questions.tsv || fail 'a page is not found'
 wrong=$(mktemp)
 trap 'rm -f "$wrong"' EXIT

@@ -26,6 +26,8 @@ namespace tandem {
 struct ModelContext {
   ModelContext(Communicator& communicator, const ModelConfig& model,
                const TransformerOptions& transformer_options, const StageLayers& layers);
+  ModelContext(const ModelContext&) = delete;  // expert_quantization refers to it
+  ModelContext& operator=(const ModelContext&) = delete;
   Communicator& tp;
   Exec exec;
   Communicator& experts;  ///< EP x TP ranks

@@ -65,6 +65,7 @@ class QuantizedOperands {
 };
 
 /// Bytes of QuantizedOperands.
-size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns, bool on_gpus);
+size_t quantized_bytes(const ModelLayout& layout, int64_t max_rows, bool has_columns,
+                       bool has_experts);
 
 }  // namespace tandem

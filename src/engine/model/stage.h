@@ -44,8 +44,8 @@ struct ContextPasses {
   std::function<void(ContextOperator& attention, const ContextBackward& call)> backward = {};
 };
 
-/// Mode in which a pass writes the gradients of the experts of an MoE layer, from the one that the
-/// microbatches before it ask for; empty: that one. For comparing runs.
+/// Maps the mode in which a pass writes the gradients of a layer's experts (add after the first
+/// microbatch, else store); empty: the mode itself. For comparing runs.
 using ExpertGradients = std::function<WeightGradients(int moe_layer, WeightGradients mode)>;
 
 struct TransformerOptions {

@@ -248,14 +248,15 @@ double learner_gpus(const PlanSearchOptions& options, const SyncConfig& sync) {
 }
 
 /// Throws InvalidArgument for results that context-parallel layouts do not have.
-void check_context(const PlanSearchOptions& options, const SyncConfig& sync) {
+void check_context(const PlanSearchOptions& options, const ParallelConfig& parallel) {
   if (options.max_cp == 1) return;
   for (const auto& [option, is_given] :
        {std::pair("--page", !options.page.empty()), std::pair("--chakra", !options.chakra.empty()),
-        std::pair("sync.learners", sync.num_learners() > 1)}) {
+        std::pair("sync.learners", parallel.sync.num_learners() > 1)}) {
     if (!is_given) continue;
-    throw InvalidArgument(
-        fmt::format("{} with cp of up to {}: expected --max-cp 1", option, options.max_cp));
+    throw InvalidArgument(fmt::format("{} with cp of up to {}: expected {} = 1", option,
+                                      options.max_cp,
+                                      parallel.cp == options.max_cp ? "parallel.cp" : "--max-cp"));
   }
 }
 
@@ -323,8 +324,9 @@ void write_plan_json(const std::string& path, const Plan& plan) {
 
 void print_plan(const PlanSearchOptions& options, const Plan& plan) {
   const SyncConfig& sync = plan.target.config.parallel.sync;
-  fmt::print("{}\nThe fastest of {} layouts, of which {} fit{}:\n\n{}", describe(plan.answer),
+  fmt::print("{}\nThe fastest of {} layouts, of which {} fit{}{}:\n\n{}", describe(plan.answer),
              plan.found.considered, plan.found.num_fitting,
+             plan.not_on_gpus.empty() ? "" : ", those with context parallelism among them",
              options.all ? "" : " (--all: the best in memory and error, too)",
              table(plan.fastest, plan.best()));
   if (options.all) {
@@ -366,7 +368,7 @@ void plan_layout(const PlanSearchOptions& asked) {
                                    .tokens = int64_t(options.tokens)});
   const auto& base = plan.target.config;
   options.max_cp = std::max(options.max_cp, base.parallel.cp);
-  check_context(options, base.parallel.sync);
+  check_context(options, base.parallel);
   plan.learner_gpus = learner_gpus(options, base.parallel.sync);
   const std::vector<plan::RunRow> runs = read_runs(options.fit);
   const plan::FactorsOf factors = fitted_factors(runs, base.model.experts, gpu);

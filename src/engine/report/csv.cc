@@ -68,7 +68,7 @@ std::string steps_as_csv(std::span<const fs::path> dirs) {
       if (!step.is_object() || !step.contains("step")) continue;  // a line that is being written
       Row& row = rows.emplace_back();
       add_cells(step, "", row, columns);
-      if (dirs.size() > 1) row["run"] = dir.lexically_normal().string();
+      if (dirs.size() > 1) row["run"] = name_of_run(dir);
     }
     if (rows.size() == before) throw IoError(log + ": no step: expected those of a run");
   }

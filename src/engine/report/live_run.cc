@@ -12,6 +12,7 @@
 #include "core/system/json.h"
 #include "engine/report/ranks/rank_map.h"
 #include "engine/report/ranks/rank_state.h"
+#include "engine/report/runs.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -225,7 +226,7 @@ Json LiveRun::curves() const {
     for (const double value : curves_.at(key).values) values.push_back(number_or_null(value));
     series[key] = std::move(values);
   }
-  return {{"name", std::filesystem::path(dir_).lexically_normal().string()},
+  return {{"name", report::name_of_run(dir_)},
           {"series", std::move(series)},
           {"validation_unit", validation_unit_},
           {"problems", problems_}};

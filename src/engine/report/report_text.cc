@@ -64,14 +64,15 @@ std::string split_text(const Json& split) {
 std::string compared_text(const Json& compared) {
   size_t width = 4;
   for (const Json& run : compared["runs"]) {
-    width = std::max(width, run["name"].get_ref<const std::string&>().size());
+    width = std::max(width, printable(run["name"].get<std::string>()).size());
   }
   std::string text = fmt::format("  {:<{}} {:>8} {:>9} {:>11} {:>10}\n", "run", width, "steps",
                                  "loss", "validation", "tokens/s");
   for (const Json& run : compared["runs"]) {
-    text += fmt::format("  {:<{}} {:>8} {:>9} {:>11} {:>10}\n", run["name"].get<std::string>(),
-                        width, fixed(run["steps"], 0), fixed(run["final_loss"], 4),
-                        fixed(run["validation_loss"], 4), fixed(run["tokens_per_s"], 0));
+    text += fmt::format("  {:<{}} {:>8} {:>9} {:>11} {:>10}\n",
+                        printable(run["name"].get<std::string>()), width, fixed(run["steps"], 0),
+                        fixed(run["final_loss"], 4), fixed(run["validation_loss"], 4),
+                        fixed(run["tokens_per_s"], 0));
   }
   if (compared["settings"].empty()) return text + "No setting differs.\n\n";
   text += "Settings that differ, in this order:\n";
@@ -79,7 +80,7 @@ std::string compared_text(const Json& compared) {
     text += fmt::format("  {}:", setting["key"].get<std::string>());
     for (const Json& value : setting["values"]) {
       text += fmt::format("{}{}", &value == &setting["values"][0] ? " " : " | ",
-                          printable(value.get<std::string>()));
+                          value.is_null() ? "-" : printable(value.get<std::string>()));
     }
     text += '\n';
   }

@@ -1,21 +1,18 @@
 #include "engine/report/runs.h"
 
-#include <algorithm>
 #include <set>
+
+#include "core/system/json.h"
 
 namespace tandem::report {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-namespace {
-
 std::string name_of_run(const fs::path& dir) {
   const fs::path path = dir.lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).string();
 }
-
-}  // namespace
 
 void check_runs(std::span<const fs::path> dirs) {
   if (dirs.size() > kMaxRuns) {
@@ -67,9 +64,13 @@ Json differing_settings(const Json& runs) {
   Json differing = Json::array();
   for (const auto& [key, value] : usual.items()) {
     Json values = Json::array();
-    for (const Json& run : runs) values.push_back(run.at("settings").value(key, value));
-    const bool is_same = std::ranges::all_of(values, [&](const Json& v) { return v == values[0]; });
-    if (!is_same) differing.push_back({{"key", key}, {"values", std::move(values)}});
+    std::set<std::string> known;
+    for (const Json& run : runs) {
+      const bool is_known = !run.at("parameters").is_null();
+      values.push_back(is_known ? Json(run.at("settings").value(key, value)) : Json());
+      if (is_known) known.insert(dump_json(values.back()));
+    }
+    if (known.size() > 1) differing.push_back({{"key", key}, {"values", std::move(values)}});
   }
   return differing;
 }

@@ -14,6 +14,9 @@ namespace tandem::report {
 
 constexpr size_t kMaxRuns = 16;  ///< in one report
 
+/// Folder of a run, which names it.
+std::string name_of_run(const std::filesystem::path& dir);
+
 /// Throws InvalidArgument for more than kMaxRuns folders or one that is given twice.
 void check_runs(std::span<const std::filesystem::path> dirs);
 
@@ -24,7 +27,8 @@ void check_runs(std::span<const std::filesystem::path> dirs);
 nlohmann::ordered_json describe_run(const std::filesystem::path& dir, const Metrics& metrics,
                                     const RunGoal& goal);
 
-/// Keys of `runs` that do not all have the same value: [{"key", "values": [of each run]}].
+/// Keys that not all `runs` with a config.toml have with the same value: [{"key", "values": [of
+/// each run, null without config.toml]}].
 nlohmann::ordered_json differing_settings(const nlohmann::ordered_json& runs);
 
 }  // namespace tandem::report

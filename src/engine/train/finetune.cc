@@ -238,20 +238,22 @@ TrainConfig resume_finetune_config(const FinetuneRequest& request, const std::st
   if (!request.validation.empty()) {
     require_same("--val", request.validation, run.data.val_paths, out);
   }
+  const TrainConfig resumed =
+      load_run_config(out + "/config.toml", request.overrides, "", out, notes);
   if (request.epochs && run.data.order != "stream") {
     Choice choice;
     choice.seq = run.train.seq;
     const auto source = open_data(run.data, run.model.vocab, run.train);
     choose_steps(run.data, run.train, run.parallel.logical_replicas(), *source, *request.epochs,
                  choice);
-    if (choice.steps != run.train.steps) {
+    if (choice.steps != resumed.train.steps) {
       notes->push_back(fmt::format(
           "--epochs {} would be {} steps, but {} keeps its {} steps: --set train.steps={} changes "
           "them",
-          *request.epochs, choice.steps, single_line(out), run.train.steps, choice.steps));
+          *request.epochs, choice.steps, single_line(out), resumed.train.steps, choice.steps));
     }
   }
-  return load_run_config(out + "/config.toml", request.overrides, "", out, notes);
+  return resumed;
 }
 
 }  // namespace tandem

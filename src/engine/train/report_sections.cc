@@ -11,7 +11,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -144,13 +143,18 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
                                 "--seed", "1", "--max-tokens", "600"})));
 }
 
-/// Texts that the checkpoints on disk write after the prompt, oldest first.
+constexpr size_t kMaxSamples = 12;
+
+/// Texts that checkpoints on disk write after the prompt, oldest first: at most kMaxSamples,
+/// evenly.
 void write_samples_over_time(const fs::path& dir, int64_t tp, const std::string& prompt) {
   const std::vector<std::string> models = list_checkpoints(dir.string());  // newest first
-  if (models.size() < 2) return;
-  complain(fmt::format("Samples of {} checkpoints", models.size()));
+  const size_t count = std::min(models.size(), kMaxSamples);
+  if (count < 2) return;
+  complain(fmt::format("Samples of {} checkpoints", count));
   std::string lines;
-  for (const std::string& path : models | std::views::reverse) {
+  for (size_t i = count; i-- > 0;) {
+    const std::string& path = models[i * (models.size() - 1) / (count - 1)];
     const std::string text = output_of(tandem_command(
         {"generate", path, "--prompt", prompt, "--tp", std::to_string(tp), "--temperature", "0.8",
          "--top-p", "0.95", "--seed", "1", "--max-tokens", "160"}));
@@ -299,7 +303,7 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
     write_sample(dir, tp, options.prompt);
     run["prompt"] = options.prompt;
   }
-  if (!path_exists((dir / "samples.jsonl").string())) {
+  if (has_model && !path_exists((dir / "samples.jsonl").string())) {
     write_samples_over_time(dir, tp, run.value("prompt", options.prompt));
   }
   if (ParallelDims(config.parallel).ranks() > 1 && !path_exists((dir / "split").string())) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -19,6 +20,9 @@ namespace tandem {
 namespace {
 
 constexpr std::string_view kCross = "cross_attention";
+
+/// Layers of this process so far.
+std::atomic<uint64_t> layers{0};
 
 std::string describe(const CrossAttentionShape& s) {
   return fmt::format(
@@ -78,8 +82,8 @@ void scale(const Tensor& from, float scale, const Tensor& to) {
 
 class CrossAttentionRows {
  public:
-  /// Reserves memory for the rows of a layer, which fills them.
-  void reserve(const void* layer, const ContextGrid& grid) {
+  /// Reserves memory for the rows of a layer.
+  void reserve(const ContextGrid& grid) {
     const ContextShape& s = grid.shape;
     const int64_t rows = grid.queries(grid.rank).count();
     const size_t matrix =
@@ -89,12 +93,11 @@ class CrossAttentionRows {
     q = memory_.view(s.dtype, {s.batch * rows, grid.q_columns()});
     attended = memory_.view(s.dtype, {s.batch * rows, grid.q_columns()}, matrix);
     log_sums = memory_.view(DType::f32, {s.batch * s.heads, rows}, 2 * matrix);
-    filled_by = layer;
   }
   size_t bytes() const { return memory_.bytes(); }
 
   Tensor q, attended, log_sums;
-  const void* filled_by = nullptr;
+  uint64_t filled_by = 0;  ///< number of a layer; 0: none
 
  private:
   Memory memory_;
@@ -130,14 +133,15 @@ class CrossAttentionOnRanks {
     check_inputs(x, visual, w);
     check("out", out, text_, shape_.hidden, shape_.dtype);
     require_outputs_apart({{"out", &out}}, x, visual, w);
-    saved.filled_by = nullptr;
-    saved.reserve(this, attention_.grid());
+    saved.filled_by = 0;
+    saved.reserve(attention_.grid());
     gemm(x, w.q.transposed(), saved.q);
     project(visual, w);
     attention_.forward(saved.q, k_, v_, saved.attended, saved.log_sums);
     const Tensor& projected = shape_.gate ? projected_ : out;
     gemm(saved.attended, w.out.transposed(), projected);
     if (shape_.gate) scale(projected_, gate(w), out);
+    saved.filled_by = number_;
   }
 
   void backward(const CrossAttentionRows& saved, const Tensor& dout, const Tensor& x,
@@ -236,7 +240,7 @@ class CrossAttentionOnRanks {
       throw InvalidArgument(
           fmt::format("{}: backward pass: expected a layer made with backward", kCross));
     }
-    if (saved.filled_by != this) {
+    if (saved.filled_by != number_) {
       throw InvalidArgument(fmt::format(
           "{}: batch: expected one that a forward pass of this layer has filled", kCross));
     }
@@ -255,6 +259,7 @@ class CrossAttentionOnRanks {
                           x, visual, w, &dout);
   }
 
+  const uint64_t number_ = ++layers;
   CrossAttentionShape shape_;
   ContextOperator attention_;
   int64_t text_, visual_;  // rows of this rank

@@ -32,10 +32,10 @@ struct ContextOptions {
 /// Owns its memory; runs allocate nothing. CPU ranks.
 class ContextOperator : public CommunicatorOwner {
  public:
-  /// Collective. `rope` rotates queries and keys by position, must outlive this and cover seq
-  /// positions; nullptr: nothing is rotated. Throws InvalidArgument for an impossible shape, an
-  /// unknown form or one that the shape excludes, Mismatch on all ranks if they differ in them,
-  /// also in whether they are possible, Unsupported on GPU ranks.
+  /// Collective. `rope` rotates queries and keys by position, must outlive this and cover
+  /// the positions of queries and keys; nullptr: nothing is rotated. Throws InvalidArgument for an
+  /// impossible shape, an unknown form or one that the shape excludes, Mismatch on all ranks if
+  /// they differ in them, also in whether they are possible, Unsupported on GPU ranks.
   ContextOperator(Communicator& comm, const ContextShape& shape, const RopeTable* rope,
                   const ContextOptions& options = {});
   ~ContextOperator();

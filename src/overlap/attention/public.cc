@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -34,14 +35,16 @@ ContextShape to_internal(const ContextAttention::Shape& s) {
 std::optional<RopeTable> agreed_rope(Communicator& comm, const ContextAttention::Shape& s) {
   if (comm.on_gpu()) return {};
   const std::string theta = fmt::format("rope_theta {}", s.rope_theta);
-  comm.require_same("context_attention", theta);
+  comm.require_same("context_attention",
+                    fmt::format("{} seq {} keys {} head_dim {}", theta, s.seq, s.keys, s.head_dim));
   if (!(s.rope_theta >= 0 && std::isfinite(s.rope_theta))) {
     throw InvalidArgument(
         fmt::format("context_attention: {}: expected 0 or a positive number", theta));
   }
-  const bool is_valid = s.seq >= 1 && s.seq <= int64_t{1} << 30 && s.head_dim >= 2;
+  const int64_t positions = std::max(s.seq, s.keys);
+  const bool is_valid = positions >= 1 && positions <= int64_t{1} << 30 && s.head_dim >= 2;
   if (s.rope_theta == 0 || !is_valid || s.head_dim % 2 != 0) return {};
-  return std::optional<RopeTable>(std::in_place, Exec{}, s.seq, s.head_dim, s.rope_theta);
+  return std::optional<RopeTable>(std::in_place, Exec{}, positions, s.head_dim, s.rope_theta);
 }
 
 }  // namespace
@@ -73,6 +76,11 @@ class ContextOnRanks {
   AttentionMask mask(const Tensor* document_starts) const {
     if (!document_starts) return {window_};
     const ContextShape& s = operator_.grid().shape;
+    if (document_starts->dims() == 0) {
+      throw InvalidArgument(
+          fmt::format("context_attention: document_starts is {}: expected i32 [1, {}]",
+                      document_starts->describe(), s.batch * s.seq));
+    }
     const AttentionMask mask(window_, *document_starts);
     operator_.check_mask(mask);
     const auto* const starts = document_starts->as<const int32_t>();

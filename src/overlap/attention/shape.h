@@ -68,7 +68,7 @@ struct ContextGrid {
   schedule::ContextBlock block(int query_rank, int key_rank, int64_t window) const {
     return schedule::context_block(queries(query_rank), keys(key_rank), mask(window));
   }
-  /// Slice of a block: with the keys of one chunk: what is computed at a time.
+  /// Slice of a block with the keys of one chunk, which is computed at a time.
   schedule::ContextBlock slice(const schedule::ContextBlock& block, bool tail,
                                int64_t window) const {
     return schedule::context_block_slice(block, tail, mask(window));

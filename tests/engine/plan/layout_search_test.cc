@@ -103,8 +103,10 @@ TEST(LayoutSearch, ContextParallelLayoutsDivideSequences) {
 TEST(LayoutSearch, ContextExchangesAreTheRings) {
   const GpuSpec gpu = *find_gpu("H100");
   const TrainConfig config = make_config();
+  int compared = 0;
   for (const RunRow& row : LayoutSearch(config, gpu).rows(8, 4)) {
     if (row.cp == 1 || row.tp * row.cp > gpu.host_gpus) continue;
+    ++compared;
     const ContextShape shape{.batch = int64_t(row.mbs),
                              .seq = int64_t(row.seq),
                              .keys = int64_t(row.seq),
@@ -126,6 +128,7 @@ TEST(LayoutSearch, ContextExchangesAreTheRings) {
     const double buffers = 2 * share * (ranks * (2 + 4 + 4) + 2 + 4);
     EXPECT_NEAR(context_bytes(row) / row.vpp, buffers - 2 * share * (2 + 4), 1e-9 * buffers);
   }
+  EXPECT_GT(compared, 0);
 }
 
 /// The layouts of one learner with its share of the batch, and what exchanges add.

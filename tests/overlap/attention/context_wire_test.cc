@@ -57,12 +57,12 @@ TEST(ContextWire, EveryFormReadsTheRoundedKeysInBothPasses) {
           const ContextProblem rounded(uncompressed, comm.size(), comm.rank());
           for (const Tensor& rows : {rounded.k, rounded.v})
             round_heads(rows, wire, c.shape.head_dim);
-          ContextAttention reference(comm, uncompressed.shape, nullptr, {.form = "gather"});
+          ContextOperator reference(comm, uncompressed.shape, nullptr, {.form = "gather"});
           rounded.run(reference);
           for (const ContextFormRow* form : context_forms()) {
             if (!form->refusal({c.shape, comm.size(), comm.rank()}).empty()) continue;
             ContextProblem local(c, comm.size(), comm.rank());
-            ContextAttention attention(comm, c.shape, nullptr, {.form = form->name});
+            ContextOperator attention(comm, c.shape, nullptr, {.form = form->name});
             for (int again = 0; again < 2; ++again) {
               local.clear();
               local.run(attention);
@@ -86,7 +86,7 @@ TEST(ContextWire, RotatedKeysAreRoundedAfterTheirRotation) {
       for (const ContextFormRow* form : context_forms()) {
         if (!form->refusal({c.shape, comm.size(), comm.rank()}).empty()) continue;
         ContextProblem local(c, comm.size(), comm.rank());
-        ContextAttention attention(comm, c.shape, &rope, {.form = form->name});
+        ContextOperator attention(comm, c.shape, &rope, {.form = form->name});
         local.run(attention);
         if (first.empty()) first = local.result();
         EXPECT_EQ(local.result(), first) << form->name;
@@ -122,7 +122,7 @@ double error_over_bound(const Wire& wire, const Wire& bounded_by) {
     ContextCase exact = c;
     exact.shape.wire = {};
     const ContextProblem local(c, comm.size(), comm.rank());
-    ContextAttention attention(comm, c.shape, nullptr, {.form = "ring", .backward = false});
+    ContextOperator attention(comm, c.shape, nullptr, {.form = "ring", .backward = false});
     attention.forward(local.q, local.k, local.v, local.out, local.log_sums);
     const ContextReference reference(comm, {exact.shape, comm.size(), comm.rank()}, nullptr,
                                      local.forward());
@@ -173,7 +173,7 @@ TEST(ContextWire, SendsTheBytesOfItsFormulas) {
         for (const ContextFormRow* form : context_forms()) {
           if (!form->refusal({c.shape, comm.size(), comm.rank()}).empty()) continue;
           const ContextProblem local(c, comm.size(), comm.rank());
-          ContextAttention attention(comm, c.shape, nullptr, {.form = form->name});
+          ContextOperator attention(comm, c.shape, nullptr, {.form = form->name});
           const uint64_t before = comm.bytes_sent();
           local.run(attention);
           EXPECT_EQ(comm.bytes_sent() - before,
@@ -201,8 +201,8 @@ TEST(ContextWire, FormatsThatHeadsCannotHaveAreRefused) {
   const auto refusal = [](const char* wire) {
     try {
       run_threads({.ranks = 2}, [&](Communicator& comm) {
-        ContextAttention attention(comm, {.seq = 8, .head_dim = 24, .wire = Wire::parse(wire)},
-                                   nullptr);
+        ContextOperator attention(comm, {.seq = 8, .head_dim = 24, .wire = Wire::parse(wire)},
+                                  nullptr);
       });
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
@@ -225,7 +225,7 @@ TEST(ContextWire, OneRankRoundsNothing) {
   const ContextProblem local(c, 1, 0);
   run_threads({.ranks = 1}, [&](Communicator& comm) {
     for (const ContextProblem* problem : {&uncompressed, &local}) {
-      ContextAttention attention(comm, problem->grid.shape, nullptr);
+      ContextOperator attention(comm, problem->grid.shape, nullptr);
       problem->run(attention);
     }
   });

@@ -280,6 +280,9 @@ class Comparison {
   }
   void expect_below(double bound) const {
     const double gradients = expected_.at("magnitude")[0];
+    for (const char* name : {"out", "dx", "dvisual", "dwq", "dwk", "dwv", "dwo"}) {
+      EXPECT_TRUE(compared_.contains(name)) << name;
+    }
     for (const auto& [name, worst] : worst_) {
       const double size = name[0] == 'd' ? gradients : largest(expected_.at(name));
       EXPECT_LE(worst, bound * size) << name;

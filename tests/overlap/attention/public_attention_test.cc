@@ -97,6 +97,30 @@ TEST(PublicAttention, ChunksAreThoseOfItsRowsAndCoverTheSequence) {
               testing::StartsWith("context_chunks: positions 4 rank 2 of 2: expected"));
 }
 
+/// With keys of equal values the result is that value, wherever they are rotated to.
+TEST(PublicAttention, RotatesKeysBehindTheLastQuery) {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    run_threads({.ranks = ranks}, [](Communicator& comm) {
+      const ContextCase c{.shape = {.seq = 3, .keys = 40, .head_dim = 4, .causal = false}};
+      Shape shape = to_public(c);
+      shape.rope_theta = kTheta;
+      const ContextProblem p(c, comm.size(), comm.rank());
+      ContextAttention rotated(comm, shape, {.form = "ring"});
+      run(rotated, p);
+      const std::vector<std::byte> turned = p.result();
+      ContextAttention unrotated(comm, to_public(c), {.form = "ring"});
+      run(unrotated, p);
+      EXPECT_NE(p.result(), turned);
+      for (const auto& [form, theta] :
+           {std::pair("queries", kTheta), std::pair("gather", kTheta)}) {
+        ContextAttention other(comm, shape, {.form = form});
+        run(other, p);
+        EXPECT_EQ(p.result(), turned) << form << theta;
+      }
+    });
+  }
+}
+
 TEST(PublicAttention, MayBeMovedAndSaysSo) {
   run_threads({.ranks = 2}, [](Communicator& comm) {
     const ContextCase c{.shape = {.seq = 5, .keys = 5, .head_dim = 2}};

@@ -33,7 +33,7 @@ const curves = (() => {
   const color = (i) => style(COLORS[i % COLORS.length]);
   const dash = (i) => i < COLORS.length ? undefined : [6, 3];
 
-  // What can be drawn of `values` on the chosen axes.
+  // Points of `values` on the chosen axes.
   function points(runs, run, values) {
     const xs = run.series[axisOf(runs)];
     return values.map((y, i) => ({ x: xs[i], y })).filter(({ x }) => x != null && (!state.isLogX || x > 0));

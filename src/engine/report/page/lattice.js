@@ -82,7 +82,7 @@ const lattice = (() => {
     return times.map((ms, rank) => stages.get(data.ranks.pp[rank]) > 0 ? ms / stages.get(data.ranks.pp[rank]) : 1);
   }
 
-  // What can be shown: [index of the phase or null, name].
+  // Choices to show: [index of the phase or null, name].
   const choices = () => [[null, "own work"], ...data.phases.map((name, phase) => [phase, name])
     .filter(([phase]) => data.ms[phase].length && data.shares[phase] >= 0.005)];
 

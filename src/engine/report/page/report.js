@@ -119,7 +119,7 @@
     choose();
   }
 
-  // What general compressors reach on the held-out files.
+  // Curves of general compressors on the held-out files.
   function rivals() {
     const held = summary.held_out, last = series.step.at(-1);
     if (!held) return [];
@@ -151,7 +151,7 @@
       runs[i].parameters == null ? "–" : short(runs[i].parameters), grouped(run.steps), number(run.final_loss), number(run.validation_loss), short(run.tokens_per_s),
       runs[i].started?.commit ?? "–"]));
     $("runs-same").hidden = compared.settings.length > 0;
-    if (compared.settings.length) table("settings-table", ["key", ...runs.map(({ name }) => name)], compared.settings.map(({ key, values }) => [key, ...values]));
+    if (compared.settings.length) table("settings-table", ["key", ...runs.map(({ name }) => name)], compared.settings.map(({ key, values }) => [key, ...values.map((value) => value ?? "–")]));
   }
 
   function configuration() {
