@@ -35,15 +35,17 @@ ContextShape to_internal(const ContextAttention::Shape& s) {
 std::optional<RopeTable> agreed_rope(Communicator& comm, const ContextAttention::Shape& s) {
   if (comm.on_gpu()) return {};
   const std::string theta = fmt::format("rope_theta {}", s.rope_theta);
-  comm.require_same("context_attention",
-                    fmt::format("{} seq {} keys {} head_dim {}", theta, s.seq, s.keys, s.head_dim));
+  comm.require_same("context_attention", theta);
   if (!(s.rope_theta >= 0 && std::isfinite(s.rope_theta))) {
     throw InvalidArgument(
         fmt::format("context_attention: {}: expected 0 or a positive number", theta));
   }
+  if (s.rope_theta == 0) return {};
+  comm.require_same("context_attention",
+                    fmt::format("seq {} keys {} head_dim {}", s.seq, s.keys, s.head_dim));
   const int64_t positions = std::max(s.seq, s.keys);
   const bool is_valid = positions >= 1 && positions <= int64_t{1} << 30 && s.head_dim >= 2;
-  if (s.rope_theta == 0 || !is_valid || s.head_dim % 2 != 0) return {};
+  if (!is_valid || s.head_dim % 2 != 0) return {};
   return std::optional<RopeTable>(std::in_place, Exec{}, positions, s.head_dim, s.rope_theta);
 }
 
