@@ -31,6 +31,7 @@ grep -q '^tp 2 dp 2 ep 1, f32, against one rank: 20 tensors, bound 2e-06$' log |
 grep -q '^The layout computes what one rank does.$' log || fail 'tiny:' log
 "$tandem" check-layout "$tiny" --cp 2 --tp 2 "${small[@]}" train.seq=13 >log || fail 'tiny with cp: exit code' log
 grep -q '^tp 2 cp 2 dp 1 ep 1, f32, against one rank: 20 tensors, bound 2e-06$' log || fail 'tiny with cp:' log
+"$tandem" check-layout "$tiny" --cp 4 "${small[@]}" train.seq=3 >log || fail 'a rank without tokens: exit code' log
 "$tandem" check-layout "$moe" --tp 2 --dp 2 --ep 2 --pp 2 --json - "${small[@]}" >printed.json
 "$tandem" check-layout "$moe" --tp 2 --dp 2 --ep 2 --pp 2 --json written.json "${small[@]}" >log
 cmp printed.json written.json
@@ -58,7 +59,6 @@ refused 2 'train.batch is 8: expected a multiple of parallel.dp = 3' "$tiny" --d
 refused 2 'model.heads = 4: expected a multiple of tp = 3' "$tiny" --tp 3
 refused 2 'parallel.ep is 2: expected a divisor of parallel.dp = 1' "$moe" --ep 2
 refused 2 'parallel.pp x parallel.virtual_stages is 4: expected at most model.layers = 2' "$tiny" --pp 2 --schedule zb-v
-refused 2 'train.seq is 3: expected at least parallel.cp = 4' "$tiny" --cp 4 --set train.seq=3
 refused 2 'schedule' "$tiny" --pp 2 --schedule zigzag
 refused 2 'check-layout: parallel.codec is int8: expected none' "$tiny" --tp 2 --set parallel.codec=int8
 refused 2 'check-layout: 128 ranks: expected at most 64' "$tiny" --tp 4 --dp 32 --set train.batch=32
