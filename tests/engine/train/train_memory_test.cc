@@ -289,7 +289,7 @@ TEST(TrainMemory, ReducingEveryPassGivesTheBitsOfReducingOnce) {
   }
 }
 
-TEST(TrainMemory, SumsOfSeveralPassesAgreeAndRepeatTheirBits) {
+TEST(TrainMemoryLong, SumsOfSeveralPassesAgreeAndRepeatTheirBits) {
   const std::string untied = "model.tie_word_embeddings=false";
   const std::vector<ZeroCase> cases{
       {"tiny.toml", {1, 2}, {"train.microbatch=1"}},

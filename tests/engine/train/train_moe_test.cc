@@ -315,7 +315,7 @@ double last_loss(const std::string& out) {
   return std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
 }
 
-TEST(TrainMoe, Fp8ExpertsLearnAsInF32) {
+TEST(TrainMoeLong, Fp8ExpertsLearnAsInF32) {
   const TempDir dir;
   const auto loss = [&](const Layout& layout, const std::vector<std::string>& keys) {
     const std::string out = dir / fmt::format("{}{}{}", keys.size(), layout.tp, layout.ep);
