@@ -113,7 +113,7 @@ TEST(BenchMoe, AnySizesMayBeGiven) {
   EXPECT_THROW(complete_moe(changed, 2), InvalidArgument);
 }
 
-TEST(BenchMoe, RowsMayBeSentEncoded) {
+TEST(BenchMoeLong, RowsMayBeSentEncoded) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   for (const char* op : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) {
     for (const char* format : {"int4:g32", "lossless"}) {
