@@ -78,6 +78,13 @@ void scale(const Tensor& from, float scale, const Tensor& to) {
   });
 }
 
+/// A matrix in `memory`, which is replaced where it is too small.
+Tensor grown(Memory& memory, DType dtype, int64_t rows, int64_t columns) {
+  const size_t needed = size_t(rows * columns) * size_of(dtype);
+  if (memory.bytes() < needed) memory = Memory(needed);
+  return memory.view(dtype, {rows, columns});
+}
+
 }  // namespace
 
 class CrossAttentionRows {
@@ -86,21 +93,19 @@ class CrossAttentionRows {
   void reserve(const ContextGrid& grid) {
     const ContextShape& s = grid.shape;
     const int64_t rows = grid.queries(grid.rank).count();
-    const size_t matrix =
-        (size_t(s.batch * rows * grid.q_columns()) * size_of(s.dtype) + 63) / 64 * 64;
-    const size_t needed = 2 * matrix + size_t(s.batch * s.heads * rows) * sizeof(float);
-    if (memory_.bytes() < needed) memory_ = Memory(needed);
-    q = memory_.view(s.dtype, {s.batch * rows, grid.q_columns()});
-    attended = memory_.view(s.dtype, {s.batch * rows, grid.q_columns()}, matrix);
-    log_sums = memory_.view(DType::f32, {s.batch * s.heads, rows}, 2 * matrix);
+    q = grown(q_memory_, s.dtype, s.batch * rows, grid.q_columns());
+    attended = grown(attended_memory_, s.dtype, s.batch * rows, grid.q_columns());
+    log_sums = grown(log_sums_memory_, DType::f32, s.batch * s.heads, rows);
   }
-  size_t bytes() const { return memory_.bytes(); }
+  size_t bytes() const {
+    return q_memory_.bytes() + attended_memory_.bytes() + log_sums_memory_.bytes();
+  }
 
   Tensor q, attended, log_sums;
   uint64_t filled_by = 0;  ///< number of a layer; 0: none
 
  private:
-  Memory memory_;
+  Memory q_memory_, attended_memory_, log_sums_memory_;
 };
 
 class CrossAttentionOnRanks {
@@ -113,17 +118,17 @@ class CrossAttentionOnRanks {
         text_(shape.batch * attention_.query_rows().count()),
         visual_(shape.batch * attention_.key_rows().count()) {
     const int64_t q = attention_.grid().q_columns(), kv = attention_.grid().kv_columns();
-    k_ = allocated(k_memory_, shape.dtype, visual_, kv);
-    v_ = allocated(v_memory_, shape.dtype, visual_, kv);
-    if (shape.gate) projected_ = allocated(projected_memory_, DType::f32, text_, shape.hidden);
+    k_ = grown(k_memory_, shape.dtype, visual_, kv);
+    v_ = grown(v_memory_, shape.dtype, visual_, kv);
+    if (shape.gate) projected_ = grown(projected_memory_, DType::f32, text_, shape.hidden);
     if (!options.backward) return;
-    dq_ = allocated(dq_memory_, shape.dtype, text_, q);
-    dattended_ = allocated(dattended_memory_, shape.dtype, text_, q);
-    dk_ = allocated(dk_memory_, shape.dtype, visual_, kv);
-    dv_ = allocated(dv_memory_, shape.dtype, visual_, kv);
-    if (shape.gate) scaled_ = allocated(scaled_memory_, shape.dtype, text_, shape.hidden);
+    dq_ = grown(dq_memory_, shape.dtype, text_, q);
+    dattended_ = grown(dattended_memory_, shape.dtype, text_, q);
+    dk_ = grown(dk_memory_, shape.dtype, visual_, kv);
+    dv_ = grown(dv_memory_, shape.dtype, visual_, kv);
+    if (shape.gate) scaled_ = grown(scaled_memory_, shape.dtype, text_, shape.hidden);
     if (shape.dtype == DType::f32) return;
-    dvisual_sum_ = allocated(dvisual_memory_, DType::f32, visual_, shape.features);
+    dvisual_sum_ = grown(dvisual_memory_, DType::f32, visual_, shape.features);
   }
 
   ContextOperator& attention() { return attention_; }
@@ -178,10 +183,6 @@ class CrossAttentionOnRanks {
   }
 
  private:
-  static Tensor allocated(Memory& memory, DType dtype, int64_t rows, int64_t columns) {
-    memory = Memory(size_t(rows * columns) * size_of(dtype));
-    return memory.view(dtype, {rows, columns});
-  }
   static float gate(const CrossAttentionWeights& w) { return std::tanh(*w.gate.as<float>()); }
 
   void project(const Tensor& visual, const CrossAttentionWeights& w) {
