@@ -6,6 +6,7 @@ whole. Writes RANKS-LINK.json to bench/results/emulated-moe-backward; tools/tabl
 faster overlapped form is slower than serial by more than the spread of both."""
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def run(args, ranks, link):
     file = args.out / f"{ranks}-{link}.json"
     subprocess.run([args.tandem, "bench", "moe", *LAYER, "--tokens", str(TOKENS[link] * ranks), "--ranks", str(ranks), "--ep",
                     str(ranks), "--backward", "--chunks", "1", "--link", LINKS[link], "--repeats", str(args.repeats),
-                    "--json", file], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+                    "--json", file], check=True, stdout=subprocess.DEVNULL)
     found = json.loads(file.read_text())
     return found[0] if isinstance(found, list) else found
 
@@ -31,9 +32,10 @@ def run(args, ranks, link):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench/results/emulated-moe-backward")
-    parser.add_argument("--tandem", default=ROOT / "build/bin/tandem", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results/emulated-moe-backward"))
+    parser.add_argument("--tandem", default=pathlib.Path("build/bin/tandem"), type=pathlib.Path)
     args = parser.parse_args()
+    os.chdir(ROOT)  # results name their files from there
     args.out.mkdir(parents=True, exist_ok=True)
     slower = []
     for link in LINKS:
