@@ -24,7 +24,7 @@ def row(r, predictions, peers):
     even = r["imbalance"] < 1.2  # as the peer's routing
     spread = r["tp"] == 1 and even and r["link"] != "same-gpu"
     said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread else None
-    peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"])) if even and not r["backward"] else None
+    peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"]), {}).get("both" if r["backward"] else "total") if even else None
     fastest = min(us["serial"], us["overlapped"])
     off = f'{(fastest / said["overlapped"] - 1) * 100:+.0f} %' if said else "–"
     return [r["model"], f'{r["ep"]} × {r["tp"]}', str(r["tokens"]), "both" if r["backward"] else "forward",
@@ -65,7 +65,7 @@ def encoded_table(found):
 
 
 def plain_table(found, folder):
-    peers = {(r["model"], r["ep"], r["tp"], r["tokens"]): r["time_us"]["total"]
+    peers = {(r["model"], r["ep"], r["tp"], r["tokens"]): r["time_us"]
              for r in load(pathlib.Path(folder) / "peers/moe.json")}
     ranks = {r["ranks"] for r in found}
     predictions = (moe_predict.by_size(*MEASURED_ON_ONE, *ranks)

@@ -6,13 +6,15 @@ torchrun. FILE receives a list of results.
 Rows are sent to their experts by NCCL's all-to-all and sorted there; torch's grouped GEMM computes
 both GEMMs, with SwiGLU between them; results return by all-to-all and are summed by weight. Row
 counts are known in advance: this saves torch the copy to the host that a real layer waits for.
-Routing is uniform; timing starts at the expert ids. Measured as in torch_tp.py."""
+Routing is uniform; timing starts at the expert ids. Measured as in torch_tp.py. "both" is a forward and a backward
+pass by autograd, with bf16 gradients of the weights."""
 import datetime
 import os
 import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 
 import torch_tp
@@ -34,6 +36,7 @@ class Layer:
         self.w_out = torch_tp.uniform(local_experts, ffn, self.hidden) * 0.02
         weights, chosen = torch.topk(F.softmax(torch.randn(local, self.experts, device="cuda"), -1), self.top_k)
         self.weights = (weights / weights.sum(-1, keepdim=True)).to(torch.bfloat16)
+        self.dout = torch_tp.uniform(local, self.hidden)
         self.chosen = chosen.flatten()
         order = torch.argsort(self.chosen, stable=True)
         self.token, self.back = order // self.top_k, torch.argsort(order)
@@ -64,6 +67,41 @@ class Layer:
     def whole(self):
         return self.combine(self.products(self.dispatch()))
 
+    def both(self):
+        """Gradients of x, w_in, w_out and the routing weights."""
+        leaves = [t.detach().requires_grad_() for t in (self.x, self.w_in, self.w_out, self.weights)]
+        x, w_in, w_out, weights = leaves
+        exchange = collectives.all_to_all_single_autograd
+        rows = exchange(x[self.token], self.received, self.sent, dist.group.WORLD)[self.by_expert]
+        gate, up = torch._grouped_mm(rows, w_in, offs=self.ends).chunk(2, -1)
+        rows = torch._grouped_mm(F.silu(gate) * up, w_out, offs=self.ends)
+        rows = exchange(rows[self.by_source], self.sent, self.received, dist.group.WORLD)
+        out = (rows[self.back].view(-1, self.top_k, self.hidden) * weights[..., None]).sum(1)
+        return torch.autograd.grad(out, leaves, self.dout)
+
+    def error_of_dx(self):
+        """Error of some rows' gradients against f64; their experts' weights are on other ranks."""
+        rank, ranks, rows = dist.get_rank(), dist.get_world_size(), 4
+        local_experts, dx = self.experts // ranks, self.both()[0]
+        worst = 0.0
+        for source in range(ranks):
+            x, dout = self.x[:rows].clone(), self.dout[:rows].clone()
+            chosen, weights = self.chosen.view(-1, self.top_k)[:rows].clone(), self.weights[:rows].clone()
+            for tensor in (x, dout, chosen, weights):
+                dist.broadcast(tensor, source)
+            exact = torch.zeros(rows, self.hidden, device="cuda", dtype=torch.float64)
+            for row in range(rows):
+                for i, expert in enumerate(chosen[row].tolist()):
+                    if expert // local_experts == rank:
+                        of = x[row].double().requires_grad_()
+                        gate, up = (of @ self.w_in[expert % local_experts].double()).chunk(2)
+                        shard = (F.silu(gate) * up) @ self.w_out[expert % local_experts].double()
+                        exact[row] += weights[row, i].double() * torch.autograd.grad(shard, of, dout[row].double())[0]
+            dist.all_reduce(exact)
+            if source == rank:
+                worst = torch_tp.error(dx[:rows], exact)
+        return torch_tp.slowest([worst])[0]
+
     def error(self):
         """Error of some rows against f64; their experts' weights are fetched from other ranks."""
         rank, ranks, rows = dist.get_rank(), dist.get_world_size(), 4
@@ -89,7 +127,7 @@ class Layer:
 
 def run(timer, model, tokens):
     layer = Layer(model, tokens)
-    worst = layer.error()
+    worst = max(layer.error(), layer.error_of_dx())
     if not worst < 3e-2:
         sys.exit(f"{model}: {tokens} tokens: error {worst:.3g}")
     sorted_rows = layer.dispatch()
@@ -99,7 +137,7 @@ def run(timer, model, tokens):
         "dispatch": layer.dispatch, "compute": lambda: layer.products(sorted_rows),
         "gemm1": lambda: torch._grouped_mm(sorted_rows, layer.w_in, offs=layer.ends),
         "gemm2": lambda: torch._grouped_mm(inner, layer.w_out, offs=layer.ends),
-        "combine": lambda: layer.combine(results), "total": layer.whole})
+        "combine": lambda: layer.combine(results), "total": layer.whole, "both": layer.both})
     ranks = dist.get_world_size()
     experts, top_k, hidden, ffn = MODELS[model]
     return {"op": "moe", "peer": f"torch {torch.__version__}", "ranks": ranks, "model": model, "experts": experts,

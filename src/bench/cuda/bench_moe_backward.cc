@@ -134,13 +134,14 @@ MoeBackwardCase::MoeBackwardCase(const MoeCase& of, const MoeOnGpus& layer)
   c.comm.synchronize();
 }
 
-void MoeBackwardCase::run(MoeOnGpus& layer) const {
-  layer.run_backward(dout, c.w_in, c.w_out, *saved, dx, dweights, dw_in, dw_out);
+void MoeBackwardCase::run(MoeOnGpus& layer, size_t candidate) const {
+  layer.run_backward(candidate, dout, c.w_in, c.w_out, *saved, dx, dweights, dw_in, dw_out,
+                     WeightGradients::store);
 }
 
 void MoeBackwardCase::reset() const {
   for (const Tensor& gradient : {dw_in, dw_out}) {
-    check(cudaMemsetAsync(gradient.data(), 0, gradient.bytes(), c.comm.stream()), "clear");
+    check(cudaMemsetAsync(gradient.data(), 0xff, gradient.bytes(), c.comm.stream()), "poison");
   }
   poison(dx, c.comm.stream());
 }

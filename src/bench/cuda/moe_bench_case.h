@@ -132,8 +132,9 @@ inline std::vector<double> MoeCase::down(int64_t expert, int tp_rank) const {
 /// Backward pass of the layer: operands, and saved activations of a forward pass.
 struct MoeBackwardCase {
   MoeBackwardCase(const MoeCase& c, const MoeOnGpus& layer);
-  void run(MoeOnGpus& layer) const;
-  /// Zeroes the weights' gradients.
+  /// Stores the weights' gradients, as a step's first backward pass does.
+  void run(MoeOnGpus& layer, size_t candidate) const;
+  /// Overwrites all results with NaNs.
   void reset() const;
   /// Combined digest of all gradients.
   uint64_t digests() const;

@@ -367,8 +367,7 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
     for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
       p.reset();
       layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
-      layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
-                         p.dw_out());
+      p.run_backward(layer, *saved, algorithm % layer.backward_candidates().size());
       p.expect_right(p.found(), layer.candidates()[algorithm].name);
     }
   });
@@ -393,8 +392,8 @@ TEST_P(SanitizedFused, MoeBackward) {
             p.poison();
             p.reset();
             layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
-            layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
-                               p.dw_out());
+            p.run_backward(layer, *saved,
+                           algorithm == 0 ? 0 : layer.backward_candidates().size() - 1);
             p.expect_right(p.found(), layer.candidates()[algorithm].name);
           }
         }

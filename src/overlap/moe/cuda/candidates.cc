@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "comm/world/gpus.h"
@@ -28,6 +29,61 @@ std::string wires_text(const Wire& dispatch, const Wire& combine) {
     return wire.is_none() ? std::string("uncompressed") : "as " + wire.describe();
   };
   return fmt::format(" {}, back {}", text(dispatch), text(combine));
+}
+
+/// Operands of a forward pass with evenly spread rows: the routing of a real call is not known yet.
+struct ForwardOperands {
+  ForwardOperands(GpuCommunicator& comm, const MoeRankCoords& coords, const MoeSpace& space)
+      : x_memory(values(space.tokens, space.hidden)),
+        in_memory(values(coords.experts.count * 2 * coords.ffn, space.hidden)),
+        w_out_memory(values(coords.experts.count * space.hidden, coords.ffn)),
+        out_memory(values(space.tokens, space.hidden)),
+        experts(uploaded(chosen_experts(coords.grid, space.top_k, {1, 1},
+                                        space.tokens * coords.rank, space.tokens))),
+        weights(ints(space.routings())),
+        x(x_memory.view(coords.shape.dtype, {space.tokens, space.hidden})),
+        w_in(in_memory.view(coords.shape.dtype,
+                            {coords.experts.count * 2 * coords.ffn, space.hidden})),
+        w_out(w_out_memory.view(coords.shape.dtype,
+                                {coords.experts.count * space.hidden, coords.ffn})),
+        out(out_memory.view(coords.shape.dtype, {space.tokens, space.hidden})),
+        routing{experts.view(DType::i32, {space.tokens, space.top_k}),
+                weights.view(DType::f32, {space.tokens, space.top_k})} {
+    uint64_t stream = 0;
+    for (const Tensor& each : {x, w_in, w_out, routing.weights}) {
+      fill_uniform(each, 1, ++stream, 0, comm.stream());
+    }
+  }
+  DeviceMemory x_memory, in_memory, w_out_memory, out_memory, experts, weights;
+  Tensor x, w_in, w_out, out;
+  MoeRouting routing;
+};
+
+/// Further ones of a backward pass.
+struct BackwardOperands {
+  BackwardOperands(GpuCommunicator& comm, const ForwardOperands& of)
+      : dout_memory(of.x.bytes()),
+        dx_memory(of.x.bytes()),
+        dweights_memory(of.routing.weights.bytes()),
+        dw_in_memory(size_t(of.w_in.elements()) * sizeof(float)),
+        dw_out_memory(size_t(of.w_out.elements()) * sizeof(float)),
+        dout(dout_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
+        dx(dx_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
+        dweights(dweights_memory.view(
+            DType::f32, {of.routing.weights.dim(0), of.routing.weights.dim(1)})),
+        dw_in(dw_in_memory.view(DType::f32, {of.w_in.dim(0), of.w_in.dim(1)})),
+        dw_out(dw_out_memory.view(DType::f32, {of.w_out.dim(0), of.w_out.dim(1)})) {
+    fill_uniform(dout, 1, 5, 0, comm.stream());
+  }
+  DeviceMemory dout_memory, dx_memory, dweights_memory, dw_in_memory, dw_out_memory;
+  Tensor dout, dx, dweights, dw_in, dw_out;
+};
+
+template <typename Candidates>
+std::vector<std::string> names_of(const Candidates& candidates) {
+  std::vector<std::string> names;
+  for (const auto& candidate : candidates) names.push_back(candidate.name);
+  return names;
 }
 }  // namespace
 
@@ -175,41 +231,86 @@ void MoeOnGpus::add_choice(const Blocks& blocks) {
   blocks_.push_back(blocks);
 }
 
-/// Measures with evenly spread rows: the routing of a real call is not known yet.
+std::string MoeOnGpus::BackwardBlocks::describe() const {
+  if (!overlaps_rows() && !overlaps_sums()) return "serial";
+  const std::string rows =
+      overlaps_rows() ? fmt::format("{} blocks send, {} sort, ", sending_blocks, sorting_blocks)
+                      : std::string();
+  return fmt::format("{}{} sum", rows, summing_blocks);
+}
+
+/// Tiles of the first weight's gradients that a block computes while `blocks` others send sums.
+LateBlocks MoeOnGpus::late_summing(int blocks) const {
+  if (blocks == 0) return {};
+  const int64_t rows = coords_.usual_rows(), others = coords_.world - 1;
+  const auto read = double(rows * others / coords_.world) * double(space_.row_bytes());
+  const double sent = std::min<double>(read, double(others * space_.tokens * space_.row_bytes()));
+  const double us = std::max(read * summing_us_of_byte(blocks), sent * sending_us_of_byte(blocks));
+  const int64_t rows_of_expert = std::max<int64_t>(1, rows / coords_.experts.count);
+  return {blocks, int(std::ceil(us / us_of_gradient_tile(rows_of_expert)))};
+}
+
+void MoeOnGpus::add_backward_candidate(const BackwardBlocks& blocks) {
+  BackwardForm form{.blocks = blocks, .late = late_summing(blocks.summing_blocks)};
+  schedule::MoePassForm pass{
+      .sends = comm_.size() > 1, .has_gate_step = true, .sums = SumExchange::under_weights};
+  if (blocks.overlaps_rows()) {
+    const Blocks rows{.sending_blocks = blocks.sending_blocks,
+                      .sorts = true,
+                      .sorting_blocks = blocks.sorting_blocks};
+    pass.rows = RowExchange::while_sorting;
+    form.d_act_table = gradients_->add_d_act_table({.reserved_blocks = rows.blocks_while_sorting(),
+                                                    .joining = joining_sorters(rows),
+                                                    .staged = true,
+                                                    .ordered = true});
+  }
+  form.pass = make_backward(pass);
+  const bool is_serial = !blocks.overlaps_rows() && !blocks.overlaps_sums();
+  backward_candidates_.push_back(
+      {blocks.describe(), is_serial ? Strategy::serial : Strategy::overlapped});
+  backward_.push_back(std::move(form));
+}
+
+void MoeOnGpus::add_backward_candidates(Strategy strategy) {
+  if (strategy != Strategy::overlapped || comm_.size() == 1) add_backward_candidate({});
+  if (strategy == Strategy::serial || comm_.size() == 1) return;
+  const int sms = comm_.share().sms();
+  const auto share = [&](int divisor) {
+    const int blocks = std::max(1, sms / divisor);
+    return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
+  };
+  for (const int summing : {16, 8, 6}) {
+    if (share(summing) < sms) add_backward_candidate({.summing_blocks = share(summing)});
+  }
+  for (const auto& [sending, sorting] : {std::pair{16, 16}, {16, 8}, {8, 16}, {8, 8}}) {
+    if (share(sending) + share(sorting) >= sms) continue;
+    add_backward_candidate({share(sending), share(sorting), share(8)});
+  }
+}
+
+std::string MoeOnGpus::tuning_key(const MoeOptions& options, const char* pass) const {
+  return fmt::format("{} | {} | {} x{} | moe {}{}{}", this_machines_gpus().name, comm_.transport(),
+                     comm_.link(), comm_.size(), coords_.describe(), wires_of(options), pass);
+}
+
 void MoeOnGpus::choose(const MoeOptions& options) {
-  const MoeShape& s = coords_.shape;
-  const int64_t local = s.tokens;
-  std::vector<std::string> names;
-  for (const MoeForward& candidate : candidates_) names.push_back(candidate.name);
-  const auto measure = [&] {
-    const int64_t in_rows = coords_.experts.count * 2 * coords_.ffn,
-                  out_rows = coords_.experts.count * s.hidden;
-    DeviceMemory x, w_in, w_out, out, experts, weights;
-    std::unique_ptr<MoeSavedActivations> activations;
+  std::unique_ptr<ForwardOperands> f;
+  std::unique_ptr<MoeSavedActivations> activations;
+  const auto make_operands = [&] {
+    if (f) return;
     comm_.agree_on("moe: memory to measure on", [&] {
-      x = values(local, s.hidden), w_in = values(in_rows, s.hidden);
-      w_out = values(out_rows, coords_.ffn), out = values(local, s.hidden);
-      experts =
-          uploaded(chosen_experts(coords_.grid, s.top_k, {1, 1}, local * coords_.rank, local));
-      weights = ints(space_.routings());
+      f = std::make_unique<ForwardOperands>(comm_, coords_, space_);
       activations = make_saved();
     });
-    const Tensor on_x = x.view(s.dtype, {local, s.hidden}),
-                 on_out = out.view(s.dtype, {local, s.hidden}),
-                 on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
-                 on_w_out = w_out.view(s.dtype, {out_rows, coords_.ffn});
-    const MoeRouting routing{experts.view(DType::i32, {local, s.top_k}),
-                             weights.view(DType::f32, {local, s.top_k})};
-    fill_uniform(on_x, 1, 1, 0, comm_.stream());
-    fill_uniform(on_in, 1, 2, 0, comm_.stream());
-    fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
-    fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
+  };
+  const auto run_forward = [&](size_t candidate) {
+    run(candidate, f->x, f->routing, f->w_in, f->w_out, f->out, activations.get());
+  };
+  const auto measure = [&](const std::vector<std::string>& names,
+                           const std::function<void(size_t)>& run_one) {
     std::vector<BoundCandidate> alternatives;
-    for (size_t candidate = 0; candidate < candidates_.size(); ++candidate) {
-      alternatives.push_back({.name = names[candidate], .run = [&, candidate] {
-                                run(candidate, on_x, routing, on_in, on_w_out, on_out,
-                                    activations.get());
-                              }});
+    for (size_t i = 0; i < names.size(); ++i) {
+      alternatives.push_back({.name = names[i], .run = [&, i] { run_one(i); }});
     }
     std::vector<double> us;
     for (const Timing& timing : Stopwatch(comm_).measure(alternatives, {.repeats = 9})) {
@@ -217,10 +318,32 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     }
     return us;
   };
-  const std::string key = fmt::format(
-      "{} | {} | {} x{} | moe {}{}{}", this_machines_gpus().name, comm_.transport(), comm_.link(),
-      comm_.size(), coords_.describe(), wires_of(options), trains() ? " for backward" : "");
-  chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
+  if (candidates_.size() > 1) {
+    const std::vector<std::string> names = names_of(candidates_);
+    chosen_ = tandem::choose(
+        comm_, tuning_key(options, trains() ? " for backward" : ""), names,
+        [&] {
+          make_operands();
+          return measure(names, run_forward);
+        },
+        kOverSerial);
+  }
+  if (backward_candidates_.size() < 2) return;
+  const std::vector<std::string> names = names_of(backward_candidates_);
+  chosen_backward_ = tandem::choose(
+      comm_, tuning_key(options, " backward"), names,
+      [&] {
+        make_operands();
+        std::unique_ptr<BackwardOperands> b;
+        comm_.agree_on("moe: memory to measure a backward pass on",
+                       [&] { b = std::make_unique<BackwardOperands>(comm_, *f); });
+        run_forward(chosen_);
+        return measure(names, [&](size_t candidate) {
+          run_backward(candidate, b->dout, f->w_in, f->w_out, *activations, b->dx, b->dweights,
+                       b->dw_in, b->dw_out, WeightGradients::store);
+        });
+      },
+      kOverSerial);
 }
 
 }  // namespace tandem::gpu

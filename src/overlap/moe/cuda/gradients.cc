@@ -38,13 +38,15 @@ ExpertGradients::ExpertGradients(const ExpertsShape& shape)
       d_act_(sorted_rows(shape, shape.ffn)),
       dgate_up_(sorted_rows(shape, 2 * shape.ffn)) {}
 
-void ExpertGradients::add_tables(MoePermutation& permutation) const {
-  permutation.tables[permutation.table_count++] = to_inner_->table();
+void ExpertGradients::add_tables(MoePermutation& permutation, int d_act_table) const {
+  permutation.tables[permutation.table_count++] = to_inner_->table(d_act_table);
   permutation.tables[permutation.table_count++] = to_x_->table();
 }
 
-void ExpertGradients::multiply_d_act(const void* w_out, cudaStream_t stream) {
-  to_inner_->launch({.x = dout_.data(), .weight = w_out, .out = d_act_.data()}, stream);
+void ExpertGradients::multiply_d_act(const void* w_out, int table, const uint32_t* ready,
+                                     cudaStream_t stream) {
+  to_inner_->launch({.x = dout_.data(), .weight = w_out, .out = d_act_.data(), .ready = ready},
+                    stream, table);
 }
 
 void ExpertGradients::gate(const SortedRows& rows, const MoeSaved& saved,
@@ -67,13 +69,15 @@ void ExpertGradients::multiply_dx(const void* w_in, cudaStream_t stream) {
 }
 
 void ExpertGradients::write_dw_in(const SortedRows& rows, const MoeSaved& saved,
-                                  const Tensor& dw_in, bool stores, cudaStream_t stream) {
+                                  const Tensor& dw_in, bool stores, const LateBlocks& late,
+                                  cudaStream_t stream) {
   of_in_->launch({.dy = dgate_up_.data(),
                   .x = saved.x.data(),
                   .group_rows = rows.group_rows,
                   .dweight = dw_in.data(),
                   .dtype = dw_in.dtype(),
-                  .stores = stores},
+                  .stores = stores,
+                  .late = late},
                  stream);
 }
 

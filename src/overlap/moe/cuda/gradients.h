@@ -81,18 +81,23 @@ class ExpertGradients {
   void* dout() const { return dout_.data(); }
   /// Gradients of the rows, valid after multiply_dx.
   const DeviceMemory& dx() const { return dx_; }
+  /// Adds a table of the GEMM through the second weight, whose table 0 covers all of it.
+  int add_d_act_table(const GroupedCut& cut) { return to_inner_->add_table(cut); }
+  const GroupedTable& d_act_table(int number) const { return to_inner_->table(number); }
   /// Adds the GEMMs' tables to the permutation of the call's rows.
-  void add_tables(MoePermutation& permutation) const;
+  void add_tables(MoePermutation& permutation, int d_act_table) const;
 
   // Must be called in this order.
-  void multiply_d_act(const void* w_out, cudaStream_t stream);
+  /// `ready`: as in GroupedArgs.
+  void multiply_d_act(const void* w_out, int table, const uint32_t* ready, cudaStream_t stream);
   /// `weights` and `d_gate_weight`: by choice.
   void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* routing_idx,
             const float* weights, float* d_gate_weight, cudaStream_t stream);
   void multiply_dx(const void* w_in, cudaStream_t stream);
-  /// Added, or stored (f32 or the shape's dtype; of experts without rows, zeros).
+  /// Added, or stored (f32 or the shape's dtype; of experts without rows, zeros). `late`: as in
+  /// WgradArgs.
   void write_dw_in(const SortedRows& rows, const MoeSaved& saved, const Tensor& dw_in, bool stores,
-                   cudaStream_t stream);
+                   const LateBlocks& late, cudaStream_t stream);
   void write_dw_out(const SortedRows& rows, const Tensor& dw_out, bool stores, cudaStream_t stream);
 
  private:

@@ -119,7 +119,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
   comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
-  if (candidates_.size() > 1 && choosing == Choosing::fastest) choose(options);
+  if (choosing == Choosing::fastest) choose(options);
 }
 
 void MoeOnGpus::allocate(const MoeOptions& options) {
@@ -140,12 +140,9 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   token_in_rank_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
-  if (sorts_) ready_ = ints(experts_.out().row_tiles());
+  if (sorts_ || trains) ready_ = ints(experts_.out().row_tiles());
   if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
-    backward_ = schedule::make_backward({.sends = comm_.size() > 1,
-                                         .has_gate_step = true,
-                                         .sums = schedule::SumExchange::under_weights});
     routing_idx_ = ints(padded);
     d_gate_weight_ = ints(coords_.world * space_.routings());
   }
@@ -159,6 +156,7 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
   if (!encodes || options.allow_uncompressed) add_candidates(options, {}, {});
   if (encodes) add_candidates(options, options.dispatch, options.combine);
+  if (trains) add_backward_candidates(options.strategy);
 }
 
 std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
@@ -356,9 +354,10 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
   if (!gradients) return;
   const bool stores = gradients->mode == WeightGradients::store;
-  gradients_->multiply_d_act(w_out.data(), stream);
+  gradients_->multiply_d_act(w_out.data(), 0, nullptr, stream);
   gradients_->multiply_dx(w_in.data(), stream);
-  gradients_->write_dw_in(sorted(), gradients->activations.saved, gradients->dw_in, stores, stream);
+  gradients_->write_dw_in(sorted(), gradients->activations.saved, gradients->dw_in, stores, {},
+                          stream);
   gradients_->write_dw_out(sorted(), gradients->dw_out, stores, stream);
 }
 

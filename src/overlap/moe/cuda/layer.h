@@ -22,9 +22,11 @@
 // has sent: fused, tiles wait for a rank's decoded rows. Sums are encoded where they are sent, and
 // decoded where they are added. Strategies have the same bits.
 //
-// A backward pass is serial: gradients are notified, dispatched and permuted with the saved routing
-// of the forward pass; gradients.h; and their sums are sent back while the gradients of the weights
-// are computed.
+// A backward pass has candidates of its own. Gradients are notified, dispatched and permuted with
+// the saved routing of the forward pass; gradients.h; and their sums are added after the gradients
+// of the weights. Overlapped: rows are sent and sorted while the GEMM through the second weight
+// multiplies those that are there, and sums are sent while the first weight's gradients are
+// computed, by SMs that then join.
 //
 // Passes are lists of steps (schedule/moe_pass.h), made once per candidate; a lane is a stream.
 #pragma once
@@ -73,6 +75,12 @@ using MoeForward = CandidateOf<const Tensor& /*x*/, const MoeRouting&, const Ten
                                const Tensor& /*w_out*/, const Tensor& /*out*/, MoeSavedActivations*,
                                const MoeOfLayer&>;
 
+/// Candidate for a backward pass.
+struct MoeBackward {
+  std::string name;
+  Strategy form = Strategy::serial;
+};
+
 /// Runs all layers of a communicator that have the same shape and options (shared.h), one call
 /// after another in stream order: between calls only their batches hold state.
 class MoeOnGpus final {
@@ -100,6 +108,10 @@ class MoeOnGpus final {
   /// Uncompressed ones first, serial before fused; the same on all ranks.
   const std::vector<MoeForward>& candidates() const { return candidates_; }
   const MoeForward& chosen() const { return candidates_[chosen_]; }
+  /// For a layer that trains; serial before overlapped, the same on all ranks and with the same
+  /// bits.
+  const std::vector<MoeBackward>& backward_candidates() const { return backward_candidates_; }
+  size_t chosen_backward() const { return chosen_backward_; }
   /// Operands as for `forward`, already checked. A layer that trains fills `activations`. `layer`:
   /// null if only one is run.
   void run(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -107,7 +119,7 @@ class MoeOnGpus final {
            const MoeOfLayer* layer = nullptr);
   std::unique_ptr<MoeSavedActivations> make_saved() const;
   /// Operands as for `backward`, already checked.
-  void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+  void run_backward(size_t candidate, const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                     const MoeSavedActivations& activations, const Tensor& dx,
                     const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
                     WeightGradients gradients = WeightGradients::add,
@@ -158,17 +170,37 @@ class MoeOnGpus final {
     std::vector<schedule::Range> columns;  ///< ranges of the second GEMM's column groups
   };
 
+  /// Blocks of a backward pass's kernels; serial if none overlaps.
+  struct BackwardBlocks {
+    int sending_blocks = 0, sorting_blocks = 0;  ///< as in Blocks, beside the first GEMM
+    int summing_blocks = 0;  ///< SMs that send sums before they join the first weight's gradients
+    bool overlaps_rows() const { return sending_blocks > 0; }
+    bool overlaps_sums() const { return summing_blocks > 0; }
+    std::string describe() const;
+  };
+  struct BackwardForm {
+    BackwardBlocks blocks;
+    int d_act_table = 0;
+    LateBlocks late = {};  ///< of the first weight's gradients
+    schedule::MoePass pass = {};
+  };
+
   /// Adds serial and fused candidates with one wire format per direction.
   void add_candidates(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_candidate(const Blocks& candidate);
   void add_choice(const Blocks& blocks);
   double us_to_send_row(int blocks) const;
   schedule::Joining joining_sorters(const Blocks& candidate) const;
+  void add_backward_candidates(Strategy strategy);
+  void add_backward_candidate(const BackwardBlocks& blocks);
+  LateBlocks late_summing(int blocks) const;
   schedule::Joining joining_senders(const Blocks& candidate) const;
   /// Allocates this rank's non-symmetric memory, and adds the candidates.
   void allocate(const MoeOptions& options);
   GroupedGemm& in_of(const Blocks& candidate) const { return candidate.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
+  /// Key of a choice in the cache.
+  std::string tuning_key(const MoeOptions& options, const char* pass) const;
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
   void check_weight_gradients(const Tensor& dw_in, const Tensor& dw_out,
@@ -202,6 +234,7 @@ class MoeOnGpus final {
     Tensor w_in = {}, w_out = {};
     Tensor result = {};  ///< out, or dx
     const MoeSavedActivations* activations = nullptr;
+    const BackwardForm* backward = nullptr;
     Tensor dw_in = {}, dw_out = {};
     WeightGradients gradients = WeightGradients::add;
   };
@@ -230,7 +263,8 @@ class MoeOnGpus final {
   void enqueue(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                const Tensor& w_out, const Tensor& out, MoeSavedActivations* activations,
                const MoeOfLayer& layer);
-  void enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
+  void enqueue_backward(size_t candidate, const Tensor& dout, const Tensor& w_in,
+                        const Tensor& w_out,
                         const MoeSavedActivations& activations, const Tensor& dx,
                         const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
                         WeightGradients gradients, const MoeOfLayer& layer);
@@ -248,8 +282,9 @@ class MoeOnGpus final {
   std::vector<Blocks> blocks_;  ///< by candidate
   std::vector<Tables> tables_;
   std::vector<schedule::MoePass> passes_;  ///< forward, by candidate
-  schedule::MoePass backward_;
-  size_t chosen_ = 0;
+  std::vector<MoeBackward> backward_candidates_;
+  std::vector<BackwardForm> backward_;  ///< by candidate
+  size_t chosen_ = 0, chosen_backward_ = 0;
   // All null if no rank brings rows.
   std::shared_ptr<GpuBuffer> buffer_;
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;

@@ -51,7 +51,8 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
-  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, gradients, &layer);
+  run_backward(chosen_backward_, dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out,
+               gradients, &layer);
 }
 
 void MoeOnGpus::check_weight_gradients(const Tensor& dw_in, const Tensor& dw_out,
@@ -72,21 +73,24 @@ void MoeOnGpus::clear(const Tensor& dw_in, const Tensor& dw_out) const {
   }
 }
 
-void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                             const MoeSavedActivations& activations, const Tensor& dx,
-                             const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                             WeightGradients gradients, const MoeOfLayer* layer) {
+void MoeOnGpus::run_backward(size_t candidate, const Tensor& dout, const Tensor& w_in,
+                             const Tensor& w_out, const MoeSavedActivations& activations,
+                             const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                             const Tensor& dw_out, WeightGradients gradients,
+                             const MoeOfLayer* layer) {
   const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
   comm_.enqueue([&] {
-    enqueue_backward(dout, w_in, w_out, activations, dx, dweights, dw_in, dw_out, gradients, of);
+    enqueue_backward(candidate, dout, w_in, w_out, activations, dx, dweights, dw_in, dw_out,
+                     gradients, of);
   });
 }
 
-void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                                 const MoeSavedActivations& activations, const Tensor& dx,
-                                 const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                                 WeightGradients gradients, const MoeOfLayer& layer) {
+void MoeOnGpus::enqueue_backward(size_t candidate, const Tensor& dout, const Tensor& w_in,
+                                 const Tensor& w_out, const MoeSavedActivations& activations,
+                                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                                 const Tensor& dw_out, WeightGradients gradients,
+                                 const MoeOfLayer& layer) {
   const MoeShape& s = coords_.shape;
   const MoeRouting routing{activations.experts.view(DType::i32, {activations.rows, s.top_k}),
                            activations.weights.view(DType::f32, {activations.rows, s.top_k})};
@@ -96,6 +100,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
                 .w_out = w_out,
                 .result = dx,
                 .activations = &activations,
+                .backward = &backward_[candidate],
                 .dw_in = dw_in,
                 .dw_out = dw_out,
                 .gradients = gradients};
@@ -104,7 +109,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   args.call.backward = true;
   args.call.d_gate_weight = floats(d_gate_weight_);
   args.call.dweights = dweights.as<float>();
-  enqueue_pass(backward_, args);
+  enqueue_pass(args.backward->pass, args);
 }
 
 }  // namespace tandem::gpu

@@ -1,6 +1,6 @@
 // Passes of MoeOnGpus: their forms, and the launch of each step of schedule/moe_pass.h.
 //
-// With rows sorted concurrently with the first GEMM, all of a forward pass is on one stream: a GEMM
+// With rows sorted concurrently with the first GEMM, all of a pass is on one stream: a GEMM
 // that runs concurrently with a kernel begins once all blocks of that kernel run (concurrent.cuh),
 // so that it cannot keep the kernel it waits for from starting.
 #include "overlap/moe/cuda/layer.h"
@@ -101,7 +101,8 @@ void MoeOnGpus::launch_rows(PassArgs& args, cudaStream_t stream) {
 void MoeOnGpus::launch_permutation(const PassArgs& args, cudaStream_t stream) {
   MoePermutation permuted = permutation();
   if (args.call.backward) {
-    gradients_->add_tables(permuted);
+    permuted.ready = args.backward->blocks.overlaps_rows() ? uints(ready_) : nullptr;
+    gradients_->add_tables(permuted, args.backward->d_act_table);
     return launch_permute(permuted, stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
@@ -123,8 +124,13 @@ void* MoeOnGpus::sorted_x(const PassArgs& args) const {
 
 void MoeOnGpus::launch_gathering(const PassArgs& args, bool sends, cudaStream_t stream) {
   if (args.call.backward) {
-    return launch_gather(sorted(), gathering(uncompressed_rows(args.rows), gradients_->dout()),
-                         stream);
+    const MoeGather gather = gathering(uncompressed_rows(args.rows), gradients_->dout());
+    if (!sends) return launch_gather(sorted(), gather, stream);
+    const BackwardBlocks& blocks = args.backward->blocks;
+    return launch_send_and_gather(
+        args.call, args.rows.data(), blocks.sending_blocks,
+        gradients_->d_act_table(args.backward->d_act_table), gather, uints(ready_),
+        {blocks.sending_blocks + blocks.sorting_blocks, experts_.paired}, stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
   const MoeGather gather = gathering(rows_of(candidate, args.rows), sorted_x(args));
@@ -156,7 +162,9 @@ void MoeOnGpus::launch_second(const PassStep& step, const PassArgs& args, cudaSt
 
 void MoeOnGpus::launch_sums(const PassStep& step, const PassArgs& args, cudaStream_t stream) {
   if (args.call.backward) {
-    return launch_send_sums(args.call, {0, coords_.shape.hidden}, 0, sending_blocks(), stream);
+    const int summing = args.backward->blocks.summing_blocks;
+    return launch_send_sums(args.call, {0, coords_.shape.hidden}, 0,
+                            summing > 0 ? summing : sending_blocks(), stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
   ConcurrentBlocks blocks{candidate.sending_blocks, experts_.paired};
@@ -185,7 +193,11 @@ void MoeOnGpus::launch_sum(const PassArgs& args, cudaStream_t stream) {
 void MoeOnGpus::launch_gradient(const PassStep& step, const PassArgs& args, cudaStream_t stream) {
   const MoeSaved& saved = args.activations->saved;
   const bool stores = args.gradients == WeightGradients::store;
-  if (step.step == MoeStep::d_act) gradients_->multiply_d_act(args.w_out.data(), stream);
+  if (step.step == MoeStep::d_act) {
+    gradients_->multiply_d_act(args.w_out.data(), args.backward->d_act_table,
+                               args.backward->blocks.overlaps_rows() ? uints(ready_) : nullptr,
+                               stream);
+  }
   if (step.step == MoeStep::gate) {
     gradients_->gate(sorted(), saved, ints(routing_idx_),
                      reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
@@ -193,7 +205,7 @@ void MoeOnGpus::launch_gradient(const PassStep& step, const PassArgs& args, cuda
   }
   if (step.step == MoeStep::dx) gradients_->multiply_dx(args.w_in.data(), stream);
   if (step.step == MoeStep::dw_in) {
-    gradients_->write_dw_in(sorted(), saved, args.dw_in, stores, stream);
+    gradients_->write_dw_in(sorted(), saved, args.dw_in, stores, args.backward->late, stream);
   }
   if (step.step == MoeStep::dw_out) {
     gradients_->write_dw_out(sorted(), args.dw_out, stores, stream);

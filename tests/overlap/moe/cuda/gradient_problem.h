@@ -32,6 +32,11 @@ class MoeGradientCase : public MoeCase {
   Tensor dw_in() const { return dw_in_.view(DType::f32, {w_in.dim(0), w_in.dim(1)}); }
   Tensor dw_out() const { return dw_out_.view(DType::f32, {w_out.dim(0), w_out.dim(1)}); }
 
+  void run_backward(gpu::MoeOnGpus& layer, const gpu::MoeSavedActivations& saved,
+                    size_t candidate = 0) const {
+    layer.run_backward(candidate, dout(), w_in, w_out, saved, dx(), dweights(), dw_in(), dw_out());
+  }
+
   /// Bytes of weight gradients start as `weights`; the others are overwritten.
   void reset(int weights = 0) const {
     for (const gpu::DeviceMemory* memory : {&dx_, &dweights_}) {
@@ -55,14 +60,14 @@ class MoeGradientCase : public MoeCase {
   }
 
   /// dw_in, then dw_out of a backward pass that stores them as `dtype` over NaNs.
-  std::vector<float> stored_gradients(gpu::MoeOnGpus& layer, const gpu::MoeSavedActivations& saved,
-                                      DType dtype) const {
+  std::vector<float> stored_gradients(gpu::MoeOnGpus& layer, size_t candidate,
+                                      const gpu::MoeSavedActivations& saved, DType dtype) const {
     reset(0xff);
     const auto as = [&](const Tensor& gradient) {
       return Tensor(gradient.data(), dtype, {gradient.dim(0), gradient.dim(1)}, gradient.device());
     };
-    layer.run_backward(dout(), w_in, w_out, saved, dx(), dweights(), as(dw_in()), as(dw_out()),
-                       WeightGradients::store);
+    layer.run_backward(candidate, dout(), w_in, w_out, saved, dx(), dweights(), as(dw_in()),
+                       as(dw_out()), WeightGradients::store);
     std::vector<float> all;
     for (const gpu::DeviceMemory* memory : {&dw_in_, &dw_out_}) {
       const int64_t count = int64_t(memory->bytes() / 4);

@@ -51,10 +51,6 @@ void forward(MoeOnGpus& layer, size_t candidate, const MoeCase& p,
   layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved);
 }
 
-void backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeSavedActivations& saved) {
-  layer.run_backward(p.dout(), p.w_in, p.w_out, saved, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
-}
-
 /// Results of a rank: some candidates of layers of every shape, alternating on every routing.
 struct Results {
   std::vector<Bits> forward;
@@ -87,7 +83,7 @@ Results results_on(GpuCommunicator& comm) {
     const auto saved = training.make_saved();
     problem.reset();
     forward(training, number % training.candidates().size(), problem, saved.get());
-    backward(training, problem, *saved);
+    problem.run_backward(training, *saved, number % training.backward_candidates().size());
     results.backward.push_back(problem.found());
   }
   return results;
@@ -234,10 +230,11 @@ TEST_P(MoeLinkTimes, NoBackwardIsFasterThanTheLink) {
         for (const MoeRoutes& load : loads(comm.size())) {
           problem.route(load, ++number);
           forward(layer, number % layer.candidates().size(), problem, saved.get());
-          backward(layer, problem, *saved);
+          const size_t candidate = number % layer.backward_candidates().size();
+          problem.run_backward(layer, *saved, candidate);
           const Sent sent = sent_by(comm, problem, s, load, number);
           expect_no_faster(stopwatch, link, sent.backward(s), load.name + ", " + describe(s),
-                           [&] { backward(layer, problem, *saved); });
+                           [&] { problem.run_backward(layer, *saved, candidate); });
           if (HasFailure()) return comm.abort("a backward pass is too fast");
         }
       }

@@ -19,10 +19,6 @@ using namespace gpu;
 
 class MoeRanksBackward : public OnGpus {};
 
-void run_backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeSavedActivations& saved) {
-  layer.run_backward(p.dout(), p.w_in, p.w_out, saved, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
-}
-
 TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
   run(
       [&](GpuCommunicator& comm) {
@@ -46,15 +42,17 @@ TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
             layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out(), saved.get());
             pause();
-            run_backward(layer, problem, *saved);
+            const size_t backward = number % layer.backward_candidates().size();
+            problem.run_backward(layer, *saved, backward);
             const std::string what =
-                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].name;
+                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].name +
+                ", backward " + layer.backward_candidates()[backward].name;
             problem.expect_right(problem.result<uint16_t>(), what);
             const auto once = problem.found();
             problem.expect_right(once, what);
             problem.reset();
             pause();
-            run_backward(layer, problem, *saved);
+            problem.run_backward(layer, *saved, backward == 0 ? 0 : number % 2 * backward);
             EXPECT_TRUE(problem.found() == once) << what << ": another run";
             if (testing::Test::HasFailure()) return comm.abort("a gradient is wrong");
           }
@@ -85,11 +83,14 @@ TEST_P(MoeRanksBackward, StoresTheGradientsThatItAdds) {
       problem.reset();
       layer.run(0, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
                 saved.get());
-      run_backward(layer, problem, *saved);
+      problem.run_backward(layer, *saved);
       const auto added = problem.found();
-      for (const DType dtype : {DType::f32, s.dtype}) {
-        EXPECT_TRUE(problem.stored_gradients(layer, *saved, dtype) == problem.rounded(added, dtype))
-            << load.name << ", " << name_of(dtype);
+      for (size_t i = 0; i < layer.backward_candidates().size(); ++i) {
+        for (const DType dtype : {DType::f32, s.dtype}) {
+          EXPECT_TRUE(problem.stored_gradients(layer, i, *saved, dtype) ==
+                      problem.rounded(added, dtype))
+              << load.name << ", " << name_of(dtype) << ", " << layer.backward_candidates()[i].name;
+        }
       }
     }
   });
@@ -160,7 +161,7 @@ TEST_P(MoeRanksBackward, OneGraphServesManyRoutings) {
         const CapturedCalls graph(comm, [&] {
           layer.run(layer.candidates().size() - 1, problem.x(), problem.routing(), problem.w_in,
                     problem.w_out, problem.out(), saved.get());
-          run_backward(layer, problem, *saved);
+          problem.run_backward(layer, *saved, layer.backward_candidates().size() - 1);
         });
         for (uint64_t routing = 0; routing < 20; ++routing) {
           problem.route({.imbalance = routing % 3 == 0 ? 0.0 : double(routing % 3)}, routing + 2);
@@ -190,7 +191,7 @@ TEST_P(MoeRanksBackward, RowsWithoutExpertsGiveZeros) {
         problem.reset();
         layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                   problem.out(), saved.get());
-        run_backward(layer, problem, *saved);
+        problem.run_backward(layer, *saved, candidate % layer.backward_candidates().size());
         problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].name);
         const auto found = problem.found();
         for (int64_t row = 0; row < 5; ++row) {
@@ -215,7 +216,7 @@ TEST_P(MoeRanksBackward, DroppedRoutingsHaveNoGradient) {
     problem.reset();
     layer.run(0, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
               saved.get());
-    run_backward(layer, problem, *saved);
+    problem.run_backward(layer, *saved);
     const auto found = problem.found();
     EXPECT_EQ(found.dweights[1], 0);
     EXPECT_EQ(found.dweights[2], 0);

@@ -280,8 +280,7 @@ TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
             p.reset();
             pause(comm, number);
             by.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out(), &in);
-            by.run_backward(p.dout(), p.w_in, p.w_out, in, p.dx(), p.dweights(), p.dw_in(),
-                            p.dw_out());
+            p.run_backward(by, in, candidate % by.backward_candidates().size());
             return p.found();
           };
           const auto expected = gradients(uncompressed, 0, decoded, *of_uncompressed);
