@@ -18,6 +18,19 @@ void add_send(const MoePassForm& form, Lane lane, MoePass& pass) {
   if (is_side && form.saves_gathered) pass.back().after = kRowsSent;
 }
 
+void add_row_pushes(MoePass& pass) {
+  pass.back().after = kNotified;
+  pass.push_back({.step = MoeStep::push_rows, .lane = Lane::side, .before = kNotified});
+}
+
+void add_sum_pushes(MoePass& pass) {
+  pass.push_back({.step = MoeStep::add_sums, .after = computed_event(0)});
+  pass.push_back({.step = MoeStep::push_sums,
+                  .lane = Lane::side,
+                  .before = computed_event(0),
+                  .after = kSumsSent});
+}
+
 /// Gathers and multiplies rows of other ranks chunk by chunk.
 void add_chunks(const MoePassForm& form, MoeStep product, MoePass& pass) {
   for (int chunk = 0; chunk < form.row_chunks; ++chunk) {
@@ -40,7 +53,9 @@ MoePass make_dispatch(const MoePassForm& form) {
   MoePass pass{{.step = MoeStep::notify}};
   if (form.encodes_rows) pass.push_back({.step = MoeStep::encode_rows});
   const bool overlaps = form.rows == RowExchange::overlapped;
-  if (form.sends && form.rows != RowExchange::while_sorting) {
+  if (form.sends && form.rows == RowExchange::pushed) {
+    add_row_pushes(pass);
+  } else if (form.sends && form.rows != RowExchange::while_sorting) {
     add_send(form, overlaps ? Lane::side : Lane::main, pass);
   }
   pass.push_back({.step = MoeStep::permute});
@@ -87,8 +102,13 @@ MoePass make_combine(const MoePassForm& form) {
       add_remote_groups(form, MoeStep::second, pass);
       pass.push_back({.step = MoeStep::second, .rows = RowsFrom::local});
       break;
+    case SumExchange::pushed:
+      pass.push_back({.step = MoeStep::second, .rows = RowsFrom::remote});
+      add_sum_pushes(pass);
+      pass.push_back({.step = MoeStep::second, .rows = RowsFrom::local});
+      break;
   }
-  const bool is_side = form.sums == SumExchange::by_columns;
+  const bool is_side = form.sums == SumExchange::by_columns || form.sums == SumExchange::pushed;
   pass.push_back({.step = MoeStep::sum_ranks, .before = is_side ? kSumsSent : kNoEvent});
   return pass;
 }
@@ -106,7 +126,11 @@ MoePass make_dispatch_backward(const MoePassForm& form) {
     if (form.has_gate_step) pass.push_back({.step = MoeStep::gate});
     return pass;
   }
-  if (form.sends) pass.push_back({.step = MoeStep::send_rows});
+  if (form.sends && form.rows == RowExchange::pushed) {
+    add_row_pushes(pass);
+  } else if (form.sends) {
+    pass.push_back({.step = MoeStep::send_rows});
+  }
   if (form.rows == RowExchange::overlapped) {
     // The positions are those of the forward pass: local rows need not wait for `permute`.
     pass.push_back({.step = MoeStep::gather, .rows = RowsFrom::local});
@@ -128,6 +152,9 @@ MoePass make_combine_backward(const MoePassForm& form) {
   if (form.sums == SumExchange::serial || form.sums == SumExchange::under_weights) {
     pass.push_back({.step = MoeStep::dx});
     if (form.sends) pass.push_back({.step = MoeStep::send_sums});
+  } else if (form.sums == SumExchange::pushed) {
+    pass.push_back({.step = MoeStep::dx});
+    add_sum_pushes(pass);
   } else {
     add_remote_groups(form, MoeStep::dx, pass);
   }
@@ -138,7 +165,8 @@ MoePass make_combine_backward(const MoePassForm& form) {
   if (form.sums == SumExchange::local_last && !form.local_dx_first) {
     pass.push_back({.step = MoeStep::dx, .rows = RowsFrom::local});
   }
-  pass.push_back({.step = MoeStep::sum_ranks});
+  const bool is_pushed = form.sums == SumExchange::pushed;
+  pass.push_back({.step = MoeStep::sum_ranks, .before = is_pushed ? kSumsSent : kNoEvent});
   return pass;
 }
 

@@ -20,6 +20,7 @@ enum class MoeStep : uint8_t {
   notify,           ///< tells all ranks the destinations of this rank's rows
   encode_rows,      ///< to messages of a wire format
   send_rows,        ///< each row once to each other rank with experts of it
+  push_rows,        ///< all rows to each other rank, by the copy engine
   decode_rows,      ///< arrived messages
   permute,          ///< positions of all ranks' rows, by expert
   gather,           ///< rows to their positions
@@ -31,6 +32,8 @@ enum class MoeStep : uint8_t {
   gate,             ///< gradient through the gate
   dx,               ///< GEMM through the first weight
   send_sums,        ///< each row's sum over local experts to its rank
+  add_sums,         ///< the same into this rank's memory
+  push_sums,        ///< what add_sums has written, by the copy engine
   dw_in,            ///< gradient of the first weight
   dw_out,           ///< gradient of the second weight
   sum_ranks,        ///< sum over ranks, in rank order
@@ -66,6 +69,7 @@ enum class RowExchange : uint8_t {
   serial,         ///< rows have been sent before the GEMM begins
   overlapped,     ///< sent while local rows are multiplied
   while_sorting,  ///< sent by the kernel that sorts rows concurrently with the GEMM
+  pushed,         ///< by the copy engine
 };
 /// Return of sums.
 enum class SumExchange : uint8_t {
@@ -73,6 +77,8 @@ enum class SumExchange : uint8_t {
   under_weights,  ///< serial, but the weights' gradients precede the sum over ranks
   by_columns,     ///< one column group is sent while the next is multiplied
   local_last,     ///< remote rows, also by column groups, are sent while local rows are multiplied
+  /// By the copy engine, while local rows are multiplied, or gradients of weights are computed.
+  pushed,
 };
 
 struct MoePassForm {

@@ -22,9 +22,11 @@ std::string suffix(int chunk) {
 /// "side:send_rows remote 1" of every launch, in order, between "await 0" and "record 0".
 std::vector<std::string> list(const MoePass& pass) {
   constexpr std::array<const char*, kMoeSteps> kNames = {
-      "notify", "encode_rows", "send_rows", "decode_rows", "permute", "gather", "send_and_gather",
-      "first",  "swiglu",      "second",    "d_act",       "gate",    "dx",     "send_sums",
-      "dw_in",  "dw_out",      "sum_ranks"};
+      "notify",      "encode_rows", "send_rows", "push_rows",
+      "decode_rows", "permute",     "gather",    "send_and_gather",
+      "first",       "swiglu",      "second",    "d_act",
+      "gate",        "dx",          "send_sums", "add_sums",
+      "push_sums",   "dw_in",       "dw_out",    "sum_ranks"};
   constexpr std::array<const char*, 3> kRows = {"", " local", " remote"};
   std::vector<std::string> lines;
   for (const PassStep& step : pass) {
@@ -40,7 +42,8 @@ using Lines = std::vector<std::string>;
 
 /// Forward pass of GPU ranks as it was enqueued before passes were lists.
 struct GpuCandidate {
-  bool serial = true, sorts = false, overlaps_sort = false, encodes = false, trains = false;
+  bool serial = true, sorts = false, overlaps_sort = false, encodes = false, trains = false,
+       pushes = false;
   int ranks = 2, groups = 1;
 
   bool sends_while_sorting() const { return !serial && overlaps_sort && !encodes; }
@@ -53,6 +56,11 @@ struct GpuCandidate {
                      .has_gate_step = trains,
                      .column_groups = groups};
     if (serial) return form;
+    if (pushes) {
+      form.rows = RowExchange::pushed;
+      form.sums = SumExchange::pushed;
+      return form;
+    }
     if (overlaps_rows()) form.rows = RowExchange::overlapped;
     if (sends_while_sorting()) form.rows = RowExchange::while_sorting;
     form.sums = overlaps_sort ? SumExchange::local_last : SumExchange::by_columns;
@@ -145,6 +153,27 @@ TEST(MoePass, GpuBackwardPassSendsSumsBeforeTheGradientsOfWeights) {
   EXPECT_EQ(list(make_backward(form)), sorting);
 }
 
+TEST(MoePass, CopyEnginesPushBesideTheMainLane) {
+  GpuCandidate c{.serial = false, .sorts = true, .trains = true, .pushes = true};
+  const Lines forward{"notify",         "record 0",      "side:await 0", "side:push_rows",
+                      "permute",        "gather",        "first",        "swiglu",
+                      "second remote",  "add_sums",      "record 3",     "side:await 3",
+                      "side:push_sums", "side:record 2", "second local", "await 2",
+                      "sum_ranks"};
+  EXPECT_EQ(list(make_forward(c.form())), forward);
+  c.sorts = false;
+  Lines gathered = forward;
+  std::swap(gathered[5], gathered[6]);  // the GEMM gathers; what it saves is sorted behind it
+  EXPECT_EQ(list(make_forward(c.form())), gathered);
+  const Lines backward{"notify",         "record 0",      "side:await 0",
+                       "side:push_rows", "permute",       "gather",
+                       "d_act",          "gate",          "dx",
+                       "add_sums",       "record 3",      "side:await 3",
+                       "side:push_sums", "side:record 2", "dw_in",
+                       "dw_out",         "await 2",       "sum_ranks"};
+  EXPECT_EQ(list(make_backward(c.form())), backward);
+}
+
 TEST(MoePass, ForwardPassesOfCpuRanks) {
   const Lines serial{"notify", "send_rows", "permute",   "gather",
                      "first",  "second",    "send_sums", "sum_ranks"};
@@ -197,6 +226,7 @@ std::vector<MoeStep> needs(MoeStep step, const Direction& of) {
     case decode_rows:
       return {send_rows};
     case permute:
+    case push_rows:
       return {notify};
     case gather:
     case send_and_gather:
@@ -221,13 +251,16 @@ std::vector<MoeStep> needs(MoeStep step, const Direction& of) {
     case dx:
       return {d_act, gate};
     case send_sums:
+    case add_sums:
       return {second, dx};
+    case push_sums:
+      return {add_sums};
     case dw_in:
       return {gather, d_act, gate};
     case dw_out:
       return {gather, d_act, gate};
     case sum_ranks:
-      return {send_sums, second, dx};
+      return {send_sums, push_sums, second, dx};
   }
   return {};
 }
@@ -240,7 +273,8 @@ bool covers(const PassStep& writer, const PassStep& reader) {
                         (writer.step == second && reader.step == send_sums) ||
                         (writer.step == dx && reader.step == send_sums);
   if (writer.step == second || writer.step == dx) {
-    if (reader.step == send_sums && writer.rows == RowsFrom::local) return false;
+    const bool sends = reader.step == send_sums || reader.step == add_sums;
+    if (sends && writer.rows == RowsFrom::local) return false;
   }
   return !by_chunk || writer.chunk == reader.chunk;
 }
@@ -273,12 +307,15 @@ std::string unordered(const MoePass& pass, const Direction& of) {
 std::vector<MoePassForm> forms() {
   std::vector<MoePassForm> all;
   for (int bits = 0; bits < 64; ++bits) {
-    for (const RowExchange rows :
-         {RowExchange::serial, RowExchange::overlapped, RowExchange::while_sorting}) {
-      for (const SumExchange sums : {SumExchange::serial, SumExchange::under_weights,
-                                     SumExchange::by_columns, SumExchange::local_last}) {
+    for (const RowExchange rows : {RowExchange::serial, RowExchange::overlapped,
+                                   RowExchange::while_sorting, RowExchange::pushed}) {
+      for (const SumExchange sums :
+           {SumExchange::serial, SumExchange::under_weights, SumExchange::by_columns,
+            SumExchange::local_last, SumExchange::pushed}) {
         for (const int chunks : {0, 1, 3}) {
           const bool gathers_in_gemm = bits & 2;
+          if (rows == RowExchange::pushed && (chunks > 0 || (bits & 1) > 0)) continue;
+          if (sums == SumExchange::pushed && (bits & 16) > 0) continue;
           if (gathers_in_gemm && (chunks > 0 || rows == RowExchange::while_sorting)) continue;
           all.push_back({.sends = true,
                          .encodes_rows = (bits & 1) > 0,

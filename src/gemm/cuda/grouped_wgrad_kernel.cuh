@@ -2,8 +2,8 @@
 // 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
 // transposed as stored. Tiles are distributed round-robin over the blocks, group by group, those of
 // late blocks after the others' first rounds; groups without rows are skipped, and if gradients are
-// stored, cleared by a kernel behind. Nothing is staged: the multiplying threads write their sums to
-// memory, while loading proceeds with the next tile.
+// stored, cleared by a kernel behind. Nothing is staged: the multiplying threads write their sums
+// to memory, while loading proceeds with the next tile.
 #pragma once
 
 #include <algorithm>
@@ -191,7 +191,9 @@ struct WgradRoles {
   };
 
   __device__ static void spare(const Params&, Shared&) {}
-  __device__ static void close() { end_behind_kernel_before(); }
+  __device__ static void close() {
+    end_behind_kernel_before();
+  }
 };
 
 // ---- Launch ------------------------------------------------------------------------------------

@@ -107,6 +107,9 @@ void MoeLayerOnRanks::launch(const PassStep& step, PassArgs& args) {
     case MoeStep::encode_rows:  // in send_rows
     case MoeStep::decode_rows:  // in gather
     case MoeStep::send_and_gather:
+    case MoeStep::push_rows:
+    case MoeStep::add_sums:
+    case MoeStep::push_sums:
     case MoeStep::swiglu:  // in first
     case MoeStep::gate:    // in d_act
       throw std::logic_error("moe: a pass of GPU ranks on CPU ranks");

@@ -69,8 +69,8 @@ struct BackwardOperands {
         dw_out_memory(size_t(of.w_out.elements()) * sizeof(float)),
         dout(dout_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
         dx(dx_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
-        dweights(dweights_memory.view(
-            DType::f32, {of.routing.weights.dim(0), of.routing.weights.dim(1)})),
+        dweights(dweights_memory.view(DType::f32,
+                                      {of.routing.weights.dim(0), of.routing.weights.dim(1)})),
         dw_in(dw_in_memory.view(DType::f32, {of.w_in.dim(0), of.w_in.dim(1)})),
         dw_out(dw_out_memory.view(DType::f32, {of.w_out.dim(0), of.w_out.dim(1)})) {
     fill_uniform(dout, 1, 5, 0, comm.stream());
@@ -94,6 +94,10 @@ std::string wires_of(const MoeOptions& options) {
 
 std::string MoeOnGpus::Blocks::describe() const {
   const std::string wires = wires_text(dispatch, combine);
+  if (pushes) {
+    return overlaps_sort() ? fmt::format("pushed, {} blocks overlap the sort", sorting_blocks)
+                           : fmt::format("pushed, {}", sorts ? "sorted first" : "gathered");
+  }
   if (is_serial() && !overlaps_sort()) return "serial" + wires;
   if (is_serial())
     return fmt::format("serial, {} blocks overlap the sort{}", sorting_blocks, wires);
@@ -112,8 +116,10 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
                                const Wire& combine) {
   const auto add = [&](int blocks, int column_groups, bool sorts, int sorting = 0,
                        int summing = 0) {
-    const Blocks candidate{blocks, column_groups, sorts, sorting, summing, dispatch, combine};
-    if (std::ranges::find(blocks_, candidate) == blocks_.end()) add_candidate(candidate);
+    add_candidate({blocks, column_groups, sorts, sorting, summing, dispatch, combine});
+  };
+  const auto add_pushed = [&](bool sorts, int sorting) {
+    add_candidate({.sorts = sorts, .sorting_blocks = sorting, .pushes = true});
   };
   const int sms = comm_.share().sms();
   // With paired blocks an odd number would leave one unpaired (ConcurrentBlocks).
@@ -143,6 +149,12 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
     // Messages have been sent before, so any number of sending blocks will do.
     if (!dispatch.is_none() && sending != 16) continue;
     add(share(sending), 1, true, share(sorting), share(6));
+  }
+  if (!dispatch.is_none() || !combine.is_none()) return;
+  add_pushed(false, 0);
+  for (const int divisor : {0, 16, 11, 8}) {
+    const int sorting = divisor == 0 ? 0 : share(divisor);
+    if (sorts_ && sorting < sms) add_pushed(true, sorting);
   }
 }
 
@@ -177,9 +189,10 @@ Joining MoeOnGpus::joining_senders(const Blocks& candidate) const {
               float(us_to_send_row(candidate.sending_blocks) * tiles_of_us(coords_.shape.hidden))};
 }
 
-// Adds a candidate and its tables. Sums need SMs during all column groups of the second GEMM but
+// Adds a candidate, unless it is there, and its tables. Sums need SMs during all column groups of the second GEMM but
 // the first.
 void MoeOnGpus::add_candidate(const Blocks& candidate) {
+  if (std::ranges::find(blocks_, candidate) != blocks_.end()) return;
   Tables tables;
   const MoeShape& s = coords_.shape;
   if (candidate.overlaps_sort()) {
@@ -192,9 +205,9 @@ void MoeOnGpus::add_candidate(const Blocks& candidate) {
                                 .joining = joining_senders(candidate),
                                 .staged = true});
   } else {
-    tables.in = in_of(candidate).add_table({});
+    tables.in = in_of(candidate).add_table({.staged = candidate.pushes && !candidate.sorts});
   }
-  if (candidate.overlaps_sort() && !candidate.is_serial()) {
+  if (candidate.pushes || (candidate.overlaps_sort() && !candidate.is_serial())) {
     tables.columns = {{0, s.hidden}};
     tables.out = {out_->add_table({.tiles = GroupedTiles::remote}),
                   out_->add_table(
@@ -232,9 +245,13 @@ void MoeOnGpus::add_choice(const Blocks& blocks) {
 }
 
 std::string MoeOnGpus::BackwardBlocks::describe() const {
-  if (!overlaps_rows() && !overlaps_sums()) return "serial";
+  if (is_serial()) return "serial";
+  if (pushes) {
+    return overlaps_sort() ? fmt::format("pushed, {} blocks overlap the sort", sorting_blocks)
+                           : "pushed";
+  }
   const std::string rows =
-      overlaps_rows() ? fmt::format("{} blocks send, {} sort, ", sending_blocks, sorting_blocks)
+      overlaps_sort() ? fmt::format("{} blocks send, {} sort, ", sending_blocks, sorting_blocks)
                       : std::string();
   return fmt::format("{}{} sum", rows, summing_blocks);
 }
@@ -251,23 +268,29 @@ LateBlocks MoeOnGpus::late_summing(int blocks) const {
 }
 
 void MoeOnGpus::add_backward_candidate(const BackwardBlocks& blocks) {
+  if (std::ranges::find(backward_, blocks, &BackwardForm::blocks) != backward_.end()) return;
   BackwardForm form{.blocks = blocks, .late = late_summing(blocks.summing_blocks)};
   schedule::MoePassForm pass{
       .sends = comm_.size() > 1, .has_gate_step = true, .sums = SumExchange::under_weights};
-  if (blocks.overlaps_rows()) {
+  if (blocks.pushes) {
+    pass.rows = RowExchange::pushed;
+    pass.sums = SumExchange::pushed;
+  } else if (blocks.overlaps_sort()) {
+    pass.rows = RowExchange::while_sorting;
+  }
+  if (blocks.overlaps_sort()) {
     const Blocks rows{.sending_blocks = blocks.sending_blocks,
                       .sorts = true,
-                      .sorting_blocks = blocks.sorting_blocks};
-    pass.rows = RowExchange::while_sorting;
+                      .sorting_blocks = blocks.sorting_blocks,
+                      .pushes = blocks.pushes};
     form.d_act_table = gradients_->add_d_act_table({.reserved_blocks = rows.blocks_while_sorting(),
                                                     .joining = joining_sorters(rows),
                                                     .staged = true,
                                                     .ordered = true});
   }
   form.pass = make_backward(pass);
-  const bool is_serial = !blocks.overlaps_rows() && !blocks.overlaps_sums();
   backward_candidates_.push_back(
-      {blocks.describe(), is_serial ? Strategy::serial : Strategy::overlapped});
+      {blocks.describe(), blocks.is_serial() ? Strategy::serial : Strategy::overlapped});
   backward_.push_back(std::move(form));
 }
 
@@ -279,12 +302,15 @@ void MoeOnGpus::add_backward_candidates(Strategy strategy) {
     const int blocks = std::max(1, sms / divisor);
     return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
   };
-  for (const int summing : {16, 8, 6}) {
-    if (share(summing) < sms) add_backward_candidate({.summing_blocks = share(summing)});
-  }
-  for (const auto& [sending, sorting] : {std::pair{16, 16}, {16, 8}, {8, 16}, {8, 8}}) {
+  if (share(6) < sms) add_backward_candidate({.summing_blocks = share(6)});
+  for (const auto& [sending, sorting] : {std::pair{16, 8}, {8, 16}}) {
     if (share(sending) + share(sorting) >= sms) continue;
-    add_backward_candidate({share(sending), share(sorting), share(8)});
+    add_backward_candidate({share(sending), share(sorting), share(6)});
+  }
+  add_backward_candidate({.pushes = true});
+  for (const int divisor : {16, 11, 8, 6}) {
+    if (share(divisor) >= sms) continue;
+    add_backward_candidate({.sorting_blocks = share(divisor), .pushes = true});
   }
 }
 

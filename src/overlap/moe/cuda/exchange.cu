@@ -106,9 +106,13 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   }
   if (sends && await(call, MoeSpace::routings_signal(0), epoch, call.deadline) &&
       all_in(call, tag, epoch)) {
+    if (peer == 0) call.state->entered = epoch;
     return;
   }
   // Without valid expert ids of all ranks, nothing is computed.
+  if (peer < world && peer != rank) {
+    release_signal(call.table.signals[peer] + MoeSpace::abandoned_signal(rank), epoch);
+  }
   const int64_t all = int64_t(world) * call.space.routings();
   for (int64_t i = peer; i < all; i += kThreads) {
     at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
@@ -226,7 +230,10 @@ __global__ void __launch_bounds__(kSummingThreads)
     const int to = schedule::moe_target(rank, world, step);
     const int32_t* const positions = call.position + to * call.space.routings();
     const float* const weights = weights_of(call, to);
-    auto* const sums = at<Vec<T>>(call, to, call.space.sums_at(to, rank));
+    auto* const sums = call.staged_sums
+                           ? reinterpret_cast<Vec<T>*>(call.staged_sums +
+                                                       size_t(step - 1) * call.space.source_bytes())
+                           : at<Vec<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && column_group == 0) {
       const unsigned sent = send_d_gate_weight(call, to);
       if constexpr (kPaced) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
@@ -256,11 +263,15 @@ __global__ void __launch_bounds__(kSummingThreads)
           }
         }
       }
-      outgoing.add((end - first) * int64_t(sizeof(Vec<T>)));
+      if (!call.staged_sums) outgoing.add((end - first) * int64_t(sizeof(Vec<T>)));
     }
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
-      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
+      if (call.staged_sums) {
+        call.state->added = epoch;
+      } else {
+        outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
+      }
     }
   }
   outgoing.finish();
@@ -298,6 +309,23 @@ __device__ void add_sums(float (&sum)[kSummedVecs][Vec<T>::kElements], const Moe
   }
 }
 
+/// Called by all threads: whether no other rank has abandoned a call, after which its pushes may
+/// have overwritten rows that this call has read.
+__device__ bool none_has_left(const MoeCall& call, uint64_t epoch) {
+  const int peer = int(threadIdx.x), rank = call.table.rank;
+  bool same = true;
+  if (peer < call.table.size && peer != rank) {
+    const uint64_t left =
+        acquire_signal(call.table.signals[rank] + MoeSpace::abandoned_signal(peer));
+    same = left == 0;
+    if (!same) {
+      report_timeout(call.deadline, OpId::all_to_all, peer, -1, epoch, left);
+      give_up(&call.state->calls, epoch);
+    }
+  }
+  return __syncthreads_and(same);
+}
+
 // `threads` per row: a block, or a warp, which waits less often for a row's positions.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -317,6 +345,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int column_group = 0; column_group < column_groups && complete; ++column_group) {
     complete = await(call, MoeSpace::sums_signal(column_group, 0), epoch, deadline);
   }
+  if (complete && call.staged_sums) complete = none_has_left(call, epoch);
   const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
   const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
                 step = int64_t(gridDim.x) * rows_of_block;

@@ -17,6 +17,10 @@
 // A backward pass is a call, too: gradients are dispatched to the experts like rows, and are
 // combined as sums without weights, together with the gradients of the weights.
 //
+// The copy engine may push rows and sums (MoeOnGpus); a push always runs. A rank whose notify has
+// failed does not signal what it pushes, and before that marks the call as abandoned with all
+// others: one that was so late that it still read rows of the previous call reports that.
+//
 // In a wire format, rows and sums are messages (wire.h), stored in place of uncompressed ones.
 // The format may change from call to call: a rank stores data of a call only after its receiver has
 // sent its expert ids of that call, when all of the previous call has been read.
@@ -86,7 +90,11 @@ struct MoeSpace {
   static constexpr int decoded_signal(int source) {
     return (2 + kMaxColumnGroups) * kMaxGpus + source;
   }
-  static constexpr int kSignals = (3 + kMaxColumnGroups) * kMaxGpus;
+  /// Signal: `source` has abandoned a call, and may push rows that this rank does not expect.
+  static constexpr int abandoned_signal(int source) {
+    return (3 + kMaxColumnGroups) * kMaxGpus + source;
+  }
+  static constexpr int kSignals = (4 + kMaxColumnGroups) * kMaxGpus;
 
  private:
   /// Index of `source` among the ranks that send to `rank`.
@@ -113,6 +121,8 @@ struct MoeState {
   unsigned sent_rows[kMaxGpus] = {};
   unsigned sent_sums[kMaxColumnGroups][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
+  /// Signals of pushes: the last call that all ranks have entered, or whose sums were added.
+  uint64_t entered = 0, added = 0;
 };
 
 /// Kernel parameters of a call.
@@ -139,8 +149,11 @@ struct MoeCall {
   // Backward pass, which uses the saved routing:
   bool backward = false;
   const float* d_gate_weight =
-      nullptr;                      ///< [world][tokens, top_k], gradients of the weights, by choice
-  float* dweights = nullptr;        ///< [rows, top_k], written
+      nullptr;                ///< [world][tokens, top_k], gradients of the weights, by choice
+  float* dweights = nullptr;  ///< [rows, top_k], written
+  /// If set, rows and sums are pushed: sums are stored here, [other ranks by step][tokens, hidden],
+  /// and not signalled.
+  std::byte* staged_sums = nullptr;
   LinkPacer* link_pacer = nullptr;  ///< pacer of an emulated link between several ranks
   /// Counter of send blocks that have begun, for the permutation (MoePermutation::senders).
   unsigned* senders = nullptr;

@@ -150,6 +150,10 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
     decoded_ = values(coords_.world * shape.tokens, shape.hidden);
   }
+  if (comm_.size() > 1 && options.strategy != Strategy::serial) {
+    staged_sums_ = values((coords_.world - 1) * shape.tokens, shape.hidden);
+  }
+  paced_.emplace(comm_.size() > 1 ? comm_.link_pacer() : nullptr);
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   candidates_.clear();
   blocks_.clear();
@@ -372,6 +376,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
                 .result = out,
                 .activations = activations};
   if (joins(blocks_[number], tables_[number])) args.call.senders = &state()->senders;
+  if (blocks_[number].pushes) args.call.staged_sums = staged_sums_.data();
   if (activations) {
     args.call.saved_experts = ints(activations->experts);
     args.call.saved_weights = floats(activations->weights);

@@ -18,6 +18,9 @@
 // The sums of remote rows are then sent while the second GEMM computes the tiles with only local
 // rows.
 //
+// Pushed: the copy engine sends all rows while they are sorted, and sums, which a kernel has added
+// into this rank's memory, while local rows are multiplied: no SM is left to communication.
+//
 // In a wire format (wire.h), rows are encoded before dispatch, and decoded by the kernel that
 // has sent: fused, tiles wait for a rank's decoded rows. Sums are encoded where they are sent, and
 // decoded where they are added. Strategies have the same bits.
@@ -147,14 +150,15 @@ class MoeOnGpus final {
     /// GEMM. Dispatch overlaps it too, by blocks that then sort with the others, and combine
     /// overlaps the second GEMM's tiles of local rows, by `summing_blocks`.
     int sorting_blocks = 0, summing_blocks = 0;
-    Wire dispatch = {};  ///< wire format of rows in a forward pass
-    Wire combine = {};   ///< wire format of their sums
-    bool is_serial() const { return sending_blocks == 0; }
+    Wire dispatch = {};   ///< wire format of rows in a forward pass
+    Wire combine = {};    ///< wire format of their sums
+    bool pushes = false;  ///< the copy engine sends rows and sums; no sending or summing blocks
+    bool is_serial() const { return sending_blocks == 0 && !pushes; }
     bool overlaps_sort() const { return sorting_blocks > 0; }
-    bool overlaps_rows() const { return !is_serial() && !sorts; }
+    bool overlaps_rows() const { return !is_serial() && !sorts && !pushes; }
     /// Uncompressed rows only: messages are decoded before rows are sorted.
     bool sends_while_sorting() const {
-      return !is_serial() && overlaps_sort() && dispatch.is_none();
+      return !is_serial() && !pushes && overlaps_sort() && dispatch.is_none();
     }
     int blocks_while_sorting() const {
       return sorting_blocks + (sends_while_sorting() ? sending_blocks : 0);
@@ -174,8 +178,10 @@ class MoeOnGpus final {
   struct BackwardBlocks {
     int sending_blocks = 0, sorting_blocks = 0;  ///< as in Blocks, beside the first GEMM
     int summing_blocks = 0;  ///< SMs that send sums before they join the first weight's gradients
-    bool overlaps_rows() const { return sending_blocks > 0; }
-    bool overlaps_sums() const { return summing_blocks > 0; }
+    bool pushes = false;     ///< as in Blocks
+    bool overlaps_sort() const { return sorting_blocks > 0; }
+    bool is_serial() const { return !overlaps_sort() && summing_blocks == 0 && !pushes; }
+    bool operator==(const BackwardBlocks&) const = default;
     std::string describe() const;
   };
   struct BackwardForm {
@@ -249,6 +255,12 @@ class MoeOnGpus final {
   void launch_second(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   void launch_sums(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   void launch_sum(const PassArgs& args, cudaStream_t stream);
+  void add_sums(const PassArgs& args, cudaStream_t stream);
+  void push_rows(const PassArgs& args, cudaStream_t stream);
+  void push_sums(cudaStream_t stream);
+  /// Copies `bytes` to another rank's memory, then the word at `signalled` to its signal.
+  void push(std::byte* to, const void* from, size_t bytes, uint64_t* signal,
+            const uint64_t* signalled, cudaStream_t stream);
   void launch_gradient(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   /// Whether GEMM blocks of a forward pass join later: they must not take the SMs of a send kernel
   /// that has yet to start.
@@ -264,10 +276,9 @@ class MoeOnGpus final {
                const Tensor& w_out, const Tensor& out, MoeSavedActivations* activations,
                const MoeOfLayer& layer);
   void enqueue_backward(size_t candidate, const Tensor& dout, const Tensor& w_in,
-                        const Tensor& w_out,
-                        const MoeSavedActivations& activations, const Tensor& dx,
-                        const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
-                        WeightGradients gradients, const MoeOfLayer& layer);
+                        const Tensor& w_out, const MoeSavedActivations& activations,
+                        const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
+                        const Tensor& dw_out, WeightGradients gradients, const MoeOfLayer& layer);
   Event& event_of(schedule::PassEvent event);
   MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
 
@@ -290,9 +301,11 @@ class MoeOnGpus final {
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn shard], [padded rows, hidden]
   DeviceMemory counts_, source_, positions_, token_in_rank_, state_, group_rows_;
-  DeviceMemory ready_;     ///< permuted rows of each row tile
-  DeviceMemory messages_;  ///< this rank's rows
-  DeviceMemory decoded_;   ///< [size, tokens, hidden], local rows last
+  DeviceMemory ready_;        ///< permuted rows of each row tile
+  DeviceMemory messages_;     ///< this rank's rows
+  DeviceMemory decoded_;      ///< [size, tokens, hidden], local rows last
+  DeviceMemory staged_sums_;  ///< [size - 1, tokens, hidden], of pushing candidates
+  std::optional<PacedCopies> paced_;
   // For a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;
   DeviceMemory routing_idx_, d_gate_weight_;

@@ -107,6 +107,7 @@ void MoeOnGpus::enqueue_backward(size_t candidate, const Tensor& dout, const Ten
   args.call.saved_call = reinterpret_cast<uint64_t*>(activations.call.data());
   args.call.results = gradients_->dx().data();
   args.call.backward = true;
+  if (args.backward->blocks.pushes) args.call.staged_sums = staged_sums_.data();
   args.call.d_gate_weight = floats(d_gate_weight_);
   args.call.dweights = dweights.as<float>();
   enqueue_pass(args.backward->pass, args);

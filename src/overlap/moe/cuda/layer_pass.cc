@@ -3,6 +3,7 @@
 // With rows sorted concurrently with the first GEMM, all of a pass is on one stream: a GEMM
 // that runs concurrently with a kernel begins once all blocks of that kernel run (concurrent.cuh),
 // so that it cannot keep the kernel it waits for from starting.
+#include "core/cuda/check.h"
 #include "overlap/moe/cuda/layer.h"
 #include "overlap/moe/cuda/memory.h"
 #include "overlap/moe/cuda/wire.h"
@@ -19,6 +20,11 @@ MoePassForm MoeOnGpus::form_of(const Blocks& candidate, size_t column_groups) co
                    .has_gate_step = trains(),
                    .column_groups = int(column_groups)};
   if (candidate.is_serial()) return form;
+  if (candidate.pushes) {
+    form.rows = RowExchange::pushed;
+    form.sums = SumExchange::pushed;
+    return form;
+  }
   if (candidate.overlaps_rows()) form.rows = RowExchange::overlapped;
   if (candidate.sends_while_sorting()) form.rows = RowExchange::while_sorting;
   form.sums = candidate.overlaps_sort() ? SumExchange::local_last : SumExchange::by_columns;
@@ -69,6 +75,12 @@ void MoeOnGpus::launch(const PassStep& step, PassArgs& args, cudaStream_t stream
       return launch_sums(step, args, stream);
     case MoeStep::sum_ranks:
       return launch_sum(args, stream);
+    case MoeStep::push_rows:
+      return push_rows(args, stream);
+    case MoeStep::add_sums:
+      return add_sums(args, stream);
+    case MoeStep::push_sums:
+      return push_sums(stream);
     case MoeStep::d_act:
     case MoeStep::gate:
     case MoeStep::dx:
@@ -101,7 +113,7 @@ void MoeOnGpus::launch_rows(PassArgs& args, cudaStream_t stream) {
 void MoeOnGpus::launch_permutation(const PassArgs& args, cudaStream_t stream) {
   MoePermutation permuted = permutation();
   if (args.call.backward) {
-    permuted.ready = args.backward->blocks.overlaps_rows() ? uints(ready_) : nullptr;
+    permuted.ready = args.backward->blocks.overlaps_sort() ? uints(ready_) : nullptr;
     gradients_->add_tables(permuted, args.backward->d_act_table);
     return launch_permute(permuted, stream);
   }
@@ -125,12 +137,13 @@ void* MoeOnGpus::sorted_x(const PassArgs& args) const {
 void MoeOnGpus::launch_gathering(const PassArgs& args, bool sends, cudaStream_t stream) {
   if (args.call.backward) {
     const MoeGather gather = gathering(uncompressed_rows(args.rows), gradients_->dout());
-    if (!sends) return launch_gather(sorted(), gather, stream);
     const BackwardBlocks& blocks = args.backward->blocks;
-    return launch_send_and_gather(
-        args.call, args.rows.data(), blocks.sending_blocks,
-        gradients_->d_act_table(args.backward->d_act_table), gather, uints(ready_),
-        {blocks.sending_blocks + blocks.sorting_blocks, experts_.paired}, stream);
+    if (!blocks.overlaps_sort()) return launch_gather(sorted(), gather, stream);
+    const GroupedTable& order = gradients_->d_act_table(args.backward->d_act_table);
+    const ConcurrentBlocks sorting{blocks.sending_blocks + blocks.sorting_blocks, experts_.paired};
+    if (!sends) return launch_overlapped_gather(order, gather, uints(ready_), sorting, stream);
+    return launch_send_and_gather(args.call, args.rows.data(), blocks.sending_blocks, order, gather,
+                                  uints(ready_), sorting, stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
   const MoeGather gather = gathering(rows_of(candidate, args.rows), sorted_x(args));
@@ -190,12 +203,47 @@ void MoeOnGpus::launch_sum(const PassArgs& args, cudaStream_t stream) {
   launch_sum_encoded_ranks(args.call, candidate.combine, args.result, column_groups, stream);
 }
 
+void MoeOnGpus::add_sums(const PassArgs& args, cudaStream_t stream) {
+  launch_send_sums(args.call, {0, coords_.shape.hidden}, 0, sending_blocks(), stream);
+}
+
+void MoeOnGpus::push(std::byte* to, const void* from, size_t bytes, uint64_t* signal,
+                     const uint64_t* signalled, cudaStream_t stream) {
+  paced_->begin(int64_t(bytes), stream);
+  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "push rows");
+  paced_->end(stream);
+  // The signal is a copy, too: it follows the data, and reads the call's number when it runs.
+  check(cudaMemcpyAsync(signal, signalled, sizeof(uint64_t), cudaMemcpyDefault, stream),
+        "signal rows");
+}
+
+void MoeOnGpus::push_rows(const PassArgs& args, cudaStream_t stream) {
+  const PeerTable& table = buffer_->table();
+  const size_t bytes = size_t(args.call.rows) * space_.row_bytes();
+  for (int step = 1; step < comm_.size(); ++step) {
+    const int to = moe_target(comm_.rank(), comm_.size(), step);
+    push(table.memory[to] + space_.rows_at(to, comm_.rank()), args.rows.data(), bytes,
+         table.signals[to] + MoeSpace::rows_signal(comm_.rank()), &state()->entered, stream);
+  }
+}
+
+// Gradients of weights have been stored by the kernel that added the sums.
+void MoeOnGpus::push_sums(cudaStream_t stream) {
+  const PeerTable& table = buffer_->table();
+  for (int step = 1; step < comm_.size(); ++step) {
+    const int to = moe_target(comm_.rank(), comm_.size(), step);
+    push(table.memory[to] + space_.sums_at(to, comm_.rank()),
+         staged_sums_.data() + size_t(step - 1) * space_.source_bytes(), space_.source_bytes(),
+         table.signals[to] + MoeSpace::sums_signal(0, comm_.rank()), &state()->added, stream);
+  }
+}
+
 void MoeOnGpus::launch_gradient(const PassStep& step, const PassArgs& args, cudaStream_t stream) {
   const MoeSaved& saved = args.activations->saved;
   const bool stores = args.gradients == WeightGradients::store;
   if (step.step == MoeStep::d_act) {
     gradients_->multiply_d_act(args.w_out.data(), args.backward->d_act_table,
-                               args.backward->blocks.overlaps_rows() ? uints(ready_) : nullptr,
+                               args.backward->blocks.overlaps_sort() ? uints(ready_) : nullptr,
                                stream);
   }
   if (step.step == MoeStep::gate) {

@@ -44,9 +44,9 @@ TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
             pause();
             const size_t backward = number % layer.backward_candidates().size();
             problem.run_backward(layer, *saved, backward);
-            const std::string what =
-                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].name +
-                ", backward " + layer.backward_candidates()[backward].name;
+            const std::string what = describe(s) + ", " + load.name + ", " +
+                                     layer.candidates()[candidate].name + ", backward " +
+                                     layer.backward_candidates()[backward].name;
             problem.expect_right(problem.result<uint16_t>(), what);
             const auto once = problem.found();
             problem.expect_right(once, what);
