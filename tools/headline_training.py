@@ -2,7 +2,7 @@
 two GPUs beside one."""
 import json
 
-from bench_results import ROOT, markdown
+from bench_results import ROOT, load as results_of, markdown
 from generate_table import FILES, peer_of
 
 
@@ -37,6 +37,17 @@ def layers():
                       run["mfu_sustained"], peer["mfu_sustained"])
 
 
+def experts():
+    """Both passes, from expert ids to gradients; PyTorch's with NCCL."""
+    folder = "h200x2/moe"
+    peers = {(r["model"], r["tokens"]): r["time_us"]["both"] for r in load(f"{folder}/peers/moe.json")}
+    for file in sorted((ROOT / "bench/results" / folder).glob("*-backward.json")):
+        for run in results_of(file):
+            fastest = min(run["time_us"]["serial"], run["time_us"]["overlapped"])
+            yield row(f'experts of {run["model"]}, both passes of {run["tokens"]:,} tokens', "2 H200", fastest / 1e3,
+                      peers[run["model"], run["tokens"]] / 1e3)
+
+
 def tokens():
     for gpu, folder in FILES.items():
         results = load(f"{folder}/generate.json")
@@ -51,4 +62,4 @@ def tokens():
 
 
 def table():
-    return markdown(["bf16", "on", "Tandem", "PyTorch", "speed-up"], [*steps(), *layers(), *tokens()])
+    return markdown(["bf16", "on", "Tandem", "PyTorch", "speed-up"], [*steps(), *layers(), *experts(), *tokens()])

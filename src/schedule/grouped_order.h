@@ -50,12 +50,6 @@ constexpr BlockSlot slot_of(int position, const BlockSlots& of) {
   const int block = rest % of.blocks;
   return {block, rest / of.blocks + (block < of.early ? of.rounds : 0)};
 }
-/// Position of the tile of a slot: the inverse of slot_of.
-constexpr int position_of(const BlockSlot& at, const BlockSlots& of) {
-  if (at.block >= of.early) return of.early * of.rounds + at.slot * of.blocks + at.block;
-  if (at.slot < of.rounds) return at.slot * of.early + at.block;
-  return of.early * of.rounds + (at.slot - of.rounds) * of.blocks + at.block;
-}
 /// Number of work items of `block`, of `tiles` in all.
 constexpr int slots_of(int block, int tiles, const BlockSlots& of) {
   const auto slots = [block](int count, int blocks) {

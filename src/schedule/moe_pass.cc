@@ -119,13 +119,6 @@ MoePass make_forward(const MoePassForm& form) {
 
 MoePass make_dispatch_backward(const MoePassForm& form) {
   MoePass pass{{.step = MoeStep::notify}};
-  if (form.rows == RowExchange::while_sorting) {
-    pass.push_back({.step = MoeStep::permute});
-    pass.push_back({.step = MoeStep::send_and_gather});
-    pass.push_back({.step = MoeStep::d_act});
-    if (form.has_gate_step) pass.push_back({.step = MoeStep::gate});
-    return pass;
-  }
   if (form.sends && form.rows == RowExchange::pushed) {
     add_row_pushes(pass);
   } else if (form.sends) {

@@ -181,6 +181,14 @@ Passes best_of(const std::vector<Passes>& measured, const std::vector<Timing>& t
   return best;
 }
 
+/// The GEMMs of a pass, or of both, alone.
+void run_gemms(MoeOnGpus& layer, const MoeCase& c, const MoeBackwardCase* backward) {
+  if (!backward) return layer.multiply_alone(c.x, c.w_in, c.w_out);
+  const MoeOnGpus::GradientsAlone gradients{*backward->saved, backward->dw_in, backward->dw_out,
+                                            WeightGradients::store};
+  layer.multiply_alone(c.x, c.w_in, c.w_out, &gradients);
+}
+
 }  // namespace
 
 void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result) {
@@ -215,15 +223,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const PacedCopies paced(at.comm.link_pacer());
   const cudaStream_t stream = at.comm.stream();
   std::vector<std::pair<std::string, std::function<void()>>> runs{
-      {"gemm",
-       [&] {
-         if (back) {
-           const MoeOnGpus::GradientsAlone gradients{*back->saved, back->dw_in, back->dw_out,
-                                                     WeightGradients::store};
-           return layer.multiply_alone(c.x, c.w_in, c.w_out, &gradients);
-         }
-         layer.multiply_alone(c.x, c.w_in, c.w_out);
-       }},
+      {"gemm", [&] { run_gemms(layer, c, back); }},
       {"wire", [&] {
          paced.begin(int64_t(peer_bytes) * (at.comm.size() - 1), stream);
          for (int step = 1; step < at.comm.size(); ++step) {

@@ -21,13 +21,6 @@ struct WgradShape {
   int64_t rows = 0, columns = 0;  ///< shape of a group's weight: features of dy and of x
 };
 
-/// Blocks whose SMs the preceding kernel of the stream has at first, and the tiles that each of the
-/// others computes meanwhile.
-struct LateBlocks {
-  int count = 0, rounds = 0;
-  bool operator==(const LateBlocks&) const = default;
-};
-
 struct WgradArgs {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
@@ -36,9 +29,6 @@ struct WgradArgs {
   DType dtype = DType::f32;                         ///< of dweight: f32, or stored, the shape's
   /// Stored, zeros for a group without rows; else added.
   bool stores = false;
-  /// If any, the kernel starts concurrently with the preceding one of the stream, as in
-  /// GroupedArgs::concurrent.
-  LateBlocks late = {};
 };
 
 /// Padding rows of a group's last tile must be zeros in both operands.

@@ -1,9 +1,9 @@
 // Gradients of grouped weights (grouped_wgrad.h): a GemmBlock (gemm_block.cuh) on tiles of 128 x
 // 256 of a group's weight. A k-block is 64 of the group's rows: both operands, dy and x, are
-// transposed as stored. Tiles are distributed round-robin over the blocks, group by group, those of
-// late blocks after the others' first rounds; groups without rows are skipped, and if gradients are
-// stored, cleared by a kernel behind. Nothing is staged: the multiplying threads write their sums
-// to memory, while loading proceeds with the next tile.
+// transposed as stored. Tiles are distributed round-robin over the blocks, group by group; groups
+// without rows are skipped, and if gradients are stored, cleared by a kernel before. Nothing is
+// staged: the multiplying threads write their sums to memory, while loading proceeds with the next
+// tile.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,6 @@
 #include <string>
 
 #include "core/cuda/check.h"
-#include "core/cuda/concurrent.cuh"
 #include "gemm/cuda/gemm_launch.cuh"
 #include "gemm/cuda/grouped_wgrad.h"
 #include "tandem/error.h"
@@ -74,7 +73,6 @@ struct WgradRoles {
     WgradOutput output;
     int groups, row_tiles, column_tiles;
     int rows, columns;
-    schedule::BlockSlots slots;
   };
 
   struct Work : WholeTile {
@@ -93,15 +91,16 @@ struct WgradRoles {
   template <class Body>
   __device__ static void for_each_work(const Params& params, Body&& body) {
     const int tiles = params.row_tiles * params.column_tiles;
-    for (int slot = 0;; ++slot) {
-      const int position = schedule::position_of({int(blockIdx.x), slot}, params.slots);
-      const int group = position / tiles, at = position - group * tiles;
+    int group = 0, at = int(blockIdx.x);
+    while (true) {
+      for (; at >= tiles; at -= tiles) ++group;
       if (group >= params.groups) return;
       const schedule::GroupRows rows = params.group_rows[group];
       if (rows.rows > 0) {
         body(Work(group, rows,
                   schedule::grouped_tile(at, params.row_tiles, params.column_tiles, kBand)));
       }
+      at += int(gridDim.x);
     }
   }
 
@@ -191,9 +190,7 @@ struct WgradRoles {
   };
 
   __device__ static void spare(const Params&, Shared&) {}
-  __device__ static void close() {
-    end_behind_kernel_before();
-  }
+  __device__ static void close() {}
 };
 
 // ---- Launch ------------------------------------------------------------------------------------
@@ -225,17 +222,12 @@ class Wgrad final : public GroupedWgrad {
     params_.group_rows = args.group_rows;
     params_.dweight = args.dweight;
     params_.output = output;
-    const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
-    params_.slots = slots_of(args.late, int(std::min<int64_t>(blocks_, tiles)));
-    launch_gemm<Block>(params_, params_.slots.blocks, kName, stream, args.late.count > 0);
     if (args.stores) clear_empty(args, stream);
+    const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
+    launch_gemm<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
   }
 
  private:
-  schedule::BlockSlots slots_of(const LateBlocks& late, int blocks) const {
-    if (late.count == 0) return {blocks, blocks, 0};
-    return {blocks, std::clamp(blocks_ - late.count, 1, blocks), late.rounds};
-  }
   WgradOutput output_of(const WgradArgs& args) const {
     if (args.dtype == DType::f32) {
       return args.stores ? WgradOutput::store_f32 : WgradOutput::add_f32;

@@ -36,7 +36,8 @@ void lose_the_link(Communicator& comm) {
   }
   comm.barrier("before");
   comm.set_deadline(3);
-  comm.barrier("cut");  // rank 0's signal may not have left when its link goes: then the other waits here
+  comm.barrier(
+      "cut");  // rank 0's signal may not have left when its link goes: then the other waits here
   if (comm.rank() == 0 && std::system("ip link set eth0 down") != 0) {
     throw Unsupported("eth0 cannot be taken down");
   }

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   }
   if (sends && await(call, MoeSpace::routings_signal(0), epoch, call.deadline) &&
       all_in(call, tag, epoch)) {
-    if (peer == 0) call.state->entered = epoch;
+    if (peer == 0) call.state->agreed = epoch;
     return;
   }
   // Without valid expert ids of all ranks, nothing is computed.
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kSummingThreads)
           }
         }
       }
-      if (!call.staged_sums) outgoing.add((end - first) * int64_t(sizeof(Vec<T>)));
+      outgoing.add((end - first) * int64_t(sizeof(Vec<T>)));
     }
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {

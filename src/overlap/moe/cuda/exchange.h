@@ -121,8 +121,8 @@ struct MoeState {
   unsigned sent_rows[kMaxGpus] = {};
   unsigned sent_sums[kMaxColumnGroups][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
-  /// Signals of pushes: the last call that all ranks have entered, or whose sums were added.
-  uint64_t entered = 0, added = 0;
+  /// Signals of pushes: the last call that all ranks agreed on, or whose sums were added.
+  uint64_t agreed = 0, added = 0;
 };
 
 /// Kernel parameters of a call.

@@ -69,15 +69,13 @@ void ExpertGradients::multiply_dx(const void* w_in, cudaStream_t stream) {
 }
 
 void ExpertGradients::write_dw_in(const SortedRows& rows, const MoeSaved& saved,
-                                  const Tensor& dw_in, bool stores, const LateBlocks& late,
-                                  cudaStream_t stream) {
+                                  const Tensor& dw_in, bool stores, cudaStream_t stream) {
   of_in_->launch({.dy = dgate_up_.data(),
                   .x = saved.x.data(),
                   .group_rows = rows.group_rows,
                   .dweight = dw_in.data(),
                   .dtype = dw_in.dtype(),
-                  .stores = stores,
-                  .late = late},
+                  .stores = stores},
                  stream);
 }
 

@@ -94,10 +94,9 @@ class ExpertGradients {
   void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* routing_idx,
             const float* weights, float* d_gate_weight, cudaStream_t stream);
   void multiply_dx(const void* w_in, cudaStream_t stream);
-  /// Added, or stored (f32 or the shape's dtype; of experts without rows, zeros). `late`: as in
-  /// WgradArgs.
+  /// Added, or stored (f32 or the shape's dtype; of experts without rows, zeros).
   void write_dw_in(const SortedRows& rows, const MoeSaved& saved, const Tensor& dw_in, bool stores,
-                   const LateBlocks& late, cudaStream_t stream);
+                   cudaStream_t stream);
   void write_dw_out(const SortedRows& rows, const Tensor& dw_out, bool stores, cudaStream_t stream);
 
  private:

@@ -150,17 +150,16 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
     decoded_ = values(coords_.world * shape.tokens, shape.hidden);
   }
-  if (comm_.size() > 1 && options.strategy != Strategy::serial) {
+  if (can_push(options)) {
     staged_sums_ = values((coords_.world - 1) * shape.tokens, shape.hidden);
   }
-  paced_.emplace(comm_.size() > 1 ? comm_.link_pacer() : nullptr);
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   candidates_.clear();
   blocks_.clear();
   const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
   if (!encodes || options.allow_uncompressed) add_candidates(options, {}, {});
   if (encodes) add_candidates(options, options.dispatch, options.combine);
-  if (trains) add_backward_candidates(options.strategy);
+  if (trains) add_backward_candidates(options);
 }
 
 std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
@@ -360,8 +359,7 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
   const bool stores = gradients->mode == WeightGradients::store;
   gradients_->multiply_d_act(w_out.data(), 0, nullptr, stream);
   gradients_->multiply_dx(w_in.data(), stream);
-  gradients_->write_dw_in(sorted(), gradients->activations.saved, gradients->dw_in, stores, {},
-                          stream);
+  gradients_->write_dw_in(sorted(), gradients->activations.saved, gradients->dw_in, stores, stream);
   gradients_->write_dw_out(sorted(), gradients->dw_out, stores, stream);
 }
 

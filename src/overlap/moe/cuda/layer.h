@@ -27,9 +27,8 @@
 //
 // A backward pass has candidates of its own. Gradients are notified, dispatched and permuted with
 // the saved routing of the forward pass; gradients.h; and their sums are added after the gradients
-// of the weights. Overlapped: rows are sent and sorted while the GEMM through the second weight
-// multiplies those that are there, and sums are sent while the first weight's gradients are
-// computed, by SMs that then join.
+// of the weights. Pushed: rows travel while they are sorted, which may overlap the GEMM through the
+// second weight, and sums while the gradients of the weights are computed.
 //
 // Passes are lists of steps (schedule/moe_pass.h), made once per candidate; a lane is a stream.
 #pragma once
@@ -174,32 +173,34 @@ class MoeOnGpus final {
     std::vector<schedule::Range> columns;  ///< ranges of the second GEMM's column groups
   };
 
-  /// Blocks of a backward pass's kernels; serial if none overlaps.
   struct BackwardBlocks {
-    int sending_blocks = 0, sorting_blocks = 0;  ///< as in Blocks, beside the first GEMM
-    int summing_blocks = 0;  ///< SMs that send sums before they join the first weight's gradients
-    bool pushes = false;     ///< as in Blocks
+    bool pushes = false;     ///< as in Blocks; otherwise serial
+    int sorting_blocks = 0;  ///< if above 0: SMs that sort concurrently with the first GEMM
     bool overlaps_sort() const { return sorting_blocks > 0; }
-    bool is_serial() const { return !overlaps_sort() && summing_blocks == 0 && !pushes; }
     bool operator==(const BackwardBlocks&) const = default;
     std::string describe() const;
   };
   struct BackwardForm {
     BackwardBlocks blocks;
     int d_act_table = 0;
-    LateBlocks late = {};  ///< of the first weight's gradients
     schedule::MoePass pass = {};
   };
 
+  /// Number of SMs / divisor, at least 1: even if blocks work in pairs, of which one would be left
+  /// without a partner (ConcurrentBlocks).
+  int share_of(int divisor) const;
   /// Adds serial and fused candidates with one wire format per direction.
   void add_candidates(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_candidate(const Blocks& candidate);
   void add_choice(const Blocks& blocks);
   double us_to_send_row(int blocks) const;
   schedule::Joining joining_sorters(const Blocks& candidate) const;
-  void add_backward_candidates(Strategy strategy);
+  void add_backward_candidates(const MoeOptions& options);
   void add_backward_candidate(const BackwardBlocks& blocks);
-  LateBlocks late_summing(int blocks) const;
+  /// Whether the copy engine may send: on a shared GPU a kernel could keep its copies waiting.
+  bool can_push(const MoeOptions& options) const {
+    return options.strategy != Strategy::serial && comm_.size() > 1 && comm_.share().alone();
+  }
   schedule::Joining joining_senders(const Blocks& candidate) const;
   /// Allocates this rank's non-symmetric memory, and adds the candidates.
   void allocate(const MoeOptions& options);
@@ -305,7 +306,6 @@ class MoeOnGpus final {
   DeviceMemory messages_;     ///< this rank's rows
   DeviceMemory decoded_;      ///< [size, tokens, hidden], local rows last
   DeviceMemory staged_sums_;  ///< [size - 1, tokens, hidden], of pushing candidates
-  std::optional<PacedCopies> paced_;
   // For a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;
   DeviceMemory routing_idx_, d_gate_weight_;

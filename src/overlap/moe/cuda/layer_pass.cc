@@ -137,13 +137,11 @@ void* MoeOnGpus::sorted_x(const PassArgs& args) const {
 void MoeOnGpus::launch_gathering(const PassArgs& args, bool sends, cudaStream_t stream) {
   if (args.call.backward) {
     const MoeGather gather = gathering(uncompressed_rows(args.rows), gradients_->dout());
-    const BackwardBlocks& blocks = args.backward->blocks;
-    if (!blocks.overlaps_sort()) return launch_gather(sorted(), gather, stream);
-    const GroupedTable& order = gradients_->d_act_table(args.backward->d_act_table);
-    const ConcurrentBlocks sorting{blocks.sending_blocks + blocks.sorting_blocks, experts_.paired};
-    if (!sends) return launch_overlapped_gather(order, gather, uints(ready_), sorting, stream);
-    return launch_send_and_gather(args.call, args.rows.data(), blocks.sending_blocks, order, gather,
-                                  uints(ready_), sorting, stream);
+    const BackwardForm& form = *args.backward;
+    if (!form.blocks.overlaps_sort()) return launch_gather(sorted(), gather, stream);
+    const ConcurrentBlocks sorting{form.blocks.sorting_blocks, experts_.paired};
+    return launch_overlapped_gather(gradients_->d_act_table(form.d_act_table), gather,
+                                    uints(ready_), sorting, stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
   const MoeGather gather = gathering(rows_of(candidate, args.rows), sorted_x(args));
@@ -175,9 +173,7 @@ void MoeOnGpus::launch_second(const PassStep& step, const PassArgs& args, cudaSt
 
 void MoeOnGpus::launch_sums(const PassStep& step, const PassArgs& args, cudaStream_t stream) {
   if (args.call.backward) {
-    const int summing = args.backward->blocks.summing_blocks;
-    return launch_send_sums(args.call, {0, coords_.shape.hidden}, 0,
-                            summing > 0 ? summing : sending_blocks(), stream);
+    return launch_send_sums(args.call, {0, coords_.shape.hidden}, 0, sending_blocks(), stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
   ConcurrentBlocks blocks{candidate.sending_blocks, experts_.paired};
@@ -209,9 +205,7 @@ void MoeOnGpus::add_sums(const PassArgs& args, cudaStream_t stream) {
 
 void MoeOnGpus::push(std::byte* to, const void* from, size_t bytes, uint64_t* signal,
                      const uint64_t* signalled, cudaStream_t stream) {
-  paced_->begin(int64_t(bytes), stream);
   if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "push rows");
-  paced_->end(stream);
   // The signal is a copy, too: it follows the data, and reads the call's number when it runs.
   check(cudaMemcpyAsync(signal, signalled, sizeof(uint64_t), cudaMemcpyDefault, stream),
         "signal rows");
@@ -223,7 +217,7 @@ void MoeOnGpus::push_rows(const PassArgs& args, cudaStream_t stream) {
   for (int step = 1; step < comm_.size(); ++step) {
     const int to = moe_target(comm_.rank(), comm_.size(), step);
     push(table.memory[to] + space_.rows_at(to, comm_.rank()), args.rows.data(), bytes,
-         table.signals[to] + MoeSpace::rows_signal(comm_.rank()), &state()->entered, stream);
+         table.signals[to] + MoeSpace::rows_signal(comm_.rank()), &state()->agreed, stream);
   }
 }
 
@@ -253,7 +247,7 @@ void MoeOnGpus::launch_gradient(const PassStep& step, const PassArgs& args, cuda
   }
   if (step.step == MoeStep::dx) gradients_->multiply_dx(args.w_in.data(), stream);
   if (step.step == MoeStep::dw_in) {
-    gradients_->write_dw_in(sorted(), saved, args.dw_in, stores, args.backward->late, stream);
+    gradients_->write_dw_in(sorted(), saved, args.dw_in, stores, stream);
   }
   if (step.step == MoeStep::dw_out) {
     gradients_->write_dw_out(sorted(), args.dw_out, stores, stream);

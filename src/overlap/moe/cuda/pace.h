@@ -20,20 +20,9 @@ constexpr double sending_us_of_byte(int blocks) {
   return 1 / std::min(kBytesOfUs * double(blocks), kMax);
 }
 
-/// Microseconds for `blocks` to read a byte of the results that they add up: an estimate.
-constexpr double summing_us_of_byte(int blocks) {
-  constexpr double kBytesOfUs = 60e3;  // per block
-  return 1 / (kBytesOfUs * double(blocks));
-}
-
-/// Work of a block per microsecond: at 660 TFLOP/s of 132 SMs.
-constexpr double kFlopsOfUs = 5e6;
-/// Microseconds of a block for a tile of a weight's gradient.
-constexpr double us_of_gradient_tile(int64_t rows) {
-  return 2.0 * kGroupedRows * kGroupedColumns * double(rows) / kFlopsOfUs;
-}
-/// Tiles of the first GEMM that a block computes per microsecond.
+/// Tiles of the first GEMM that a block computes per microsecond: at 660 TFLOP/s of 132 SMs.
 constexpr double tiles_of_us(int64_t hidden) {
+  constexpr double kFlopsOfUs = 5e6;
   return kFlopsOfUs / (2.0 * kGroupedRows * kGroupedColumns * double(hidden));
 }
 

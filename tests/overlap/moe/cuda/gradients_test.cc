@@ -78,7 +78,7 @@ class GroupedGradients : public GpuMoe {
   }
 
   /// Gradients that are stored overwrite NaNs, and zeros are stored where a group has no rows.
-  void expect_exact(const Case& c, const LateBlocks& late = {}) const {
+  void expect_exact(const Case& c) const {
     const Operands o = operands_of(c);
     const DeviceMemory dy = to_device(stored(c.dtype, o.dy)), x = to_device(stored(c.dtype, o.x)),
                        groups = to_device(o.group_rows);
@@ -98,8 +98,7 @@ class GroupedGradients : public GpuMoe {
                      .group_rows = reinterpret_cast<schedule::GroupRows*>(groups.data()),
                      .dweight = out.data(),
                      .dtype = rounds ? c.dtype : DType::f32,
-                     .stores = !adds,
-                     .late = late},
+                     .stores = !adds},
                     stream());
       const auto found = rounds ? loaded(c.dtype, to_host<uint16_t>(out, sums.size()))
                                 : to_host<float>(out, sums.size());
@@ -124,14 +123,6 @@ TEST_F(GroupedGradients, OfWholeNumbersAreExact) {
            {std::pair<int64_t, int64_t>{8, 8}, {128, 256}, {136, 264}, {1032, 40}, {72, 1000}}) {
         ASSERT_NO_FATAL_FAILURE(expect_exact({dtype, counts, rows, columns}));
       }
-    }
-  }
-}
-
-TEST_F(GroupedGradients, WithBlocksThatBeginLateAreExact) {
-  for (const LateBlocks late : {LateBlocks{1, 0}, {16, 1}, {120, 3}, {1000, 2}}) {
-    for (const auto& counts : {std::vector<int>{300, 0, 1, 128, 5}, std::vector<int>(40, 33)}) {
-      ASSERT_NO_FATAL_FAILURE(expect_exact({DType::bf16, counts, 1032, 520}, late));
     }
   }
 }
