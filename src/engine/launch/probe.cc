@@ -51,15 +51,16 @@ struct Progress {
   std::atomic<int64_t> bytes = 0;
 };
 
-/// Memory of this process, with its share of what it shares.
+/// Memory of this process, with its share of what it shares; none of files, which processes outside
+/// this probe share as well: their begin and end would change it.
 int64_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   std::string word;
-  int64_t kib = 0;
+  int64_t all_kib = 0, kib = 0;
   while (file >> word) {
-    if (word == "Pss:" && file >> kib) return kib << 10;
+    if ((word == "Pss_Anon:" || word == "Pss_Shmem:") && file >> kib) all_kib += kib;
   }
-  return 0;
+  return all_kib << 10;
 }
 
 class Probe {

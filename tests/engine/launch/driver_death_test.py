@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import Run
+from launched_run import Run
 
 STEPS_A_KILL, LIMIT_S = 500, 60  # the rest of the run outlasts the time that a second launch waits
 RESUME = ["--resume"]

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import LIMIT_S, Run
+from launched_run import LIMIT_S, Run
 
 COPIES = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.peer_copy=true"]
 JOBS = {"short steps": ("--tp 2 --dp 2", COPIES), "checkpoints on disk": ("--tp 1 --dp 4", []),

@@ -19,7 +19,7 @@ import threading
 import time
 
 from launch_hosts_test import Hosts, HostsRun
-from launch_recovery_test import LIMIT_S, Run
+from launched_run import LIMIT_S, Run
 
 MAGIC = b"tandem\0\1"  # comm/rendezvous/message.h
 RANKS, MAX_PENDING, OTHER_DESCRIPTORS, MAX_GROWTH_KIB = 4, 256, 32, 16 << 10

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import CONFIG, JOB, LIMIT_S, SNAPSHOTS, Run, checkpoints, children
+from launched_run import CONFIG, JOB, LIMIT_S, SNAPSHOTS, Run, checkpoints, children, in_time
 
 SHELL = """#!/bin/sh
 # Stands for ssh: HOST COMMAND.
@@ -152,10 +152,13 @@ def main():
         HostsRun(tandem, folder, "hosts", hosts.options("a", "b"), steps).ends_like(reference.ends_like(reference))
         # One rank of each host, and one that is stopped; then all of a host: from the checkpoint with spares and new
         # processes, one spare lost with it, or from copies in the memory of the other host.
-        run = HostsRun(tandem, folder, "ranks", [*hosts.options("a", "b"), "--spares", "2", "--restarts", "1"], steps)
-        for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGSTOP), (2, signal.SIGKILL)]):
-            run.hurt(rank, number, 1 + at)
-        run.ends_like(reference)
+        def lose_ranks(place):
+            run = HostsRun(tandem, place, "ranks", [*hosts.options("a", "b"), "--spares", "2", "--restarts", "1"], steps)
+            for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGSTOP), (2, signal.SIGKILL)]):
+                run.hurt(rank, number, 1 + at)
+            run.ends_like(reference)
+
+        in_time(folder, "ranks", lose_ranks)
         # Faults that the launcher causes on another host.
         plan = folder / "faults.toml"
         plan.write_text("".join(f'[[fault]]\nstep = {step}\nrank = {rank}\nkind = "{kind}"\n'
@@ -169,11 +172,12 @@ def main():
             run.fail(f"expected two of three faults to be noticed: {faults}, {blamed}")
         copies = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=8", "--set",
                   "checkpoint.peer_copy=true"]
-        def lose_host(name, launch, job, target):
+
+        def lose_host(place, launch, job, target):
             """Log of a run whose host a is lost."""
-            run = HostsRun(tandem, folder, name, launch, steps, job=job)
+            run = HostsRun(tandem, place, "lost", launch, steps, job=job)
             run.wait_until("a step", lambda: run.step() >= 15)
-            os.kill(run.executors()["a"], signal.SIGKILL)
+            run.send(run.find("host a", lambda: run.executors().get("a")), signal.SIGKILL)
             run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
             run.ends_like(reference)
             for event in run.events("recovered"):
@@ -184,11 +188,13 @@ def main():
                 run.fail("expected a line for each rank of the lost host")
             return log
 
-        if "from its copy" in lose_host("mixed", [*hosts.options("b", "a"), "--spares", "2", "--restarts", "1"], [], "b"):
+        log = in_time(folder, "mixed", lambda place: lose_host(
+            place, [*hosts.options("b", "a"), "--spares", "2", "--restarts", "1"], [], "b"))
+        if "from its copy" in log:
             sys.exit("mixed: expected no copy in memory")
         # Copies are sent in the background: on a busy machine none may be whole yet.
-        if not any("of rank 2 from its copy" in lose_host(f"copies{attempt}", [*hosts.options("b", "a", "c slots=0"), "--spares", "2"],
-                                                          copies, "c") for attempt in range(3)):
+        if not any("of rank 2 from its copy" in in_time(folder, f"copies{attempt}", lambda place: lose_host(
+                place, [*hosts.options("b", "a", "c slots=0"), "--spares", "2"], copies, "c")) for attempt in range(3)):
             sys.exit("copies: expected them to be used")
         # A loss without a replacement: snapshots in the memory of both hosts are written to disk.
         for name, launch in ("saved", []), ("saved_replaced", ["--restarts", "0", "--min-dp", "2"]):

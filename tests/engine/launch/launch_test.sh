@@ -60,8 +60,11 @@ SECONDS=0
 status=0
 pid=$("$tandem" launch -n 1 -- sh -c 'sleep 1000 & echo "$!"; kill -9 $$' 2>"$dir/log") || status=$?
 [ $status = 137 ] || fail "a killed rank: exit $status" "$dir/log"
-for _ in $(seq 100); do kill -0 "$pid" 2>"$dir/none" || break; sleep 0.1; done
-! kill -0 "$pid" 2>"$dir/none" || fail "process $pid outlives its killed rank"
+runs() { # PID: has not ended; one that nobody has waited for has
+  grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"
+}
+for _ in $(seq 100); do runs "$pid" || break; sleep 0.1; done
+! runs "$pid" || fail "process $pid outlives its killed rank"
 # Variables of a launcher above do not reach the ranks.
 for variable in OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMI_FD PMIX_RANK SLURM_PROCID SLURM_STEP_ID SLURM_JOB_ID; do
   export $variable=0
@@ -99,7 +102,8 @@ status=0
 expected='launch --min-dp 1: with 1 of 2 data-parallel ranks: train.gradient_dtype is bf16 with parallel.replicas = 2: expected f32'
 grep -qF -- "$expected" "$dir/log" || fail "expected '$expected':" "$dir/log"
 [ -z "$(ls "$dir/fewer")" ] || fail "a job that is refused has written" "$dir/log"
-refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
+# A folder that this user may not enter would give another reason.
+PATH=/usr/bin:/bin refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
 refused 2 'expected either -n with a command, or --probe' -n 2 --probe 2 -- true
 refused 2 'launch: no command' -n 2
 

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import tempfile
 
-from launch_recovery_test import SNAPSHOTS, Run
+from launched_run import SNAPSHOTS, Run
 
 STEPS = 24
 # Two learners of two ranks. A fragment leaves after every fourth step and is applied two steps later.

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from launch_hosts_test import Hosts
-from launch_recovery_test import CONFIG, Run
+from launched_run import CONFIG, Run
 
 STEPS = 16
 LAYOUT, RANKS = "--dp 3", 3

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 
-from launch_recovery_test import Run
+from launched_run import Run
 
 JOB = ["--set", "train.dtype=f32", "--set", "checkpoint.every=0", "--set", "train.seconds=40", "--set", "model.hidden=64",
        "--set", "model.ffn=256"]
