@@ -23,8 +23,8 @@ void add_row_pushes(MoePass& pass) {
   pass.push_back({.step = MoeStep::push_rows, .lane = Lane::side, .before = kNotified});
 }
 
-void add_sum_pushes(MoePass& pass) {
-  pass.push_back({.step = MoeStep::add_sums, .after = computed_event(0)});
+void add_staged_sums(MoePass& pass) {
+  pass.push_back({.step = MoeStep::stage_sums, .after = computed_event(0)});
   pass.push_back({.step = MoeStep::push_sums,
                   .lane = Lane::side,
                   .before = computed_event(0),
@@ -104,7 +104,7 @@ MoePass make_combine(const MoePassForm& form) {
       break;
     case SumExchange::pushed:
       pass.push_back({.step = MoeStep::second, .rows = RowsFrom::remote});
-      add_sum_pushes(pass);
+      add_staged_sums(pass);
       pass.push_back({.step = MoeStep::second, .rows = RowsFrom::local});
       break;
   }
@@ -147,7 +147,7 @@ MoePass make_combine_backward(const MoePassForm& form) {
     if (form.sends) pass.push_back({.step = MoeStep::send_sums});
   } else if (form.sums == SumExchange::pushed) {
     pass.push_back({.step = MoeStep::dx});
-    add_sum_pushes(pass);
+    add_staged_sums(pass);
   } else {
     add_remote_groups(form, MoeStep::dx, pass);
   }

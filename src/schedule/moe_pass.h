@@ -32,8 +32,8 @@ enum class MoeStep : uint8_t {
   gate,             ///< gradient through the gate
   dx,               ///< GEMM through the first weight
   send_sums,        ///< each row's sum over local experts to its rank
-  add_sums,         ///< the same into this rank's memory
-  push_sums,        ///< what add_sums has written, by the copy engine
+  stage_sums,       ///< the same into this rank's memory
+  push_sums,        ///< what stage_sums has written, by the copy engine
   dw_in,            ///< gradient of the first weight
   dw_out,           ///< gradient of the second weight
   sum_ranks,        ///< sum over ranks, in rank order

@@ -25,7 +25,7 @@ std::vector<std::string> list(const MoePass& pass) {
       "notify",      "encode_rows", "send_rows", "push_rows",
       "decode_rows", "permute",     "gather",    "send_and_gather",
       "first",       "swiglu",      "second",    "d_act",
-      "gate",        "dx",          "send_sums", "add_sums",
+      "gate",        "dx",          "send_sums", "stage_sums",
       "push_sums",   "dw_in",       "dw_out",    "sum_ranks"};
   constexpr std::array<const char*, 3> kRows = {"", " local", " remote"};
   std::vector<std::string> lines;
@@ -149,22 +149,22 @@ TEST(MoePass, GpuBackwardPassSendsSumsBeforeTheGradientsOfWeights) {
   EXPECT_EQ(list(make_backward(form)), local);
 }
 
-TEST(MoePass, CopyEnginesPushBesideTheMainLane) {
+TEST(MoePass, CopyEnginesPushOnTheSideLane) {
   GpuCandidate c{.serial = false, .sorts = true, .trains = true, .pushes = true};
   const Lines forward{"notify",         "record 0",      "side:await 0", "side:push_rows",
                       "permute",        "gather",        "first",        "swiglu",
-                      "second remote",  "add_sums",      "record 3",     "side:await 3",
+                      "second remote",  "stage_sums",    "record 3",     "side:await 3",
                       "side:push_sums", "side:record 2", "second local", "await 2",
                       "sum_ranks"};
   EXPECT_EQ(list(make_forward(c.form())), forward);
   c.sorts = false;
   Lines gathered = forward;
-  std::swap(gathered[5], gathered[6]);  // the GEMM gathers; what it saves is sorted behind it
+  std::swap(gathered[5], gathered[6]);  // the GEMM gathers; what it saves is sorted afterwards
   EXPECT_EQ(list(make_forward(c.form())), gathered);
   const Lines backward{"notify",         "record 0",      "side:await 0",
                        "side:push_rows", "permute",       "gather",
                        "d_act",          "gate",          "dx",
-                       "add_sums",       "record 3",      "side:await 3",
+                       "stage_sums",     "record 3",      "side:await 3",
                        "side:push_sums", "side:record 2", "dw_in",
                        "dw_out",         "await 2",       "sum_ranks"};
   EXPECT_EQ(list(make_backward(c.form())), backward);
@@ -247,10 +247,10 @@ std::vector<MoeStep> needs(MoeStep step, const Direction& of) {
     case dx:
       return {d_act, gate};
     case send_sums:
-    case add_sums:
+    case stage_sums:
       return {second, dx};
     case push_sums:
-      return {add_sums};
+      return {stage_sums};
     case dw_in:
       return {gather, d_act, gate};
     case dw_out:
@@ -269,7 +269,7 @@ bool covers(const PassStep& writer, const PassStep& reader) {
                         (writer.step == second && reader.step == send_sums) ||
                         (writer.step == dx && reader.step == send_sums);
   if (writer.step == second || writer.step == dx) {
-    const bool sends = reader.step == send_sums || reader.step == add_sums;
+    const bool sends = reader.step == send_sums || reader.step == stage_sums;
     if (sends && writer.rows == RowsFrom::local) return false;
   }
   return !by_chunk || writer.chunk == reader.chunk;

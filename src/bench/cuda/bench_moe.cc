@@ -7,7 +7,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bench/cuda/moe_bench_case.h"
 #include "bench/cuda/verify.h"
@@ -110,22 +115,26 @@ struct Passes {
   size_t forward = 0, backward = 0;
 };
 
-/// Each candidate of a pass beside the first one of the other.
-std::vector<Passes> passes_of(const MoeOnGpus& layer) {
+/// Each candidate of a pass with the first one of the other; or, with `pairs`, with all of them.
+std::vector<Passes> list_passes(const MoeOnGpus& layer, bool pairs = false) {
+  const size_t backward = std::max<size_t>(1, layer.backward_candidates().size());
   std::vector<Passes> all;
   for (size_t i = 0; i < layer.candidates().size(); ++i) all.push_back({i, 0});
-  for (size_t i = 1; i < layer.backward_candidates().size(); ++i) all.push_back({0, i});
+  for (size_t i = 1; i < backward; ++i) {
+    for (size_t f = 0; f < (pairs ? layer.candidates().size() : 1); ++f) all.push_back({f, i});
+  }
   return all;
 }
 
-std::string name_of(const MoeOnGpus& layer, const Passes& passes) {
+std::string describe(const MoeOnGpus& layer, const Passes& passes) {
   const std::string& forward = layer.candidates()[passes.forward].name;
   if (passes.backward == 0) return forward;
   return fmt::format("{}; backward {}", forward, layer.backward_candidates()[passes.backward].name);
 }
 
-Strategy form_of(const MoeOnGpus& layer, const Passes& passes) {
-  return passes.backward == 0 ? layer.candidates()[passes.forward].form : Strategy::overlapped;
+Strategy find_form(const MoeOnGpus& layer, const Passes& passes) {
+  if (passes.backward > 0) return layer.backward_candidates()[passes.backward].form;
+  return layer.candidates()[passes.forward].form;
 }
 
 void run_once(MoeOnGpus& layer, const Passes& passes, const MoeCase& c,
@@ -142,7 +151,7 @@ void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
   uint64_t first = 0;
   bool equal = true;
   int runs = 0;
-  for (const Passes& passes : passes_of(layer)) {
+  for (const Passes& passes : list_passes(layer, true)) {
     if (layer.candidates()[passes.forward].encoded == wire.is_none()) continue;
     for (int i = 0, count = runs == 0 ? kEqualRuns : 2; i < count; ++i) {
       poison(c.out, c.comm.stream());
@@ -165,12 +174,15 @@ void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
   result.bitwise_equal_runs = result.bitwise_equal_runs && worst[1] == 0;
 }
 
-/// The fastest candidate of each pass; `times` are those of two other runs, then of `measured`.
-Passes best_of(const std::vector<Passes>& measured, const std::vector<Timing>& times) {
+/// The fastest uncompressed candidate of each pass; `times` are those of two other runs, then of
+/// `measured`.
+Passes find_fastest(const MoeOnGpus& layer, const std::vector<Passes>& measured,
+                    const std::vector<Timing>& times) {
   Passes best;
   double forward_us = times[2].median_us, backward_us = forward_us;
   for (size_t i = 1; i < measured.size(); ++i) {
     const double us = times[i + 2].median_us;
+    if (layer.candidates()[measured[i].forward].encoded) continue;
     if (measured[i].backward == 0 && us < forward_us) {
       best.forward = measured[i].forward, forward_us = us;
     }
@@ -179,6 +191,52 @@ Passes best_of(const std::vector<Passes>& measured, const std::vector<Timing>& t
     }
   }
   return best;
+}
+
+using NamedRuns = std::vector<std::pair<std::string, std::function<void()>>>;
+
+struct MeasuredPasses {
+  std::vector<Passes> passes;
+  std::vector<Timing> times;  ///< of the two runs before, then of `passes`
+};
+
+/// Times `runs`, which are two, and the candidates of each pass; then, if some are faster than the
+/// first, the fastest pair of them, with `runs` and the serial forms in the same rounds.
+MeasuredPasses measure_passes(const Setting& at, const MoeOnGpus& layer, NamedRuns runs,
+                              const std::function<void(const Passes&)>& run) {
+  const cudaStream_t stream = at.comm.stream();
+  std::vector<Passes> measured = list_passes(layer);
+  for (const Passes& passes : measured) {
+    runs.emplace_back(describe(layer, passes), [&, passes] { run(passes); });
+  }
+  std::vector<std::unique_ptr<Graph>> graphs;
+  std::vector<BoundCandidate> alternatives;
+  const auto add_alternative = [&](const std::string& name, const std::function<void()>& call) {
+    graphs.push_back(std::make_unique<Graph>(stream, call));
+    graphs.back()->upload(stream);
+    alternatives.push_back(
+        {.name = name, .run = [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+  };
+  for (const auto& [name, call] : runs) add_alternative(name, call);
+  at.comm.synchronize();
+  auto times = at.stopwatch.measure(alternatives, at.options);
+  const Passes best = find_fastest(layer, measured, times);
+  if (best.forward == 0 || best.backward == 0) return {measured, times};
+  measured.push_back(best);
+  times.emplace_back();
+  add_alternative(describe(layer, best), [&] { run(best); });
+  std::vector<size_t> again;
+  for (size_t i = 0; i < times.size(); ++i) {
+    const bool is_new = i + 1 == times.size();
+    if (i < 2 || is_new || find_form(layer, measured[i - 2]) == Strategy::serial) {
+      again.push_back(i);
+    }
+  }
+  std::vector<BoundCandidate> compared;
+  for (const size_t i : again) compared.push_back(alternatives[i]);
+  const auto of_again = at.stopwatch.measure(compared, at.options);
+  for (size_t i = 0; i < again.size(); ++i) times[again[i]] = of_again[i];
+  return {measured, times};
 }
 
 /// The GEMMs of a pass, or of both, alone.
@@ -222,48 +280,26 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const DeviceMemory source(peer_bytes);
   const PacedCopies paced(at.comm.link_pacer());
   const cudaStream_t stream = at.comm.stream();
-  std::vector<std::pair<std::string, std::function<void()>>> runs{
-      {"gemm", [&] { run_gemms(layer, c, back); }},
-      {"wire", [&] {
-         paced.begin(int64_t(peer_bytes) * (at.comm.size() - 1), stream);
-         for (int step = 1; step < at.comm.size(); ++step) {
-           const int to = schedule::moe_target(at.comm.rank(), at.comm.size(), step);
-           check(cudaMemcpyAsync(landing->peer(to) + size_t(at.comm.rank()) * peer_bytes,
-                                 source.data(), source.bytes(), cudaMemcpyDefault, stream),
-                 "wire");
-         }
-         paced.end(stream);
-       }}};
-  std::vector<Passes> measured = passes_of(layer);
-  for (const Passes& passes : measured) {
-    runs.emplace_back(name_of(layer, passes), [&, passes] { run_once(layer, passes, c, back); });
-  }
-  std::vector<std::unique_ptr<Graph>> graphs;
-  std::vector<BoundCandidate> alternatives;
-  const auto add_alternative = [&](const std::string& name, const std::function<void()>& run) {
-    graphs.push_back(std::make_unique<Graph>(stream, run));
-    graphs.back()->upload(stream);
-    alternatives.push_back(
-        {.name = name, .run = [graph = graphs.back().get(), stream] { graph->launch(stream); }});
-  };
-  for (const auto& [name, run] : runs) add_alternative(name, run);
-  at.comm.synchronize();
-  auto times = at.stopwatch.measure(alternatives, at.options);
-  if (const Passes best = best_of(measured, times); best.forward > 0 && best.backward > 0) {
-    // Beside the serial pair again: its times are of the same minutes.
-    alternatives = {alternatives[2]};
-    add_alternative(name_of(layer, best), [&] { run_once(layer, best, c, back); });
-    const auto both = at.stopwatch.measure(alternatives, at.options);
-    times[2] = both[0];
-    times.push_back(both[1]);
-    measured.push_back(best);
-  }
+  NamedRuns runs{{"gemm", [&] { run_gemms(layer, c, back); }},
+                 {"wire", [&] {
+                    paced.begin(int64_t(peer_bytes) * (at.comm.size() - 1), stream);
+                    for (int step = 1; step < at.comm.size(); ++step) {
+                      const int to = schedule::moe_target(at.comm.rank(), at.comm.size(), step);
+                      check(
+                          cudaMemcpyAsync(landing->peer(to) + size_t(at.comm.rank()) * peer_bytes,
+                                          source.data(), source.bytes(), cudaMemcpyDefault, stream),
+                          "wire");
+                    }
+                    paced.end(stream);
+                  }}};
+  const auto [measured, times] = measure_passes(
+      at, layer, std::move(runs), [&](const Passes& of) { run_once(layer, of, c, back); });
   result.graph = true;
   if (back) result.saved_bytes = int64_t(back->saved->bytes());
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t i = 0; i < measured.size(); ++i) {
-    result.add(name_of(layer, measured[i]), form_of(layer, measured[i]), times_of(times[i + 2]),
+    result.add(describe(layer, measured[i]), find_form(layer, measured[i]), times_of(times[i + 2]),
                layer.candidates()[measured[i].forward].encoded);
   }
 }

@@ -146,6 +146,8 @@ class GpuCommunicator : public Communicator, private StreamChecks {
   void synchronize() const;
   /// Whether other ranks enqueue on the same GPU: a CUDA call that blocks one rank then blocks all.
   virtual bool shares_gpu() const { return false; }
+  /// Whether no other rank, of this process or another, has the same GPU.
+  virtual bool has_whole_gpu() const { return !shares_gpu(); }
   /// Enqueues `step` of a collective call, within an Enqueueing. `step` may first be captured.
   template <typename Step>
   void enqueue(const Step& step) {

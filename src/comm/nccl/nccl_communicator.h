@@ -41,6 +41,7 @@ class NcclCommunicator final : public GpuCommunicator {
 
   std::string_view transport() const override { return "nccl"; }
   std::string link() const override;
+  bool has_whole_gpu() const override { return !shares_process_gpu_; }
   ncclComm_t nccl() const { return nccl_; }
 
  private:

@@ -108,7 +108,7 @@ void MoeLayerOnRanks::launch(const PassStep& step, PassArgs& args) {
     case MoeStep::decode_rows:  // in gather
     case MoeStep::send_and_gather:
     case MoeStep::push_rows:
-    case MoeStep::add_sums:
+    case MoeStep::stage_sums:
     case MoeStep::push_sums:
     case MoeStep::swiglu:  // in first
     case MoeStep::gate:    // in d_act

@@ -49,7 +49,7 @@ std::string MoeOnGpus::Blocks::describe() const {
                      column_groups == 1 ? "" : "s", wires);
 }
 
-int MoeOnGpus::share_of(int divisor) const {
+int MoeOnGpus::divided_sms(int divisor) const {
   const int blocks = std::max(1, comm_.share().sms() / divisor);
   return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
 }
@@ -64,16 +64,15 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
     add_candidate({.sorts = sorts, .sorting_blocks = sorting, .pushes = true});
   };
   const int sms = comm_.share().sms();
-  const auto share = [&](int divisor) { return share_of(divisor); };
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
     for (const int divisor : {16, 11, 8}) {
-      if (sorts_ && share(divisor) < sms) add(0, 1, true, share(divisor));
+      if (sorts_ && divided_sms(divisor) < sms) add(0, 1, true, divided_sms(divisor));
     }
   }
   if (options.strategy == Strategy::serial || comm_.size() == 1) return;
   for (const int divisor : {16, 8, 4}) {
-    const int blocks = share(divisor);
+    const int blocks = divided_sms(divisor);
     if (blocks >= sms) continue;  // the GEMMs need one, too
     for (const int column_groups : {1, 2, kMaxColumnGroups}) {
       if (column_groups > 1 && coords_.shape.hidden <= (column_groups - 1) * kGroupedColumns)
@@ -83,15 +82,15 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
     }
   }
   for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
-    if (!sorts_ || share(sending) + share(sorting) >= sms) continue;
+    if (!sorts_ || divided_sms(sending) + divided_sms(sorting) >= sms) continue;
     // Messages have been sent before, so any number of sending blocks will do.
     if (!dispatch.is_none() && sending != 16) continue;
-    add(share(sending), 1, true, share(sorting), share(6));
+    add(divided_sms(sending), 1, true, divided_sms(sorting), divided_sms(6));
   }
   if (!can_push(options) || !dispatch.is_none() || !combine.is_none()) return;
   add_pushed(false, 0);
   for (const int divisor : {0, 16, 11, 8}) {
-    const int sorting = divisor == 0 ? 0 : share(divisor);
+    const int sorting = divisor == 0 ? 0 : divided_sms(divisor);
     if (sorts_ && sorting < sms) add_pushed(true, sorting);
   }
 }
@@ -104,14 +103,20 @@ double MoeOnGpus::us_to_send_row(int blocks) const {
   return link ? std::max(us, bytes / link->bytes_per_s * 1e6) : us;
 }
 
-/// Estimates when the sorting blocks, which may send first, finish and join the GEMM.
+constexpr double kSortingMargin = 1.1;
+
+/// Estimates when the sorting blocks finish and join the GEMM.
+Joining MoeOnGpus::joining_sorters(int blocks) const {
+  const double tiles = tiles_of_us(coords_.shape.hidden) * kSortingMargin;
+  return {.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles)};
+}
+
+/// The sorting blocks may send first.
 Joining MoeOnGpus::joining_sorters(const Blocks& candidate) const {
-  constexpr double kMargin = 1.1;
   const int blocks = candidate.blocks_while_sorting();
-  const double tiles = tiles_of_us(coords_.shape.hidden) * kMargin;
-  Joining joining;
-  joining.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles);
+  Joining joining = joining_sorters(blocks);
   if (candidate.sends_while_sorting()) {
+    const double tiles = tiles_of_us(coords_.shape.hidden) * kSortingMargin;
     const double sending = us_to_send_row(candidate.sending_blocks) * tiles;
     joining.of_leaving = float(sending * candidate.sending_blocks / blocks);
     joining.min_of_leaving = float(sending);
@@ -198,11 +203,11 @@ void MoeOnGpus::add_backward_candidate(const BackwardBlocks& blocks) {
     pass.sums = SumExchange::pushed;
   }
   if (blocks.overlaps_sort()) {
-    const Blocks rows{.sorts = true, .sorting_blocks = blocks.sorting_blocks, .pushes = true};
-    form.d_act_table = gradients_->add_d_act_table({.reserved_blocks = rows.blocks_while_sorting(),
-                                                    .joining = joining_sorters(rows),
-                                                    .staged = true,
-                                                    .ordered = true});
+    form.d_act_table =
+        gradients_->add_d_act_table({.reserved_blocks = blocks.sorting_blocks,
+                                     .joining = joining_sorters(blocks.sorting_blocks),
+                                     .staged = true,
+                                     .ordered = true});
   }
   form.pass = make_backward(pass);
   backward_candidates_.push_back(
@@ -217,9 +222,15 @@ void MoeOnGpus::add_backward_candidates(const MoeOptions& options) {
   add_backward_candidate({.pushes = true});
   const int sms = comm_.share().sms();
   for (const int divisor : {16, 11, 8, 6}) {
-    const int sorting = share_of(divisor);
+    const int sorting = divided_sms(divisor);
     if (sorting < sms) add_backward_candidate({.pushes = true, .sorting_blocks = sorting});
   }
+}
+
+bool MoeOnGpus::may_push() const {
+  return std::ranges::any_of(blocks_, &Blocks::pushes) ||
+         std::ranges::any_of(backward_,
+                             [](const BackwardForm& form) { return form.blocks.pushes; });
 }
 
 }  // namespace tandem::gpu

@@ -41,20 +41,20 @@ struct ForwardOperands {
   MoeRouting routing;
 };
 
-/// Further ones of a backward pass.
+/// Additional operands of a backward pass, whose weights' gradients are stored as the weights.
 struct BackwardOperands {
   BackwardOperands(GpuCommunicator& comm, const ForwardOperands& of)
       : dout_memory(of.x.bytes()),
         dx_memory(of.x.bytes()),
         dweights_memory(of.routing.weights.bytes()),
-        dw_in_memory(size_t(of.w_in.elements()) * sizeof(float)),
-        dw_out_memory(size_t(of.w_out.elements()) * sizeof(float)),
+        dw_in_memory(of.w_in.bytes()),
+        dw_out_memory(of.w_out.bytes()),
         dout(dout_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
         dx(dx_memory.view(of.x.dtype(), {of.x.dim(0), of.x.dim(1)})),
         dweights(dweights_memory.view(DType::f32,
                                       {of.routing.weights.dim(0), of.routing.weights.dim(1)})),
-        dw_in(dw_in_memory.view(DType::f32, {of.w_in.dim(0), of.w_in.dim(1)})),
-        dw_out(dw_out_memory.view(DType::f32, {of.w_out.dim(0), of.w_out.dim(1)})) {
+        dw_in(dw_in_memory.view(of.w_in.dtype(), {of.w_in.dim(0), of.w_in.dim(1)})),
+        dw_out(dw_out_memory.view(of.w_out.dtype(), {of.w_out.dim(0), of.w_out.dim(1)})) {
     fill_uniform(dout, 1, 5, 0, comm.stream());
   }
   DeviceMemory dout_memory, dx_memory, dweights_memory, dw_in_memory, dw_out_memory;
@@ -62,7 +62,7 @@ struct BackwardOperands {
 };
 
 template <typename Candidates>
-std::vector<std::string> names_of(const Candidates& candidates) {
+std::vector<std::string> list_names(const Candidates& candidates) {
   std::vector<std::string> names;
   for (const auto& candidate : candidates) names.push_back(candidate.name);
   return names;
@@ -101,7 +101,7 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     return us;
   };
   if (candidates_.size() > 1) {
-    const std::vector<std::string> names = names_of(candidates_);
+    const std::vector<std::string> names = list_names(candidates_);
     chosen_ = tandem::choose(
         comm_, tuning_key(options, trains() ? " for backward" : ""), names,
         [&] {
@@ -111,7 +111,7 @@ void MoeOnGpus::choose(const MoeOptions& options) {
         kOverSerial);
   }
   if (backward_candidates_.size() < 2) return;
-  const std::vector<std::string> names = names_of(backward_candidates_);
+  const std::vector<std::string> names = list_names(backward_candidates_);
   chosen_backward_ = tandem::choose(
       comm_, tuning_key(options, " backward"), names,
       [&] {

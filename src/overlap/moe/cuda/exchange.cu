@@ -267,9 +267,8 @@ __global__ void __launch_bounds__(kSummingThreads)
     }
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
-      if (call.staged_sums) {
-        call.state->added = epoch;
-      } else {
+      if (column_group == 0) call.state->added = epoch;
+      if (!call.staged_sums) {
         outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
       }
     }
@@ -309,23 +308,6 @@ __device__ void add_sums(float (&sum)[kSummedVecs][Vec<T>::kElements], const Moe
   }
 }
 
-/// Called by all threads: whether no other rank has abandoned a call, after which its pushes may
-/// have overwritten rows that this call has read.
-__device__ bool none_has_left(const MoeCall& call, uint64_t epoch) {
-  const int peer = int(threadIdx.x), rank = call.table.rank;
-  bool same = true;
-  if (peer < call.table.size && peer != rank) {
-    const uint64_t left =
-        acquire_signal(call.table.signals[rank] + MoeSpace::abandoned_signal(peer));
-    same = left == 0;
-    if (!same) {
-      report_timeout(call.deadline, OpId::all_to_all, peer, -1, epoch, left);
-      give_up(&call.state->calls, epoch);
-    }
-  }
-  return __syncthreads_and(same);
-}
-
 // `threads` per row: a block, or a warp, which waits less often for a row's positions.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -345,7 +327,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int column_group = 0; column_group < column_groups && complete; ++column_group) {
     complete = await(call, MoeSpace::sums_signal(column_group, 0), epoch, deadline);
   }
-  if (complete && call.staged_sums) complete = none_has_left(call, epoch);
   const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
   const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
                 step = int64_t(gridDim.x) * rows_of_block;
@@ -392,6 +373,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
   }
+  if (complete) report_abandoned(call, epoch);
   __syncthreads();
   if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
 }

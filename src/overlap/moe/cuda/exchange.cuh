@@ -61,6 +61,19 @@ __device__ inline bool await(const MoeCall& call, int first, uint64_t epoch,
   return __syncthreads_and(came);
 }
 
+/// Called by all threads once they have read what other ranks have sent for this call: reports a
+/// rank that has abandoned a call since, as its pushes may have overwritten that.
+__device__ inline void report_abandoned(const MoeCall& call, uint64_t epoch) {
+  const int peer = int(threadIdx.x), rank = call.table.rank;
+  __syncthreads();
+  if (!call.peers_may_push || peer >= call.table.size || peer == rank) return;
+  const uint64_t abandoned =
+      acquire_signal(call.table.signals[rank] + MoeSpace::abandoned_signal(peer));
+  if (abandoned == 0) return;
+  report_timeout(call.deadline, OpId::all_to_all, peer, -1, epoch, abandoned);
+  give_up(&call.state->calls, epoch);
+}
+
 /// Outgoing data of a kernel and its signals. Without an emulated link, signals are set at once.
 /// With one, warps reserve link time for their stores and continue with the next rank; a signal is
 /// set at the emulated arrival time of the data before it, by the thread that found all of it

@@ -151,9 +151,9 @@ struct MoeCall {
   const float* d_gate_weight =
       nullptr;                ///< [world][tokens, top_k], gradients of the weights, by choice
   float* dweights = nullptr;  ///< [rows, top_k], written
-  /// If set, rows and sums are pushed: sums are stored here, [other ranks by step][tokens, hidden],
-  /// and not signalled.
+  /// If set, sums are stored here, [other ranks by step][tokens, hidden], and not signalled.
   std::byte* staged_sums = nullptr;
+  bool peers_may_push = false;      ///< in this call or in others of the layer
   LinkPacer* link_pacer = nullptr;  ///< pacer of an emulated link between several ranks
   /// Counter of send blocks that have begun, for the permutation (MoePermutation::senders).
   unsigned* senders = nullptr;

@@ -150,9 +150,6 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
     decoded_ = values(coords_.world * shape.tokens, shape.hidden);
   }
-  if (can_push(options)) {
-    staged_sums_ = values((coords_.world - 1) * shape.tokens, shape.hidden);
-  }
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   candidates_.clear();
   blocks_.clear();
@@ -160,6 +157,7 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   if (!encodes || options.allow_uncompressed) add_candidates(options, {}, {});
   if (encodes) add_candidates(options, options.dispatch, options.combine);
   if (trains) add_backward_candidates(options);
+  if (may_push()) staged_sums_ = values((coords_.world - 1) * shape.tokens, shape.hidden);
 }
 
 std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
@@ -256,6 +254,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
   call.position = ints(positions_);
   call.results = results_.data();
   call.link_pacer = comm_.size() > 1 ? comm_.link_pacer() : nullptr;
+  call.peers_may_push = staged_sums_.data() != nullptr;
   return call;
 }
 

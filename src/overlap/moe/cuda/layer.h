@@ -77,7 +77,7 @@ using MoeForward = CandidateOf<const Tensor& /*x*/, const MoeRouting&, const Ten
                                const Tensor& /*w_out*/, const Tensor& /*out*/, MoeSavedActivations*,
                                const MoeOfLayer&>;
 
-/// Candidate for a backward pass.
+/// Candidate for a backward pass; the bits are the same.
 struct MoeBackward {
   std::string name;
   Strategy form = Strategy::serial;
@@ -110,8 +110,7 @@ class MoeOnGpus final {
   /// Uncompressed ones first, serial before fused; the same on all ranks.
   const std::vector<MoeForward>& candidates() const { return candidates_; }
   const MoeForward& chosen() const { return candidates_[chosen_]; }
-  /// For a layer that trains; serial before overlapped, the same on all ranks and with the same
-  /// bits.
+  /// For a layer that trains; the same on all ranks.
   const std::vector<MoeBackward>& backward_candidates() const { return backward_candidates_; }
   size_t chosen_backward() const { return chosen_backward_; }
   /// Operands as for `forward`, already checked. A layer that trains fills `activations`. `layer`:
@@ -188,19 +187,23 @@ class MoeOnGpus final {
 
   /// Number of SMs / divisor, at least 1: even if blocks work in pairs, of which one would be left
   /// without a partner (ConcurrentBlocks).
-  int share_of(int divisor) const;
+  int divided_sms(int divisor) const;
   /// Adds serial and fused candidates with one wire format per direction.
   void add_candidates(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
   void add_candidate(const Blocks& candidate);
   void add_choice(const Blocks& blocks);
   double us_to_send_row(int blocks) const;
   schedule::Joining joining_sorters(const Blocks& candidate) const;
+  /// `blocks`: number of blocks that sort and do not send.
+  schedule::Joining joining_sorters(int blocks) const;
   void add_backward_candidates(const MoeOptions& options);
   void add_backward_candidate(const BackwardBlocks& blocks);
   /// Whether the copy engine may send: on a shared GPU a kernel could keep its copies waiting.
   bool can_push(const MoeOptions& options) const {
-    return options.strategy != Strategy::serial && comm_.size() > 1 && comm_.share().alone();
+    return options.strategy != Strategy::serial && comm_.size() > 1 && comm_.has_whole_gpu();
   }
+  /// Whether a candidate pushes.
+  bool may_push() const;
   schedule::Joining joining_senders(const Blocks& candidate) const;
   /// Allocates this rank's non-symmetric memory, and adds the candidates.
   void allocate(const MoeOptions& options);
@@ -256,12 +259,8 @@ class MoeOnGpus final {
   void launch_second(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   void launch_sums(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   void launch_sum(const PassArgs& args, cudaStream_t stream);
-  void add_sums(const PassArgs& args, cudaStream_t stream);
   void push_rows(const PassArgs& args, cudaStream_t stream);
   void push_sums(cudaStream_t stream);
-  /// Copies `bytes` to another rank's memory, then the word at `signalled` to its signal.
-  void push(std::byte* to, const void* from, size_t bytes, uint64_t* signal,
-            const uint64_t* signalled, cudaStream_t stream);
   void launch_gradient(const schedule::PassStep& step, const PassArgs& args, cudaStream_t stream);
   /// Whether GEMM blocks of a forward pass join later: they must not take the SMs of a send kernel
   /// that has yet to start.

@@ -1,8 +1,8 @@
 // Passes of MoeOnGpus: their forms, and the launch of each step of schedule/moe_pass.h.
 //
-// With rows sorted concurrently with the first GEMM, all of a pass is on one stream: a GEMM
-// that runs concurrently with a kernel begins once all blocks of that kernel run (concurrent.cuh),
-// so that it cannot keep the kernel it waits for from starting.
+// With rows sorted concurrently with the first GEMM, all kernels of a pass are on one stream: a
+// GEMM that runs concurrently with a kernel begins once all blocks of that kernel run
+// (concurrent.cuh), so that it cannot keep the kernel it waits for from starting.
 #include "core/cuda/check.h"
 #include "overlap/moe/cuda/layer.h"
 #include "overlap/moe/cuda/memory.h"
@@ -11,6 +11,19 @@
 namespace tandem::gpu {
 
 using namespace schedule;
+
+namespace {
+
+/// Copies `bytes` to another rank's memory, then the call's number from `number` to its signal. The
+/// second copy reads the number when it runs, after the data.
+void push(const void* from, std::byte* to, size_t bytes, const uint64_t* number, uint64_t* signal,
+          cudaStream_t stream) {
+  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "moe: push");
+  check(cudaMemcpyAsync(signal, number, sizeof(uint64_t), cudaMemcpyDefault, stream),
+        "moe: signal a push");
+}
+
+}  // namespace
 
 MoePassForm MoeOnGpus::form_of(const Blocks& candidate, size_t column_groups) const {
   MoePassForm form{.sends = comm_.size() > 1,
@@ -72,13 +85,12 @@ void MoeOnGpus::launch(const PassStep& step, PassArgs& args, cudaStream_t stream
     case MoeStep::second:
       return launch_second(step, args, stream);
     case MoeStep::send_sums:
+    case MoeStep::stage_sums:
       return launch_sums(step, args, stream);
     case MoeStep::sum_ranks:
       return launch_sum(args, stream);
     case MoeStep::push_rows:
       return push_rows(args, stream);
-    case MoeStep::add_sums:
-      return add_sums(args, stream);
     case MoeStep::push_sums:
       return push_sums(stream);
     case MoeStep::d_act:
@@ -172,7 +184,7 @@ void MoeOnGpus::launch_second(const PassStep& step, const PassArgs& args, cudaSt
 }
 
 void MoeOnGpus::launch_sums(const PassStep& step, const PassArgs& args, cudaStream_t stream) {
-  if (args.call.backward) {
+  if (args.call.backward || step.step == MoeStep::stage_sums) {
     return launch_send_sums(args.call, {0, coords_.shape.hidden}, 0, sending_blocks(), stream);
   }
   const Blocks& candidate = blocks_[args.candidate];
@@ -199,36 +211,25 @@ void MoeOnGpus::launch_sum(const PassArgs& args, cudaStream_t stream) {
   launch_sum_encoded_ranks(args.call, candidate.combine, args.result, column_groups, stream);
 }
 
-void MoeOnGpus::add_sums(const PassArgs& args, cudaStream_t stream) {
-  launch_send_sums(args.call, {0, coords_.shape.hidden}, 0, sending_blocks(), stream);
-}
-
-void MoeOnGpus::push(std::byte* to, const void* from, size_t bytes, uint64_t* signal,
-                     const uint64_t* signalled, cudaStream_t stream) {
-  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "push rows");
-  // The signal is a copy, too: it follows the data, and reads the call's number when it runs.
-  check(cudaMemcpyAsync(signal, signalled, sizeof(uint64_t), cudaMemcpyDefault, stream),
-        "signal rows");
-}
-
 void MoeOnGpus::push_rows(const PassArgs& args, cudaStream_t stream) {
   const PeerTable& table = buffer_->table();
   const size_t bytes = size_t(args.call.rows) * space_.row_bytes();
   for (int step = 1; step < comm_.size(); ++step) {
     const int to = moe_target(comm_.rank(), comm_.size(), step);
-    push(table.memory[to] + space_.rows_at(to, comm_.rank()), args.rows.data(), bytes,
-         table.signals[to] + MoeSpace::rows_signal(comm_.rank()), &state()->agreed, stream);
+    push(args.rows.data(), table.memory[to] + space_.rows_at(to, comm_.rank()), bytes,
+         &state()->agreed, table.signals[to] + MoeSpace::rows_signal(comm_.rank()), stream);
   }
 }
 
-// Gradients of weights have been stored by the kernel that added the sums.
+// The gradients of routing weights have been stored by the kernel that added the sums.
 void MoeOnGpus::push_sums(cudaStream_t stream) {
   const PeerTable& table = buffer_->table();
+  const size_t bytes = space_.source_bytes();
   for (int step = 1; step < comm_.size(); ++step) {
     const int to = moe_target(comm_.rank(), comm_.size(), step);
-    push(table.memory[to] + space_.sums_at(to, comm_.rank()),
-         staged_sums_.data() + size_t(step - 1) * space_.source_bytes(), space_.source_bytes(),
-         table.signals[to] + MoeSpace::sums_signal(0, comm_.rank()), &state()->added, stream);
+    push(staged_sums_.data() + size_t(step - 1) * bytes,
+         table.memory[to] + space_.sums_at(to, comm_.rank()), bytes, &state()->added,
+         table.signals[to] + MoeSpace::sums_signal(0, comm_.rank()), stream);
   }
 }
 

@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     });
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
+      if (column_group == 0) call.state->added = epoch;
       outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
     }
   }
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                    position.on, sum);
   };
   if (complete) for_row_slices(call.rows, 0, wire.layout.blocks, sum_slice);
+  if (complete) report_abandoned(call, epoch);
   __syncthreads();
   if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
 }
