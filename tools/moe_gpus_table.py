@@ -23,7 +23,7 @@ def row(r, predictions, peers):
     us = r["time_us"]
     even = r["imbalance"] < 1.2  # as the peer's routing
     spread = r["tp"] == 1 and even and r["link"] != "same-gpu"
-    said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread and "H100" in r["hardware"] else None
+    said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread and moe_predict.HARDWARE in r["hardware"] else None
     peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"]), {}).get("both" if r["backward"] else "total") if even else None
     fastest = min(us["serial"], us["overlapped"])
     off = f'{(fastest / said["overlapped"] - 1) * 100:+.0f} %' if said else "–"

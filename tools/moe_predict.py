@@ -34,6 +34,7 @@ import sys
 from bench_results import ROOT, load, markdown
 
 RANKS, LATENCY_US, HIDDEN_SHARE = 4, 2.0, 0.8
+HARDWARE = "H100"
 BYTES_PER_US = {2: 354e3, 4: 345e3}  # by ranks
 FLOPS_PER_US = 600e6  # weight gradients with many rows an expert
 PEERS = "bench/results/h200x4/peers/moe.json"

@@ -174,14 +174,17 @@ void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
   result.bitwise_equal_runs = result.bitwise_equal_runs && worst[1] == 0;
 }
 
-/// The fastest uncompressed candidate of each pass; `times` are those of two other runs, then of
+/// Runs before those of candidates: GEMMs alone, and the wire.
+constexpr size_t kBareRuns = 2;
+
+/// The fastest uncompressed candidate of each pass; `times` are those of the bare runs, then of
 /// `measured`.
 Passes find_fastest(const MoeOnGpus& layer, const std::vector<Passes>& measured,
                     const std::vector<Timing>& times) {
   Passes best;
-  double forward_us = times[2].median_us, backward_us = forward_us;
+  double forward_us = times[kBareRuns].median_us, backward_us = forward_us;
   for (size_t i = 1; i < measured.size(); ++i) {
-    const double us = times[i + 2].median_us;
+    const double us = times[i + kBareRuns].median_us;
     if (layer.candidates()[measured[i].forward].encoded) continue;
     if (measured[i].backward == 0 && us < forward_us) {
       best.forward = measured[i].forward, forward_us = us;
@@ -197,11 +200,11 @@ using NamedRuns = std::vector<std::pair<std::string, std::function<void()>>>;
 
 struct MeasuredPasses {
   std::vector<Passes> passes;
-  std::vector<Timing> times;  ///< of the two runs before, then of `passes`
+  std::vector<Timing> times;  ///< of the bare runs, then of `passes`
 };
 
-/// Times `runs`, which are two, and the candidates of each pass; then, if some are faster than the
-/// first, the fastest pair of them, with `runs` and the serial forms in the same rounds.
+/// Times the bare `runs` and the candidates of each pass; then, if some are faster than the first,
+/// the fastest pair of them, with the bare runs and the serial forms in the same rounds.
 MeasuredPasses measure_passes(const Setting& at, const MoeOnGpus& layer, NamedRuns runs,
                               const std::function<void(const Passes&)>& run) {
   const cudaStream_t stream = at.comm.stream();
@@ -228,7 +231,7 @@ MeasuredPasses measure_passes(const Setting& at, const MoeOnGpus& layer, NamedRu
   std::vector<size_t> again;
   for (size_t i = 0; i < times.size(); ++i) {
     const bool is_new = i + 1 == times.size();
-    if (i < 2 || is_new || find_form(layer, measured[i - 2]) == Strategy::serial) {
+    if (i < kBareRuns || is_new || find_form(layer, measured[i - kBareRuns]) == Strategy::serial) {
       again.push_back(i);
     }
   }
@@ -299,8 +302,8 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t i = 0; i < measured.size(); ++i) {
-    result.add(describe(layer, measured[i]), find_form(layer, measured[i]), times_of(times[i + 2]),
-               layer.candidates()[measured[i].forward].encoded);
+    result.add(describe(layer, measured[i]), find_form(layer, measured[i]),
+               times_of(times[i + kBareRuns]), layer.candidates()[measured[i].forward].encoded);
   }
 }
 

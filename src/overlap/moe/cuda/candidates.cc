@@ -49,6 +49,9 @@ std::string MoeOnGpus::Blocks::describe() const {
                      column_groups == 1 ? "" : "s", wires);
 }
 
+/// Shares of the SMs that sort concurrently with the first GEMM of a pass, without sending.
+constexpr int kSortingDivisors[] = {16, 11, 8, 6};
+
 int MoeOnGpus::divided_sms(int divisor) const {
   const int blocks = std::max(1, comm_.share().sms() / divisor);
   return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
@@ -66,7 +69,7 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
   const int sms = comm_.share().sms();
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
-    for (const int divisor : {16, 11, 8}) {
+    for (const int divisor : kSortingDivisors) {
       if (sorts_ && divided_sms(divisor) < sms) add(0, 1, true, divided_sms(divisor));
     }
   }
@@ -89,9 +92,10 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
   }
   if (!can_push(options) || !dispatch.is_none() || !combine.is_none()) return;
   add_pushed(false, 0);
-  for (const int divisor : {0, 16, 11, 8}) {
-    const int sorting = divisor == 0 ? 0 : divided_sms(divisor);
-    if (sorts_ && sorting < sms) add_pushed(true, sorting);
+  if (!sorts_) return;
+  add_pushed(true, 0);
+  for (const int divisor : kSortingDivisors) {
+    if (divided_sms(divisor) < sms) add_pushed(true, divided_sms(divisor));
   }
 }
 
@@ -221,7 +225,7 @@ void MoeOnGpus::add_backward_candidates(const MoeOptions& options) {
   if (!pushes) return;
   add_backward_candidate({.pushes = true});
   const int sms = comm_.share().sms();
-  for (const int divisor : {16, 11, 8, 6}) {
+  for (const int divisor : kSortingDivisors) {
     const int sorting = divided_sms(divisor);
     if (sorting < sms) add_backward_candidate({.pushes = true, .sorting_blocks = sorting});
   }

@@ -112,7 +112,6 @@ class MoeOnGpus final {
   const MoeForward& chosen() const { return candidates_[chosen_]; }
   /// For a layer that trains; the same on all ranks.
   const std::vector<MoeBackward>& backward_candidates() const { return backward_candidates_; }
-  size_t chosen_backward() const { return chosen_backward_; }
   /// Operands as for `forward`, already checked. A layer that trains fills `activations`. `layer`:
   /// null if only one is run.
   void run(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
