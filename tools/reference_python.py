@@ -99,11 +99,15 @@ def page(folder, package):
         parts.append(f"## {title}")
         for name in names:
             parts += entry(name, nodes[name], getattr(package, name))
-    layers = declared([folder / "torch.py", folder / "_torch_attention.py"])
-    tree = ast.parse((folder / "torch.py").read_text())
+    tree = ast.parse((folder / "torch/__init__.py").read_text())
     names = next(ast.literal_eval(n.value) for n in tree.body
                  if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
-    parts += ["## PyTorch layers: tandem.torch", text_of(ast.get_docstring(tree))]
+    layers = {}
+    for imported in tree.body:
+        if isinstance(imported, ast.ImportFrom):
+            found = declared([folder / f"torch/{imported.module}.py"])
+            layers.update((alias.name, found[alias.name]) for alias in imported.names if alias.name in found)
+    parts += ["## PyTorch: tandem.torch", text_of(ast.get_docstring(tree))]
     for name in sorted(names):
         parts += entry(name, layers[name], None)
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -6,7 +6,10 @@
 // at different times.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,6 +69,23 @@ class World {
   /// Unsupported in a build without CUDA or without a GPU.
   static World adopt_nccl(ncclComm* communicator, CUstream_st* stream,
                           const WorldOptions& options = {});
+
+  /// Gathers bytes over the ranks of a caller's group: those of every rank, concatenated in rank
+  /// order. Collective; all ranks pass the same number of bytes. An exception leaves the function
+  /// that called it.
+  using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> local)>;
+  /// Collective. World of CPU ranks that no launcher connects, such as the members of another
+  /// library's process group, which need not be all processes. `gather` serves only for the
+  /// rendezvous. A process may open any number of such worlds, and several at once.
+  ///
+  /// Throws InvalidArgument on every rank, naming the failing one, if `rank` is not in [0, size) or
+  /// for options with a link or another rank count; Mismatch if ranks run different builds; Timeout
+  /// naming a rank that has not connected within the deadline.
+  static World connect(int rank, int size, const Gather& gather, const WorldOptions& options = {});
+  /// Collective. Same as `connect`, but GPU ranks: the GPU that is current, with calls enqueued on
+  /// `stream`. Otherwise as adopt_nccl.
+  static World connect_gpus(int rank, int size, const Gather& gather, CUstream_st* stream,
+                            const WorldOptions& options = {});
 
   World(World&&) noexcept = default;
   World& operator=(World&&) noexcept = default;

@@ -10,10 +10,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm.h"
 #include "core/system/env.h"
@@ -90,6 +93,24 @@ PyWorld made(const Make& make) {
   return PyWorld(std::move(*world));
 }
 
+/// World of the ranks that `gather` connects, a Python function from bytes to the bytes of all
+/// ranks: GPU ranks if there is a stream.
+PyWorld connected(int rank, int size, const nb::callable& gather,
+                  std::optional<StreamNumber> stream, const WorldOptions& options) {
+  const World::Gather bytes_of_all = [&](std::span<const std::byte> local) {
+    const nb::gil_scoped_acquire locked;
+    const auto all = nb::cast<nb::bytes>(gather(nb::bytes(local.data(), local.size())));
+    std::vector<std::byte> copied(all.size());
+    std::memcpy(copied.data(), all.data(), all.size());
+    return copied;
+  };
+  return made([&] {
+    if (!stream) return World::connect(rank, size, bytes_of_all, options);
+    return World::connect_gpus(rank, size, bytes_of_all, reinterpret_cast<CUstream_st*>(*stream),
+                               options);
+  });
+}
+
 // Runs `body(Comm)` for every GPU rank of this process, each on a C++ thread. Exceptions do not
 // leave `body`.
 void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
@@ -162,6 +183,15 @@ void bind_world(nb::module_& m) {
         return made([&] { return World::adopt_mpi(communicator, options); });
       },
       nb::arg("communicator"), nb::arg("deadline") = nb::none());
+  m.def(
+      "_connected",
+      [](int rank, int size, const nb::callable& gather, std::optional<StreamNumber> stream,
+         std::optional<double> deadline) {
+        const WorldOptions options = options_of(1, std::nullopt, deadline);
+        return connected(rank, size, gather, stream, options);
+      },
+      nb::arg("rank"), nb::arg("size"), nb::arg("gather"), nb::arg("stream") = nb::none(),
+      nb::arg("deadline") = nb::none());
   m.def(
       "_on_gpus",
       [](const Integer& ranks, const Integer& ranks_per_gpu, const std::optional<std::string>& link,

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -255,6 +258,71 @@ TEST(World, AbortEndsItsWaits) {
   const World world(options_of(2));
   std::jthread waiter([&] { EXPECT_THROW(world.communicator(1)->barrier(), Aborted); });
   world.abort("enough");
+}
+
+/// Gathers bytes of ranks that are threads of this process.
+class Meeting {
+ public:
+  explicit Meeting(int size) : blobs_(size_t(size)), arrived_(size) {}
+  World::Gather of(int rank) {
+    return [this, rank](std::span<const std::byte> local) {
+      blobs_[size_t(rank)].assign(local.begin(), local.end());
+      arrived_.arrive_and_wait();
+      std::vector<std::byte> all;
+      for (const auto& blob : blobs_) all.insert(all.end(), blob.begin(), blob.end());
+      arrived_.arrive_and_wait();
+      return all;
+    };
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> blobs_;
+  std::barrier<> arrived_;
+};
+
+/// Calls `body(rank, meeting)` on `size` threads.
+template <typename Body>
+void on_members(int size, const Body& body) {
+  Meeting meeting(size);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] { body(rank, meeting); });
+  }
+}
+
+TEST(World, MembersOfACallersGroupConnect) {
+  for (const int size : {1, 2, 3}) {
+    on_members(size, [size](int rank, Meeting& meeting) {
+      const int last = size - 1 - rank;
+      const World first = World::connect(rank, size, meeting.of(rank), {.deadline_s = 30});
+      const World reversed = World::connect(last, size, meeting.of(last), {.deadline_s = 30});
+      EXPECT_EQ(first.size(), size);
+      EXPECT_EQ(first.ranks(), std::vector{rank});
+      const auto comm = first.communicator(), other = reversed.communicator();
+      EXPECT_EQ(other->rank(), last);
+      for (const auto& each : {comm, other, comm}) {
+        sum_up(*each);
+        Product(*each).check(size, each->rank());
+      }
+    });
+  }
+}
+
+TEST(World, MembersThatCannotConnectAreNamedOnAllRanks) {
+  on_members(2, [](int rank, Meeting& meeting) {
+    const auto message = [&](const WorldOptions& options) -> std::string {
+      try {
+        World::connect(rank, 2, meeting.of(rank), options);
+      } catch (const InvalidArgument& error) {
+        return error.what();
+      }
+      return "connected";
+    };
+    EXPECT_THAT(message({.ranks = rank == 1 ? 3 : 1, .deadline_s = 30}),
+                HasSubstr(rank == 1 ? "connect: ranks 3" : "connect: rank 1: ranks 3"));
+    EXPECT_THAT(message({.deadline_s = 30, .ranks_per_gpu = rank == 0 ? 2 : 1}),
+                HasSubstr("2 ranks a GPU: expected 1"));
+  });
 }
 
 thread_local bool asked_to_stop = false;

@@ -109,7 +109,7 @@ class SequenceParallelBlock(unittest.TestCase):
                 expected = torch.full_like(parameter, comm.size * (comm.size + 1) / 2)
                 self.assertTrue(torch.equal(parameter.grad, expected))
 
-        from tandem import _torch_sequence_parallel as sequence
+        from tandem.torch import _sequence_parallel as sequence
         most = sequence.MAX_ELEMENTS
         for sequence.MAX_ELEMENTS in (1, 8, most):
             on_ranks(body)

@@ -14,7 +14,7 @@ WHY_NOT = ("python3-torch is not installed" if not torch else
            f"PyTorch {torch.__version__} has no torch.library.custom_op: 2.4 or later")
 
 if not WHY_NOT:
-    from tandem import _torch_ops
+    from tandem.torch import _ops
 
 
 @functools.lru_cache(None)
@@ -161,7 +161,7 @@ class Compiled(unittest.TestCase):
     def test_moe(self):
         self.check_moe("aot_eager")
         gc.collect()
-        self.assertEqual(len(_torch_ops._tickets), 0)
+        self.assertEqual(len(_ops._tickets), 0)
 
     def test_a_layer_of_experts_by_itself(self):
         def body(comm, backend):
@@ -227,13 +227,13 @@ class Compiled(unittest.TestCase):
     def test_layers_go(self):
         """The registry keeps no dead layers, and a call that names one is rejected."""
         def body(comm):
-            before = len(_torch_ops._layers)
+            before = len(_ops._layers)
             layer = layers.ColumnParallelLinear(comm, 4, 4)
             handle, x, weight = layer._handle, torch.ones(2, 4), layer.weight.detach()
             self.assertEqual(torch.ops.tandem.gather_linear(x, weight, None, handle, None).shape, (2, 4))
             del layer
             gc.collect()
-            self.assertEqual(len(_torch_ops._layers), before)
+            self.assertEqual(len(_ops._layers), before)
             with self.assertRaisesRegex(tandem.InvalidArgument, "it is gone"):
                 torch.ops.tandem.gather_linear(x, weight, None, handle, None)
             with self.assertRaisesRegex(tandem.InvalidArgument, "gone"):

@@ -8,7 +8,7 @@ import tandem
 from ranks import on_ranks, rows_of, torch, values
 
 if torch:
-    from tandem import _torch_products
+    from tandem.torch import _products
     from tandem import torch as layers
 
 
@@ -69,7 +69,7 @@ class ManyNumbersOfTokens(unittest.TestCase):
         on_ranks(lambda comm: layers.ColumnParallelLinear(comm, 4, 4))
         with tandem.World(1) as world:
             layer = layers.ColumnParallelLinear(world.comm(), 4, 4)
-            self.assertEqual([cache.comm for cache in _torch_products._caches.values()], [world.comm()])
+            self.assertEqual([cache.comm for cache in _products._caches.values()], [world.comm()])
             del layer
 
 

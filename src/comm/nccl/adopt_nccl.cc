@@ -1,14 +1,16 @@
-// This process's rank of a World made of the caller's ncclComm_t. The caller's communicator
-// supplies the ranks and connects them (comm/processes/connect_ranks.h); from then on the rank is
-// like any other, with an NCCL communicator in addition to the caller's. So an abort or an error of
-// one does not reach the other, and work that the caller enqueues on the first cannot come between
-// calls on the second.
+// This process's rank of a World made of the caller's ncclComm_t or group. The caller's
+// communicator or gather connects the ranks (comm/processes/connect_ranks.h); from then on the rank
+// is like any other, with an NCCL communicator in addition to the caller's. So an abort or an error
+// of one does not reach the other, and work that the caller enqueues on the first cannot come
+// between calls on the second.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
 
 #include <exception>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "comm/device/adopted_nccl.h"
 #include "comm/device/gpu_coordinates.h"
@@ -48,11 +50,7 @@ bool has_multicast(int device) {
   return has != 0;
 }
 
-AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
-  AdoptedNccl adopted;
-  gpu::check(ncclCommCount(comm, &adopted.size), "ncclCommCount");
-  gpu::check(ncclCommCuDevice(comm, &adopted.device), "ncclCommCuDevice");
-  gpu::check(cudaGetDevice(&adopted.current_device), "current device");
+void look_at_stream(AdoptedNccl& adopted, cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
   adopted.captured = cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
                      status != cudaStreamCaptureStatusNone;
@@ -62,7 +60,35 @@ AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
     gpu::check(cudaStreamGetDevice(stream, &adopted.stream_device), "cudaStreamGetDevice");
   }
   adopted.multicast = has_multicast(adopted.device);
+}
+
+AdoptedNccl look_at(ncclComm_t comm, cudaStream_t stream) {
+  AdoptedNccl adopted;
+  gpu::check(ncclCommCount(comm, &adopted.size), "ncclCommCount");
+  gpu::check(ncclCommCuDevice(comm, &adopted.device), "ncclCommCuDevice");
+  gpu::check(cudaGetDevice(&adopted.current_device), "current device");
+  look_at_stream(adopted, stream);
   return adopted;
+}
+
+/// Collective. Rank of a new world whose ranks `gather` connects.
+Communicators join(std::string_view what, int rank, const AdoptedNccl& adopted,
+                   const control::Gather& gather, cudaStream_t stream,
+                   const WorldOptions& options) {
+  const processes::Newcomer local{rank, adopted.size, this_node(),
+                                  refusal_of(adopted, options, gpu::users_nvls())};
+  const auto met = processes::connect_ranks(what, local, gather, gpu::kMaxGpus,
+                                            world_deadline(options.deadline_s));
+  try {
+    const auto world = WorldState::join(met.world, met.comm);
+    auto made = std::make_shared<gpu::NcclCommunicator>(*met.comm, world);
+    made->set_stream(stream);
+    recorder().set_rank(rank);
+    return {std::move(made)};
+  } catch (const std::exception& error) {
+    met.comm->abort(error.what());
+    throw;
+  }
 }
 
 }  // namespace
@@ -72,25 +98,25 @@ Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOp
   const double deadline_s = world_deadline(options.deadline_s);
   check_state(comm);
   const AdoptedNccl adopted = look_at(comm, stream);
-  processes::Newcomer local{0, adopted.size, this_node(),
-                            refusal_of(adopted, options, gpu::users_nvls())};
-  gpu::check(ncclCommUserRank(comm, &local.rank), "ncclCommUserRank");
+  int rank = 0;
+  gpu::check(ncclCommUserRank(comm, &rank), "ncclCommUserRank");
   const gpu::CurrentDevice communicators(
       adopted.device);  // another current device is an error, on all ranks
   const auto gather = [&](std::span<const std::byte> bytes) {
     return gpu::gather_by_nccl(comm, bytes, deadline_s);
   };
-  const auto met = processes::connect_ranks("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
-  try {
-    const auto world = WorldState::join(met.world, met.comm);
-    auto rank = std::make_shared<gpu::NcclCommunicator>(*met.comm, world);
-    rank->set_stream(stream);
-    recorder().set_rank(local.rank);
-    return {std::move(rank)};
-  } catch (const std::exception& error) {
-    met.comm->abort(error.what());
-    throw;
-  }
+  return join("adopt_nccl", rank, adopted, gather, stream, options);
+}
+
+Communicators connect_gpu_rank(int rank, int size, const World::Gather& gather, CUstream_st* stream,
+                               const WorldOptions& options) {
+  gpu::require_gpus({});
+  AdoptedNccl adopted;
+  adopted.size = size;
+  gpu::check(cudaGetDevice(&adopted.current_device), "current device");
+  adopted.device = adopted.current_device;
+  look_at_stream(adopted, stream);
+  return join("connect_gpus", rank, adopted, gather, stream, options);
 }
 
 }  // namespace tandem

@@ -42,6 +42,10 @@ Communicators adopt_nccl_rank(ncclComm*, CUstream_st*, const WorldOptions&) {
   throw Unsupported(std::string("adopt_nccl: ") + kMissing);
 }
 
+Communicators connect_gpu_rank(int, int, const World::Gather&, CUstream_st*, const WorldOptions&) {
+  throw Unsupported(std::string("connect_gpus: ") + kMissing);
+}
+
 struct GpuGuard::Inside {};
 
 GpuGuard::GpuGuard(Communicator& comm) {

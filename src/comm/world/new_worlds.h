@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tandem/communicator.h"
+#include "tandem/world.h"
 
 struct ncclComm;
 struct CUstream_st;
@@ -30,6 +31,12 @@ Communicators new_gpu_ranks(const WorldOptions& options);
 /// Throws as World::adopt_nccl.
 Communicators adopt_nccl_rank(ncclComm* communicator, CUstream_st* stream,
                               const WorldOptions& options);
+/// Throws as World::connect.
+Communicators connect_process_rank(int rank, int size, const World::Gather& gather,
+                                   const WorldOptions& options);
+/// Throws as World::connect_gpus.
+Communicators connect_gpu_rank(int rank, int size, const World::Gather& gather, CUstream_st* stream,
+                               const WorldOptions& options);
 
 /// Throws Unsupported if mpirun started several processes and this build has no MPI.
 void require_mpi_under_mpirun();

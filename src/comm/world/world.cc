@@ -40,6 +40,15 @@ World World::adopt_nccl(ncclComm* communicator, CUstream_st* stream, const World
   return {adopt_nccl_rank(communicator, stream, options), std::uncaught_exceptions()};
 }
 
+World World::connect(int rank, int size, const Gather& gather, const WorldOptions& options) {
+  return {connect_process_rank(rank, size, gather, options), std::uncaught_exceptions()};
+}
+
+World World::connect_gpus(int rank, int size, const Gather& gather, CUstream_st* stream,
+                          const WorldOptions& options) {
+  return {connect_gpu_rank(rank, size, gather, stream, options), std::uncaught_exceptions()};
+}
+
 World::World(Communicators communicators, int errors)
     : size_(communicators.front()->size()),
       communicators_(std::move(communicators)),

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from . import _api
-from ._core import Comm
-from ._errors import InvalidArgument
+from .. import _api
+from .._core import Comm
+from .._errors import InvalidArgument
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 

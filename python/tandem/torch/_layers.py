@@ -1,10 +1,4 @@
-"""Tensor-parallel layers for PyTorch, forward and backward on tandem's operators.
-
-Rows of x are tokens: [..., features] is treated as [tokens, features]. With sequence parallelism
-(the default) each rank holds the tokens of shard_of(tokens, size, rank) outside the layers and all
-tokens inside; without, every rank holds all of them. Layers are collective: all ranks construct and
-call them in the same order, in the forward and in the backward pass.
-"""
+"""Layers: torch.nn.Module and functions with autograd."""
 import math
 from functools import partial
 from typing import Any, Callable, Optional, Tuple, Type, TypeVar, cast
@@ -13,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _torch_sequence_parallel as sequence
-from . import _torch_products as products
-from ._torch_attention import CrossAttention, context_attention, cross_attention
-from ._core import Comm, MoeLayer, Wire, shard_of
-from ._errors import InvalidArgument
-from ._torch_products import (
+from . import _sequence_parallel as sequence
+from . import _products as products
+from ._attention import CrossAttention
+from .._core import Comm, MoeLayer, Wire, shard_of
+from .._errors import InvalidArgument
+from ._products import (
     COPIED_LINEAR,
     GATHER_LINEAR,
     LINEAR_SCATTER,
@@ -31,7 +25,7 @@ from ._torch_products import (
 )
 
 if hasattr(torch.library, "custom_op"):  # since PyTorch 2.4
-    from ._torch_ops import handle_of
+    from ._ops import handle_of
 
     is_compiling = torch.compiler.is_compiling
 else:
@@ -40,9 +34,6 @@ else:
 
     def handle_of(layer: Any) -> int:
         return 0
-
-__all__ = ["ColumnParallelLinear", "CrossAttention", "Moe", "RowParallelLinear", "call", "context_attention",
-           "cross_attention", "gather_rows", "mark_sequence_parallel", "moe", "sum_sequence_parallel_gradients"]
 
 Layer = TypeVar("Layer", bound="_ParallelLinear")
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -73,7 +64,7 @@ def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd function of one of _torch_products."""
+    """Autograd function of one of _products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, product: Product, operators: Operators,

@@ -9,10 +9,10 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import _torch_products as products
-from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer
-from ._errors import InvalidArgument
-from ._torch_products import Product, share, tokens_of
+from . import _products as products
+from .._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer
+from .._errors import InvalidArgument
+from ._products import Product, share, tokens_of
 
 _numbers = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()

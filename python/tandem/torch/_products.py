@@ -1,5 +1,5 @@
 """GEMMs of the parallel layers on tandem's operators, as functions of tensors without autograd,
-used by autograd (torch.py) and torch.compile (_torch_ops.py). `wanted`: requested gradients among
+used by autograd (_layers.py) and torch.compile (_ops.py). `wanted`: requested gradients among
 x, weight and bias; the others are None."""
 from collections import OrderedDict
 from contextlib import nullcontext
@@ -21,9 +21,9 @@ from typing import (
 import torch
 from torch import Tensor
 
-from . import _api
-from ._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, Wire
-from ._errors import InvalidArgument
+from .. import _api
+from .._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, Wire
+from .._errors import InvalidArgument
 
 Gradient = Optional[Tensor]
 Gradients = Tuple[Gradient, Gradient, Gradient]

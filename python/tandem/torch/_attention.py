@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import _torch_products as products
-from ._core import Comm, ContextAttention
-from ._core import CrossAttention as CrossAttentionLayer
-from ._errors import InvalidArgument
+from . import _products as products
+from .._core import Comm, ContextAttention
+from .._core import CrossAttention as CrossAttentionLayer
+from .._errors import InvalidArgument
 
 Gradients = Tuple[Optional[Tensor], ...]
 

@@ -1,0 +1,343 @@
+"""PyTorch's fused operators on tandem's: a plan a shape, made at its first call.
+
+A plan owns its operators and its receipt. All ranks of a group call the same operators with the same
+shapes in the same order, as PyTorch's kernels require too, so they make the same plans.
+"""
+import statistics
+import time
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .._core import AgGemm, GemmRs, Wire
+from .._errors import DeviceError, Error, InvalidArgument, Unsupported
+from ._groups import Group, group_of
+from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROUNDS = 5  # of a comparison with PyTorch's kernel
+MAX_PLANS = 256  # of a process; the oldest is dropped
+
+
+class Options(NamedTuple):
+    """Of a group. codec: wire format. measures: compare with PyTorch's kernel at the first call."""
+
+    codec: Optional[Wire] = None
+    strict: bool = False
+    measures: bool = True
+
+
+class Refused(Exception):
+    """Reason tandem cannot run a call."""
+
+
+def _require_product(a: Tensor, weights: Sequence[Tensor]) -> None:
+    for name, tensor in [("A", a)] + [("B", weight) for weight in weights]:
+        if tensor.dtype not in DTYPES:
+            raise Refused(f"{name} is {tensor.dtype}")
+        if tensor.dtype != a.dtype:
+            raise Refused(f"A is {a.dtype} and {name} {tensor.dtype}")
+        if tensor.device != a.device:
+            raise Refused(f"A is on {a.device} and {name} on {tensor.device}")
+        if tensor.numel() == 0:
+            raise Refused(f"{name} is empty")
+    for weight in weights:
+        if weight.dim() != 2 or weight.shape[0] != a.shape[-1]:
+            raise Refused(f"A {list(a.shape)} and B {list(weight.shape)} are not a product")
+
+
+def _require_dim(name: str, dim: int, a: Tensor) -> None:
+    if a.dim() < 2 or not 0 <= dim < a.dim():
+        raise Refused(f"{name} {dim} of A {list(a.shape)}")
+    if dim == a.dim() - 1:
+        raise Refused(f"{name} {dim} is A's last, which is summed over")
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """weight [K, N] such that it or its transpose is contiguous."""
+    return weight if weight.is_contiguous() or weight.t().is_contiguous() else weight.contiguous()
+
+
+def _rows(a: Tensor, dim: int) -> Tensor:
+    """A as a matrix whose rows begin with `dim`."""
+    return a.movedim(dim, 0).flatten(0, -2).contiguous() if a.dim() > 2 or dim else a.contiguous()
+
+
+def _unflatten(matrix: Tensor, a: Tensor, dim: int, length: int) -> Tensor:
+    """Inverse of _rows for a result with `length` entries along dim."""
+    if a.dim() == 2:
+        return matrix
+    leading = list(a.movedim(dim, 0).shape[1:-1])
+    return matrix.view(length, *leading, matrix.shape[-1]).movedim(0, dim)
+
+
+def _is_kn(weight: Tensor) -> bool:
+    return weight.stride(-1) == 1 and weight.shape[1] > 1 or not weight.t().is_contiguous()
+
+
+class Plan:
+    """Form of the calls of one shape."""
+
+    def __init__(self, run: Callable[..., Any], receipt: Receipt) -> None:
+        self.run, self.receipt = run, receipt
+
+
+_plans: "OrderedDict[Any, Plan]" = OrderedDict()
+
+
+def clear_plans() -> None:
+    _plans.clear()
+
+
+def _key_of(tensor: Tensor) -> Tuple[Any, ...]:
+    return (tuple(tensor.shape), tensor.dtype, tensor.stride(-1) == 1)
+
+
+def _remember(key: Any, plan: Plan) -> Plan:
+    _plans[key] = plan
+    if len(_plans) > MAX_PLANS:
+        _plans.popitem(last=False)
+    return plan
+
+
+def _is_capturing(a: Tensor) -> bool:
+    return a.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _time_us(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        run()
+        return (time.perf_counter() - begin) * 1e6
+    begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begin_event.record()
+    run()
+    end_event.record()
+    end_event.synchronize()
+    return begin_event.elapsed_time(end_event) * 1e3
+
+
+def _compare(group: Group, ours: Callable[[], Any], other: Callable[[], Any], device: torch.device) -> Tuple[float, float]:
+    """Median times of both in alternating calls, of rank 0: collective."""
+    times: Tuple[List[float], List[float]] = ([], [])
+    for repeat in range(1 + ROUNDS):
+        for run, taken in zip((ours, other), times):
+            group.comm.barrier("comparison with PyTorch's kernel")
+            us = _time_us(run, device)
+            if repeat:
+                taken.append(us)
+    nanoseconds = [group.comm._of_rank_0(int(statistics.median(taken) * 1e3)) for taken in times]
+    return nanoseconds[0] / 1e3, nanoseconds[1] / 1e3
+
+
+def _choose(group: Group, forms: Sequence[str], options: Options, ours: Callable[[], Any],
+            other: Callable[[], Any], device: torch.device) -> Choice:
+    """Choice between tandem's operators, which run in `forms`, and PyTorch's kernel."""
+    ran = OVERLAPPED if OVERLAPPED in forms else SERIAL
+    why = "" if ran == OVERLAPPED else "no overlapped candidate is faster"
+    if not options.measures or options.codec is not None:
+        return Choice(ran, why)
+    try:
+        local, torchs = _compare(group, ours, other, device)
+    except Error:
+        raise
+    except Exception:  # PyTorch's kernel cannot run here: no peer access, no symmetric memory
+        return Choice(ran, why)
+    if torchs < local:
+        return Choice(TORCH, f"PyTorch's kernel is faster: {torchs:.1f} us against {local:.1f}", local / torchs)
+    return Choice(ran, why, torchs / local)
+
+
+class Call:
+    """One call of a fused operator: what its plan depends on, and how it is planned."""
+
+    op = ""
+
+    def __init__(self, options: Options, group_name: str, torch_form: Callable[[], Any]) -> None:
+        self.options, self.group_name, self.torch_form = options, group_name, torch_form
+
+    def a(self) -> Tensor:
+        raise NotImplementedError
+
+    def key(self) -> Tuple[Any, ...]:
+        raise NotImplementedError
+
+    def shape(self, size: int) -> str:
+        """As the receipt shows it."""
+        raise NotImplementedError
+
+    def check(self, size: int) -> None:
+        """Raises InvalidArgument for a call that no form can run."""
+
+    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+        """Tandem's form, a function of a Call, and the forms of its operators. Collective. Raises
+        Refused and Error."""
+        raise NotImplementedError
+
+
+def run(call: Call) -> Any:
+    """Runs the call in the form of its plan. Raises Error, and what PyTorch's kernel raises."""
+    key = (call.op, call.group_name, call.options, *call.key())
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(call, key)
+    plan.receipt.calls += 1
+    return plan.run(call)
+
+
+def _run_torch(call: Call) -> Any:
+    return call.torch_form()
+
+
+def _plan(call: Call, key: Any) -> Plan:
+    size = torch._C._distributed_c10d._resolve_process_group(call.group_name).size()
+
+    def receipt(choice: Choice) -> Receipt:
+        return receipt_of(call.op, call.shape(size), str(call.a().dtype).replace("torch.", ""), size, choice,
+                          call.options.strict)
+
+    call.check(size)
+    if _is_capturing(call.a()):
+        why = "the first call of this shape is inside a CUDA graph's capture: expected one before it"
+        return Plan(_run_torch, receipt(Choice(TORCH, why)))
+    try:
+        if size == 1:
+            raise Refused("a group of 1 rank has nothing to overlap")
+        group = group_of(call.group_name, call.a().device)
+        ours, forms = call.make(group)
+    except Refused as refused:
+        return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(refused)))))
+    except (Unsupported, InvalidArgument, DeviceError) as error:
+        return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(error)))))
+    with torch.no_grad():
+        choice = _choose(group, forms, call.options, lambda: ours(call), call.torch_form, call.a().device)
+    chosen = _run_torch if choice.ran == TORCH else ours
+    return _remember(key, Plan(chosen, receipt(choice)))
+
+
+class AllGatherMatmul(Call):
+    """(A gathered along gather_dim, [A @ B for each B])."""
+
+    op = "fused_all_gather_matmul"
+
+    def __init__(self, options: Options, torch_form: Callable[[], Any], a: Tensor, bs: Sequence[Tensor],
+                 gather_dim: int, group_name: str, return_a: bool) -> None:
+        super().__init__(options, group_name, torch_form)
+        self.tensor, self.bs, self.dim, self.returns_a = a, bs, gather_dim, return_a
+
+    def a(self) -> Tensor:
+        return self.tensor
+
+    def key(self) -> Tuple[Any, ...]:
+        return (_key_of(self.tensor), self.tensor.device, self.dim, self.returns_a, *map(_key_of, self.bs))
+
+    def shape(self, size: int) -> str:
+        columns = "+".join(str(b.shape[-1]) for b in self.bs)
+        k = self.tensor.shape[-1]
+        return f"m {self.tensor.numel() // max(1, k) * size} n {columns} k {k}"
+
+    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+        a, bs = self.tensor, self.bs
+        if not bs:
+            raise Refused("no B")
+        _require_dim("gather_dim", self.dim, a)
+        _require_product(a, bs)
+        # The largest product hides the gather; the others follow with the gathered A.
+        first = max(range(len(bs)), key=lambda i: bs[i].shape[1])
+        keeps = self.returns_a or len(bs) > 1
+        weight = _dense(bs[first])
+        k, n = weight.shape
+        m = a.numel() // k * group.size
+        with group.lock:
+            op = AgGemm(group.comm, m, n, k, a.dtype, weight_kn=_is_kn(weight), codec=self.options.codec,
+                        keep_gathered=keeps)
+
+        def ours(call: "AllGatherMatmul") -> Tuple[Optional[Tensor], List[Tensor]]:
+            x, weights = call.tensor, call.bs
+            with torch.no_grad(), group.lock:
+                rows = _rows(x, call.dim)
+                length = x.shape[call.dim] * group.size
+                product = op(rows, _dense(weights[first]).t())
+                if not keeps:
+                    return None, [_unflatten(product, x, call.dim, length)]
+                whole = op.gathered(rows)
+            outs = [_unflatten(product if i == first else torch.mm(whole, b), x, call.dim, length)
+                    for i, b in enumerate(weights)]
+            return _unflatten(whole, x, call.dim, length) if call.returns_a else None, outs
+
+        return ours, [op.strategy]
+
+
+class MatmulReduceScatter(Call):
+    """This rank's part along scatter_dim of the sum, or mean, over ranks of A @ B."""
+
+    op = "fused_matmul_reduce_scatter"
+
+    def __init__(self, options: Options, torch_form: Callable[[], Any], a: Tensor, b: Tensor, reduce_op: str,
+                 scatter_dim: int, group_name: str) -> None:
+        super().__init__(options, group_name, torch_form)
+        self.tensor, self.b, self.reduce_op, self.dim = a, b, reduce_op, scatter_dim
+
+    def a(self) -> Tensor:
+        return self.tensor
+
+    def key(self) -> Tuple[Any, ...]:
+        return (_key_of(self.tensor), self.tensor.device, self.dim, self.reduce_op, _key_of(self.b))
+
+    def shape(self, size: int) -> str:
+        k = self.tensor.shape[-1]
+        return f"m {self.tensor.numel() // max(1, k)} n {self.b.shape[-1]} k {k}"
+
+    def check(self, size: int) -> None:
+        a, dim = self.tensor, self.dim
+        if 0 <= dim < a.dim() and a.shape[dim] % size:
+            raise InvalidArgument(f"{self.op}: {a.shape[dim]} entries along scatter_dim {dim}: expected a multiple of "
+                                  f"the group's {size} ranks")
+
+    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+        a = self.tensor
+        if self.reduce_op not in ("sum", "avg"):
+            raise Refused(f"reduce_op {self.reduce_op}")
+        _require_dim("scatter_dim", self.dim, a)
+        _require_product(a, [self.b])
+        weight = _dense(self.b)
+        k, n = weight.shape
+        with group.lock:
+            op = GemmRs(group.comm, a.numel() // k, n, k, a.dtype, weight_kn=_is_kn(weight),
+                        codec=self.options.codec)
+
+        def ours(call: "MatmulReduceScatter") -> Tensor:
+            x = call.tensor
+            with torch.no_grad(), group.lock:
+                out = op(_rows(x, call.dim), _dense(call.b).t())
+            if call.reduce_op == "avg":
+                out = out.div_(group.size)
+            return _unflatten(out, x, call.dim, x.shape[call.dim] // group.size)
+
+        return ours, [op.strategy]
+
+
+class Scaled(Call):
+    """A product of scaled fp8 operands, which PyTorch's kernel runs."""
+
+    def __init__(self, op: str, options: Options, torch_form: Callable[[], Any], a: Tensor, bs: Sequence[Tensor],
+                 group_name: str) -> None:
+        super().__init__(options, group_name, torch_form)
+        self.op, self.tensor, self.bs = op, a, bs
+
+    def a(self) -> Tensor:
+        return self.tensor
+
+    def key(self) -> Tuple[Any, ...]:
+        return (_key_of(self.tensor), self.tensor.device, *map(_key_of, self.bs))
+
+    def shape(self, size: int) -> str:
+        k = self.tensor.shape[-1]
+        rows = self.tensor.numel() // max(1, k) * (size if "gather" in self.op else 1)
+        return f"m {rows} n {'+'.join(str(b.shape[-1]) for b in self.bs)} k {k}"
+
+    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+        raise Refused(f"operands of {self.tensor.dtype} with scales")

@@ -1,0 +1,109 @@
+"""Comm of a torch.distributed.ProcessGroup, connected over the group's store at its first use."""
+import os
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _core
+from .._errors import InvalidArgument, Timeout
+from .._world import World, _launched
+
+_counts: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+
+
+def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float) -> Callable[[bytes], bytes]:
+    """Gathers bytes of all ranks through a torch.distributed store. Raises Timeout naming a rank
+    whose bytes have not come within `deadline` seconds."""
+    rounds = 0
+
+    def gather(local: bytes) -> bytes:
+        nonlocal rounds
+        rounds += 1
+        keys = [f"{prefix}/{rounds}/{each}" for each in range(size)]
+        store.set(keys[rank], local)
+        until = time.monotonic() + deadline
+        parts = []
+        for each, key in enumerate(keys):
+            try:
+                store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
+            except Exception as error:  # DistStoreError, since PyTorch 2.2; RuntimeError before
+                raise Timeout(f"connect: rank {each} of {size} has not come within {deadline:g} s: expected all "
+                              f"ranks to use the group ({type(error).__name__})") from None
+            parts.append(bytes(store.get(key)))
+        return b"".join(parts)
+
+    return gather
+
+
+def default_deadline() -> float:
+    return float(os.environ.get("TANDEM_DEADLINE_S") or 60)
+
+
+def connect(store: Any, prefix: str, rank: int, size: int, device: torch.device,
+            deadline: Optional[float] = None) -> World:
+    """Collective: world of the ranks that share the store. GPU ranks use the current device, and
+    their calls follow its current stream."""
+    seconds = default_deadline() if deadline is None else deadline
+    gather = store_gather(store, prefix, rank, size, seconds)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream().cuda_stream
+            return World._of(_core._connected(rank, size, gather, stream, seconds))
+    return _launched(_core._connected(rank, size, gather, None, seconds))
+
+
+class Group:
+    """Process group and its Comm for one type of device. Calls hold `lock`: a program may call from
+    its main and its autograd thread."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.of = weakref.ref(group)
+        self.rank, self.size = group.rank(), group.size()
+        self.lock = threading.RLock()
+        number = _counts[group] = _counts.get(group, 0) + 1
+        store = c10d._get_process_group_store(group)
+        self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device)
+        self.comm = self.world.comm()
+
+
+_groups: Dict[Tuple[str, str], Group] = {}
+_lock = threading.Lock()
+
+
+def group_of(name: str, device: torch.device) -> Group:
+    """The group with that name (`ProcessGroup.group_name`). Collective at the first call of a group
+    and device type. Raises Timeout naming a missing rank, InvalidArgument and Unsupported."""
+    group = c10d._resolve_process_group(name)
+    found = _groups.get((name, device.type))
+    if found is not None and found.of() is group and not found.comm.closed:
+        return found
+    with _lock:
+        if found is not None:  # of a process group that was destroyed
+            found.world.close()
+        made = _groups[name, device.type] = Group(group, device)
+    return made
+
+
+def name_of(group: Any) -> str:
+    """group_name of a ProcessGroup; None is the default group. Raises InvalidArgument."""
+    if group is None:
+        group = c10d._get_default_group()
+    if isinstance(group, str):
+        return group
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidArgument(f"group: {type(group).__name__}: expected a torch.distributed.ProcessGroup or its name")
+    return str(group.group_name)
+
+
+def close_all() -> None:
+    """Closes the worlds of all groups."""
+    with _lock:
+        for group in _groups.values():
+            group.world.close()
+        _groups.clear()
