@@ -34,6 +34,9 @@ class GpuRank {
   /// Inside enter/leave: the rank's stream waits for the work in `callers`. Throws InvalidArgument
   /// naming `what` for the default stream if ranks share the GPU.
   virtual void follow(StreamNumber callers, std::string_view what) = 0;
+  /// From now on calls run on the stream of their caller instead of the rank's own: `follow` moves
+  /// the rank there, after its earlier work.
+  virtual void use_callers_stream() = 0;
   /// Inside enter/leave: `callers` waits for the work in the rank's stream.
   virtual void lead(StreamNumber callers) = 0;
   /// Inside enter/leave: copies between device tensors on the rank's stream.

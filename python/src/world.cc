@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "comm.h"
+#include "comm/device/gpu_environment.h"
 #include "core/system/env.h"
 #include "core/system/machine.h"
 #include "errors.h"
@@ -104,11 +106,13 @@ PyWorld connected(int rank, int size, const nb::callable& gather,
     std::memcpy(copied.data(), all.data(), all.size());
     return copied;
   };
-  return made([&] {
+  PyWorld world = made([&] {
     if (!stream) return World::connect(rank, size, bytes_of_all, options);
     return World::connect_gpus(rank, size, bytes_of_all, reinterpret_cast<CUstream_st*>(*stream),
                                options);
   });
+  if (stream) world.comm(std::nullopt)->gpu()->use_callers_stream();
+  return world;
 }
 
 // Runs `body(Comm)` for every GPU rank of this process, each on a C++ thread. Exceptions do not
@@ -203,6 +207,7 @@ void bind_world(nb::module_& m) {
       nb::arg("ranks"), nb::arg("ranks_per_gpu"), nb::arg("link") = nb::none(),
       nb::arg("deadline") = nb::none(), nb::arg("body"));
   m.def("_gpu_count", &gpu_count);
+  m.def("_gpu_environment", [] { return gpu_environment(std::getenv).to_set; });
   m.def("_is_launched", &launched);
   m.def("_share_processors", &share_processors);
   m.def("_kernel_threads", &kernel_threads);

@@ -75,9 +75,11 @@ class Rank final : public GpuRank {
           what));
     }
     if (comm_.shares_gpu()) stream_owners.claim(stream, &comm_.share(), what);
+    if (uses_callers_stream_) return move_to(stream);
     produced_.record(stream);
     produced_.block(local_);
   }
+  void use_callers_stream() override { uses_callers_stream_ = true; }
   void lead(StreamNumber callers) override {
     const cudaStream_t stream = stream_from(callers);
     if (stream == local_) return;
@@ -91,8 +93,19 @@ class Rank final : public GpuRank {
   void synchronize() override { comm_.synchronize(); }
 
  private:
+  /// A stream under capture cannot wait for work outside its graph: whoever captures has waited.
+  void move_to(cudaStream_t stream) {
+    if (!gpu::is_captured(stream) && !gpu::is_captured(local_)) {
+      produced_.record(local_);
+      produced_.block(stream);
+    }
+    comm_.set_stream(stream);
+    local_ = stream;
+  }
+
   gpu::GpuCommunicator& comm_;
-  const cudaStream_t local_;
+  cudaStream_t local_;
+  bool uses_callers_stream_ = false;
   gpu::Event produced_, done_;
   std::optional<GpuGuard> guard_;
 };

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 from torch import Tensor
 
+from .. import _core
 from .._core import Wire
 from .._errors import Unsupported
 from . import _receipts
@@ -105,6 +106,14 @@ def _mm_with_dtype(A: Tensor, B: Tensor, out_dtype: torch.dtype) -> Tensor:
     return torch.mm(A.to(out_dtype), B.to(out_dtype))
 
 
+def _set_gpu_environment() -> None:
+    """Sets variables that CUDA and NCCL read once, while they have not: those of CUDA only if it has
+    not started. The user's are kept."""
+    for name, value in _core._gpu_environment():
+        if name.startswith("NCCL_") or not torch.cuda.is_initialized():
+            os.environ[name] = value
+
+
 def _complete_cpu() -> None:
     """Adds the CPU kernel of torch.mm(…, out_dtype=…), which callers of the operators use, where
     PyTorch has none."""
@@ -131,7 +140,7 @@ def _fuse_in_compiled_programs(symm_mem: Any) -> None:
     _undo.append(undo)
 
 
-def enable(group: Any = None, *, codec: Any = None, strict: bool = False) -> None:
+def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compare: bool = True) -> None:
     """Runs PyTorch's fused operators on tandem: torch.ops.symm_mem.fused_all_gather_matmul,
     fused_matmul_reduce_scatter and their scaled forms, which TorchTitan's dist_gemm and vLLM call
     and torch.compile writes into graphs, for CPU and GPU tensors. Call it before the program
@@ -142,8 +151,9 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False) -> Non
     raises Unsupported, which says why; TANDEM_STRICT=1 sets it for all.
 
     At the first call of a shape, which is collective over the group, tandem's operators are made
-    and, unless TANDEM_TUNE=0, compared with PyTorch's kernel: the faster one runs. What tandem
-    cannot run, PyTorch's kernel does; `report` lists every case with its reason.
+    and compared with PyTorch's kernel: the faster one runs, unless `compare` is False or
+    TANDEM_TUNE=0. What tandem cannot run, PyTorch's kernel does; `report` lists every case with its
+    reason.
 
     Raises Unsupported for a PyTorch without these operators or with other ones, InvalidArgument for
     a group that is none.
@@ -154,10 +164,9 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False) -> Non
 
     name = None if group is None else _groups.name_of(group)
     wire = codec if codec is None or isinstance(codec, Wire) else Wire(codec)
-    options = _fused.Options(wire, strict, os.environ.get("TANDEM_TUNE", "1") != "0")
+    options = _fused.Options(wire, strict, compare and os.environ.get("TANDEM_TUNE", "1") != "0")
     if _kernels is None:
-        # NCCL reads this once, and NVLink multicast can take a shared host's GPUs down.
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        _set_gpu_environment()
         _kernels = _register(symm_mem)
         _complete_cpu()
         _fuse_in_compiled_programs(symm_mem)

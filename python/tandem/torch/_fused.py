@@ -17,7 +17,7 @@ from ._groups import Group, group_of
 from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROUNDS = 5  # of a comparison with PyTorch's kernel
+ROUNDS, CALLS = 5, 4  # of a comparison with PyTorch's kernel
 MAX_PLANS = 256  # of a process; the oldest is dropped
 
 
@@ -107,17 +107,16 @@ def _is_capturing(a: Tensor) -> bool:
 
 
 def _time_us(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
-        begin = time.perf_counter()
+    """Time of a call in a row of calls, as in a program whose host runs ahead of its GPU: that of
+    the host or of the GPU, whichever is longer."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(CALLS):
         run()
-        return (time.perf_counter() - begin) * 1e6
-    begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
-    begin_event.record()
-    run()
-    end_event.record()
-    end_event.synchronize()
-    return begin_event.elapsed_time(end_event) * 1e3
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) * 1e6 / CALLS
 
 
 def _compare(group: Group, ours: Callable[[], Any], other: Callable[[], Any], device: torch.device) -> Tuple[float, float]:
@@ -125,7 +124,8 @@ def _compare(group: Group, ours: Callable[[], Any], other: Callable[[], Any], de
     times: Tuple[List[float], List[float]] = ([], [])
     for repeat in range(1 + ROUNDS):
         for run, taken in zip((ours, other), times):
-            group.comm.barrier("comparison with PyTorch's kernel")
+            with group.lock:
+                group.comm.barrier("comparison with PyTorch's kernel")
             us = _time_us(run, device)
             if repeat:
                 taken.append(us)
@@ -148,7 +148,7 @@ def _choose(group: Group, forms: Sequence[str], options: Options, ours: Callable
         return Choice(ran, why)
     if torchs < local:
         return Choice(TORCH, f"PyTorch's kernel is faster: {torchs:.1f} us against {local:.1f}", local / torchs)
-    return Choice(ran, why, torchs / local)
+    return Choice(ran, why, torchs / local if local > 0 else None)
 
 
 class Call:

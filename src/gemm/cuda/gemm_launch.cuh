@@ -106,6 +106,17 @@ CUtensorMap map_of(const void* data, int64_t rows, int64_t columns, int box_rows
   return map_matrix(data, dtype_of<Element>(), rows, columns, box_rows);
 }
 
+/// Map of a weight in the boxes of StageFiller::load_step: [n, k], or [k, n] if it is transposed.
+template <class Tiles>
+CUtensorMap map_weight(const void* weight, int64_t n, int64_t k) {
+  using Operand = typename Tiles::Operand;
+  if constexpr (Tiles::kOptions.weight_transposed) {
+    return map_of<Operand>(weight, k, n, Tiles::kStepOfK);
+  } else {
+    return map_of<Operand>(weight, n, k, Tiles::kTileColumns / Tiles::kCluster);
+  }
+}
+
 /// Memory for `slots` split-K partials (schedule::partial_slots).
 template <class Tiles>
 class PartialsMemory {

@@ -39,10 +39,23 @@ class StageFiller {
                             int row, int column) {
     static_assert(Tiles::kCluster == 2);
     uint64_t* const full = begin(Tiles::kXBytes + Tiles::kWeightBytes);
-    cute::SM90_TMA_LOAD_2D::copy(&x_map, full, kNormal, x(), step * Tiles::kStepOfK, row);
-    cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
-        &weight_map, full, uint16_t(3), kNormal, weight() + half_ * (Tiles::kWeightBytes / 2),
-        step * Tiles::kStepOfK, column + half_ * (Tiles::kTileColumns / 2));
+    const int at = step * Tiles::kStepOfK;
+    cute::SM90_TMA_LOAD_2D::copy(&x_map, full, kNormal, x(), at, row);
+    if constexpr (Tiles::kOptions.weight_transposed) {
+      constexpr int kColumns = kStepBytes / int(sizeof(typename Tiles::Operand));
+      constexpr int kBoxes = int(Tiles::kWeightBytes / kTransposedBox) / 2;
+#pragma unroll
+      for (int i = 0; i < kBoxes; ++i) {
+        const int box = half_ * kBoxes + i;
+        cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&weight_map, full, uint16_t(3), kNormal,
+                                               weight() + box * kTransposedBox,
+                                               column + box * kColumns, at);
+      }
+    } else {
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&weight_map, full, uint16_t(3), kNormal,
+                                             weight() + half_ * (Tiles::kWeightBytes / 2), at,
+                                             column + half_ * (Tiles::kTileColumns / 2));
+    }
     end();
   }
   /// Loads 64 rows of a tile's columns, to be added to the accumulators.

@@ -20,9 +20,12 @@ struct Tile {
   std::vector<DType> dtypes;
 };
 
-// CUTLASS kernels: whole tiles, no bias.
 bool has_whole_tiles(const FusedAgShape& shape, int64_t rows, bool bias) {
   return shape.m % (shape.ranks * rows) == 0 && !bias;
+}
+// CUTLASS kernels: whole tiles, no bias, weight [N, K].
+bool fits_cutlass(const FusedAgShape& shape, int64_t rows, bool bias) {
+  return has_whole_tiles(shape, rows, bias) && !shape.weight_kn;
 }
 // Hand-written kernels: the same, in pairs of rows of tiles; or any rows, with an optional bias.
 bool has_whole_pairs(const FusedAgShape& shape, int64_t rows, bool bias) {
@@ -35,8 +38,8 @@ bool has_other_rows(const FusedAgShape& shape, int64_t rows, bool bias) {
 }
 
 const Tile kTiles[] = {
-    {"256x160", 256, has_whole_tiles, make_fused_ag_256x160, {DType::bf16}},
-    {"128x160", 128, has_whole_tiles, make_fused_ag_128x160, {DType::bf16}},
+    {"256x160", 256, fits_cutlass, make_fused_ag_256x160, {DType::bf16}},
+    {"128x160", 128, fits_cutlass, make_fused_ag_128x160, {DType::bf16}},
     {"128x256 in pairs, split",
      128,
      has_whole_pairs,
@@ -58,7 +61,7 @@ constexpr int64_t kMaxCopyBytes = int64_t(1) << 32;  // per shard: offsets are 3
 
 constexpr const char* kRefusal =
     "expected a GPU of compute capability 9.0 that reaches its peers without an emulated link, a "
-    "row for each rank, weight [N, K], a result in bf16 or f16, and K of 512 or more, or, of bf16, "
+    "row for each rank, a result in bf16 or f16, and K of 512 or more, or, of bf16, weight [N, K], "
     "M a multiple of 128 x ranks and no bias";
 
 }  // namespace
@@ -130,8 +133,8 @@ std::function<void(const Operands&)> AgGemm::replayed(Step step) {
 }
 
 void AgGemm::add_fused() {
-  FusedAgShape shape{shape_.m,     shape_.n,     shape_.k,        comm_.rank(),
-                     comm_.size(), shape_.dtype, shape_.result(), {}};
+  FusedAgShape shape{shape_.m,     shape_.n,        shape_.k, comm_.rank(),    comm_.size(),
+                     shape_.dtype, shape_.result(), {},       shape_.weight_kn};
   // Copy warps count arrived rows in the peers' memory.
   const int64_t max_rows = shard_of(shape_.m, comm_.size(), 0).count;
   const bool with_copy_warps = comm_.has_peer_atomics() && shape_.m <= kMaxCopyRows &&
@@ -142,8 +145,7 @@ void AgGemm::add_fused() {
     transfers.push_back(transfer);
     shape.heads.push_back(transfer.local_first);
   }
-  if (has_fused_kernels(comm_) && shape_.m >= comm_.size() && shape_.result() != DType::f32 &&
-      !shape_.weight_kn) {
+  if (has_fused_kernels(comm_) && shape_.m >= comm_.size() && shape_.result() != DType::f32) {
     for (const Tile& tile : kTiles) {
       if (std::ranges::count(tile.dtypes, shape.dtype) == 0) continue;
       if (!tile.fits(shape, tile.rows, shape_.bias)) continue;

@@ -28,13 +28,14 @@ struct ArrivingAnyRows {
 };
 struct ArrivingWholeTiles {};
 
-template <class Operand, class Element, class Rows, class CopyWarp>
+template <class Operand, class Element, class Rows, class CopyWarp, bool kWeightKn>
 struct ArrivingRoles {
   // ---- Configuration ---------------------------------------------------------------------------
 
-  using Tiles =
-      GemmTiles<Operand, Element,
-                TileOptions{.buffers = 1, .local_bytes = int(sizeof(typename CopyWarp::Storage))}>;
+  using Tiles = GemmTiles<Operand, Element,
+                          TileOptions{.buffers = 1,
+                                      .local_bytes = int(sizeof(typename CopyWarp::Storage)),
+                                      .weight_transposed = kWeightKn}>;
 
   struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
     CUtensorMap local, gathered, weight, out;
@@ -210,9 +211,11 @@ struct ArrivingRoles {
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-template <class Operand, class Element, class Rows = WholeTiles, class CopyWarp = ShardCopyWarp>
+/// `kWeightKn`: the weight is stored [k, n].
+template <class Operand, class Element, class Rows = WholeTiles, class CopyWarp = ShardCopyWarp,
+          bool kWeightKn = false>
 class Arriving final : public FusedAgKernel {
-  using Block = GemmBlock<ArrivingRoles<Operand, Element, Rows, CopyWarp>>;
+  using Block = GemmBlock<ArrivingRoles<Operand, Element, Rows, CopyWarp, kWeightKn>>;
   using Tiles = typename Block::Tiles;
   using Table = WorkTable<schedule::AgWork>;
   using Partials = PartialsMemory<Tiles>;
@@ -248,11 +251,10 @@ class Arriving final : public FusedAgKernel {
     Params params;
     const Table& table = tables_.at(args.head);
     const auto shards = schedule::shard_rows(shape_.m, shape_.ranks);
-    constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
     params.local =
         map_of<Operand>(args.local, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
     params.gathered = map_of<Operand>(args.gathered, shape_.m, shape_.k, Tiles::kTileRows);
-    params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
+    params.weight = map_weight<Tiles>(args.weight, shape_.n, shape_.k);
     if constexpr (Rows::kAny) {
       for (int r = 0; r < shape_.ranks; ++r) {
         auto* rows = static_cast<Element*>(args.out) + shards.begin(r) * shape_.n;

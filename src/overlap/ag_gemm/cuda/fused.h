@@ -23,6 +23,7 @@ struct FusedAgShape {
   int rank, ranks;
   DType dtype, result;
   std::vector<int> heads;  ///< heads of its calls
+  bool weight_kn = false;  ///< the weight is stored [k, n]
 };
 
 /// Scales of e4m3 operands.
@@ -36,7 +37,7 @@ struct RowScales {
 struct FusedAgArgs {
   const void* local;     ///< this rank's rows
   const void* gathered;  ///< [m, k]; receives the remote rows
-  const void* weight;    ///< [n, k]
+  const void* weight;    ///< [n, k], or [k, n] with weight_kn
   void* out;             ///< [m, n]
   RowScales scales;      ///< e4m3
   const void* bias;      ///< [n], or null; only any-rows kernels add one
@@ -86,6 +87,9 @@ std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
 /// Variants for any M with at least one row per rank, and an optional bias.
 std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows(const FusedAgShape& shape);
+/// Called by the two for bf16 and f16 if the shape has weight_kn, which the others do not support.
+std::unique_ptr<FusedAgKernel> make_fused_ag_128x256_kn(const FusedAgShape& shape);
+std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows_kn(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8_any_rows(const FusedAgShape& shape);
 /// Hand-written, bf16, with shards sent in a wire format (encoded_copy_warp.cuh).
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int8(const FusedAgShape& shape);

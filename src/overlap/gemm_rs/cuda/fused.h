@@ -50,7 +50,7 @@ constexpr TileDelivery kTileDeliveries[] = {{0, false}, {0, false, 6}, {0, true}
 
 struct FusedRsArgs {
   const void* x;         ///< [m, k]
-  const void* weight;    ///< [n, k]
+  const void* weight;    ///< [n, k], or [k, n] with weight_kn
   void* out;             ///< [this rank's rows, n]
   ScalePointers scales;  ///< e4m3
   /// Shards by owner and by source, one column of tiles after another: [ranks, column_tiles(),
@@ -97,6 +97,9 @@ std::unique_ptr<FusedRsKernel> make_fused_rs_fp8(const FusedRsShape& shape);
 /// Variants for any M with at least one row per rank, and an optional bias. They support no
 /// delivery with chunks.
 std::unique_ptr<FusedRsKernel> make_fused_rs_any_rows(const FusedRsShape& shape);
+/// Called by the two for bf16 and f16 if the shape has weight_kn, which the others do not support.
+std::unique_ptr<FusedRsKernel> make_fused_rs_kn(const FusedRsShape& shape);
+std::unique_ptr<FusedRsKernel> make_fused_rs_any_rows_kn(const FusedRsShape& shape);
 std::unique_ptr<FusedRsKernel> make_fused_rs_fp8_any_rows(const FusedRsShape& shape);
 
 }  // namespace tandem::gpu

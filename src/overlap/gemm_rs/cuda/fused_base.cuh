@@ -12,9 +12,10 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element>
-using FusedRsTiles =
-    GemmTiles<Operand, Element, TileOptions{.local_bytes = int(sizeof(BlockWords<2>))}>;
+template <class Operand, class Element, bool kWeightKn = false>
+using FusedRsTiles = GemmTiles<Operand, Element,
+                               TileOptions{.local_bytes = int(sizeof(BlockWords<2>)),
+                                           .weight_transposed = kWeightKn}>;
 
 template <class Tiles>
 struct FusedRsShared : Tiles::Shared {

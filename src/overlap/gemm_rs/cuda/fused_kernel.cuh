@@ -16,11 +16,11 @@
 
 namespace tandem::gpu::fused {
 
-template <class Operand, class Element, class Rows>
+template <class Operand, class Element, class Rows, bool kWeightKn>
 struct FusedRsRoles {
   // ---- Configuration ---------------------------------------------------------------------------
 
-  using Tiles = FusedRsTiles<Operand, Element>;
+  using Tiles = FusedRsTiles<Operand, Element, kWeightKn>;
   using Shared = FusedRsShared<Tiles>;
   using Work = FusedRsWork<Tiles, Rows>;
   using Delivery = FusedRsDelivery<FusedRsRoles>;
@@ -182,9 +182,10 @@ struct FusedRsRoles {
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-template <class Operand, class Element, class Rows = WholeTiles>
+/// `kWeightKn`: the weight is stored [k, n].
+template <class Operand, class Element, class Rows = WholeTiles, bool kWeightKn = false>
 class FusedRs final : public FusedRsKernel {
-  using Roles = FusedRsRoles<Operand, Element, Rows>;
+  using Roles = FusedRsRoles<Operand, Element, Rows, kWeightKn>;
   using Block = GemmBlock<Roles>;
   using Tiles = typename Block::Tiles;
   using Params = typename Block::Params;
@@ -252,11 +253,10 @@ class FusedRs final : public FusedRsKernel {
   }
 
   void prepare(const FusedRsArgs& args) {
-    constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
     Params params = params_;
     if (!prepared_ || args.delivery != params.args.delivery) lay_out(args, params);
     params.x = map_of<Operand>(args.x, shape_.m, shape_.k, Tiles::kTileRows);
-    params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
+    params.weight = map_weight<Tiles>(args.weight, shape_.n, shape_.k);
     params.out = map_of<Element>(args.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
     params.args = args;
     if constexpr (kDeviceTimeline) params.timeline = args.timeline;

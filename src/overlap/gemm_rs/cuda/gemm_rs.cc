@@ -24,8 +24,8 @@ constexpr int kReady = 0, kArrived = kMaxGpus, kCutlassReady = 2 * kMaxGpus,
 constexpr double kGainOfDelivery = 0.005;
 
 constexpr const char* kNeeds =
-    "expected a GPU of compute capability 9.0 that reaches its peers without an emulated link, "
-    "weight [N, K], a result in bf16 or f16";
+    "expected a GPU of compute capability 9.0 that reaches its peers without an emulated link, a "
+    "result in bf16 or f16";
 
 }  // namespace
 
@@ -135,11 +135,11 @@ GemmRs::Words& GemmRs::words() const {
 
 void GemmRs::make_fused() {
   const int64_t ranks = comm_.size();
-  if (shape_.m < ranks || shape_.result() == DType::f32 || shape_.weight_kn) return;
+  if (shape_.m < ranks || shape_.result() == DType::f32) return;
   for (const Tile& tile : kTiles) {
     cutlass_kernels_.emplace_back();
     if (shape_.m % (ranks * tile.shard_rows) != 0 || tile.dtype != shape_.dtype ||
-        shape_.result() != shape_.dtype || shape_.bias) {
+        shape_.result() != shape_.dtype || shape_.bias || shape_.weight_kn) {
       continue;
     }
     std::unique_ptr<CutlassRsKernel>& kernel = cutlass_kernels_.back();
@@ -206,12 +206,14 @@ void GemmRs::add_cutlass() {
   candidates_.push_back(
       {.name = "fused_cutlass",
        .form = Strategy::overlapped,
-       .refusal = fmt::format("{}, no bias, and M a multiple of 128 x ranks", kNeeds)});
+       .refusal =
+           fmt::format("{}, weight [N, K], no bias, and M a multiple of 128 x ranks", kNeeds)});
 }
 
 FusedRsShape GemmRs::fused_shape() const {
-  return {shape_.m,     shape_.n,     shape_.k,        comm_.rank(),
-          comm_.size(), shape_.dtype, shape_.result(), shape_.scaled_by_row()};
+  return {shape_.m,        shape_.n,     shape_.k,        comm_.rank(),
+          comm_.size(),    shape_.dtype, shape_.result(), shape_.scaled_by_row(),
+          shape_.weight_kn};
 }
 
 int GemmRs::fused_slices() const {

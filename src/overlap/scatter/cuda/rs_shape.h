@@ -14,6 +14,7 @@ struct FusedRsShape {
   int rank, ranks;
   DType dtype, result;
   bool scaled_by_row = false;  ///< e4m3: per row; else one scale for x and one for the weight
+  bool weight_kn = false;      ///< the weight is stored [k, n]
 
   /// Min K on every rank: the first k-blocks, under which a tile is stored, add no partials.
   static constexpr int64_t kMinK = 512;

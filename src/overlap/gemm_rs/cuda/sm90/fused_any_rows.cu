@@ -4,6 +4,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedRsKernel> make_fused_rs_any_rows(const FusedRsShape& shape) {
+  if (shape.weight_kn) return make_fused_rs_any_rows_kn(shape);
   if (shape.dtype == DType::f16) {
     return std::make_unique<fused::FusedRs<__half, __half, fused::AnyRows>>(shape);
   }

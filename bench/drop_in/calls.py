@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""calls.py FILE [MODEL…]: PyTorch's fused operators of a layer (torch.ops.symm_mem) with PyTorch's
+kernels and with tandem's, for torchrun on GPUs. MODEL: llama-8b or llama-70b. FILE receives a list
+of results.
+
+Forms: `eager` is NCCL and torch.mm in sequence; `torch` is PyTorch's kernel; `tandem` is what
+tandem.torch.enable() runs, PyTorch's kernel included where it is faster, and `ours` always
+tandem's. time_us is measured as by bench/peers/torch_tp.py (host time hidden, L2 cache flushed,
+slowest rank, medians); called_us is the time of a call when the GPU is idle, host time included;
+host_us is what a call costs the host. Every form is checked against a product in f64."""
+import datetime
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch_tp import Timer, about, error, keep, slowest, uniform
+
+import tandem.torch
+
+MODELS = {"llama-8b": {"hidden": 4096, "qkv": 6144, "ffn": 14336}, "llama-70b": {"hidden": 8192, "qkv": 10240, "ffn": 28672}}
+TOKENS = [16, 64, 256, 1024, 2048, 4096, 8192, 16384]
+CALLS = 20
+
+
+def cases(model):
+    """name, operator, n over all ranks, k: forward products, and those of backward passes."""
+    h, qkv, ffn = MODELS[model].values()
+    yield "qkv", "gather", [qkv], h
+    yield "gate_up", "gather", [ffn, ffn], h
+    yield "out", "scatter", h, h
+    yield "down", "scatter", h, ffn
+    yield "qkv dx", "scatter_kn", h, qkv
+    yield "down dx", "gather_kn", [ffn], h
+
+
+def gathering(m, widths, k, group, is_kn):
+    world = dist.get_world_size()
+    x = uniform(m // world, k)
+    weights = [uniform(k, n // world) if is_kn else uniform(n // world, k).t() for n in widths]
+    whole = torch.empty(m, k, device="cuda", dtype=x.dtype)
+
+    def eager():
+        dist.all_gather_into_tensor(whole, x)
+        return whole, [torch.mm(whole, w) for w in weights]
+
+    eager()
+    exact = [(whole[-32:].double() @ w.double()) for w in weights]
+
+    def wrong(result):
+        gathered, outs = result
+        return max([error(gathered[-32:], whole[-32:].double())] + [error(o[-32:], e) for o, e in zip(outs, exact)])
+
+    def call(kernel):
+        return lambda name=group: kernel(x, weights, 0, name)
+
+    return eager, call(symm_mem._fused_all_gather_matmul), call(torch.ops.symm_mem.fused_all_gather_matmul), wrong
+
+
+def scattering(m, n, k, group, is_kn):
+    world = dist.get_world_size()
+    x, weight = uniform(m, k // world), uniform(k // world, n) if is_kn else uniform(n, k // world).t()
+    out = torch.empty(m // world, n, device="cuda", dtype=x.dtype)
+
+    def eager():
+        dist.reduce_scatter_tensor(out, torch.mm(x, weight))
+        return out
+
+    rows = m // world
+    count = min(rows, 32)
+    partial = torch.stack([x[r * rows:r * rows + count].double() @ weight.double() for r in range(world)])
+    dist.all_reduce(partial)
+    exact = partial[dist.get_rank()]
+
+    def call(kernel):
+        return lambda name=group: kernel(x, weight, "sum", 0, name)
+
+    return (eager, call(symm_mem._fused_matmul_reduce_scatter), call(torch.ops.symm_mem.fused_matmul_reduce_scatter),
+            lambda result: error(result[:count], exact))
+
+
+def medians(forms, once, rounds=15):
+    draw, names = random.Random(2), list(forms)
+    times = {name: [] for name in names}
+    for repeat in range(3 + rounds):
+        draw.shuffle(names)
+        for name in names:
+            us = once(forms[name])
+            if repeat >= 3:
+                times[name].append(us)
+    return {name: statistics.median(slowest(us)) for name, us in times.items()}
+
+
+def called_us(call):
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def host_us(call):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    us = (time.perf_counter() - begin) * 1e6 / CALLS
+    torch.cuda.synchronize()
+    return us
+
+
+def measure(timer, model, name, op, n, k, m, groups):
+    made = (scattering if "scatter" in op else gathering)(m, n, k, groups[0], op.endswith("_kn"))
+    eager, torchs, fused, wrong = made
+    forms = {"eager": eager, "torch": torchs, "tandem": fused, "ours": lambda: fused(groups[1])}
+    worst = {form: slowest([wrong(call())])[0] for form, call in forms.items()}
+    assert max(worst.values()) < 2e-2, worst
+    small = m <= 1024
+    result = {"op": op, "model": model, "product": name, "ranks": dist.get_world_size(), "m": m, "n": n, "k": k,
+              "dtype": "bf16", "time_us": timer.medians(forms), "called_us": medians(forms, called_us),
+              "host_us": medians(forms, host_us, 5) if small else None, "error": worst, **about("bench/drop_in/calls.py")}
+    for field in ("time_us", "called_us", "host_us"):
+        if result[field]:
+            result[field] = {form: round(us, 2) for form, us in result[field].items()}
+    return result
+
+
+def main():
+    path, models = sys.argv[1], sys.argv[2:] or list(MODELS)
+    local = int(os.environ["LOCAL_RANK"])
+    tandem.torch.enable()  # before CUDA starts, as it sets variables that CUDA reads once
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=datetime.timedelta(seconds=60))
+    always = dist.new_group(device_id=torch.device("cuda", local))
+    tandem.torch.enable(always, compare=False)
+    groups = dist.group.WORLD.group_name, always.group_name
+    torch.manual_seed(1 + dist.get_rank())
+    timer, results = Timer(), []
+    for model in models:
+        for name, op, n, k in cases(model):
+            for m in TOKENS:
+                results.append(measure(timer, model, name, op, n, k, m, groups))
+                if dist.get_rank() == 0:
+                    print(model, name, m, results[-1]["time_us"], results[-1]["called_us"], flush=True)
+                keep(path, results)
+    if dist.get_rank() == 0:
+        results.append({"receipts": tandem.torch.report()})
+    keep(path, results)
+    dist.barrier()
+    tandem.torch.disable()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
