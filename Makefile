@@ -8,7 +8,7 @@ BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 # stored with the build.
 CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 4
 
-.PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check release fmt clean
+.PHONY: all run test test-long test-torch test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check release fmt clean
 
 all:
 	@tools/setup.sh build
@@ -51,6 +51,14 @@ test-long:
 	@tools/setup_python.sh
 	@$(MAKE) --no-print-directory test-build
 	@$(CTEST) -L long
+
+# Tests of tandem.torch.enable(), the torch.distributed backend and frameworks, with a fetched PyTorch.
+test-torch:
+	@tools/setup.sh test
+	@tools/setup_python.sh
+	@tools/setup_torch.sh
+	@$(MAKE) --no-print-directory test-build TARGETS=_core
+	@$(CTEST) -L torch
 
 # The Python on the PATH if its PyTorch has CUDA: its tests run, too.
 GPU_PYTHON = $(shell python3 -c "import sys, torch; torch.version.cuda and \

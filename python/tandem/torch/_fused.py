@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core import AgGemm, GemmRs, Wire
-from .._errors import DeviceError, Error, InvalidArgument, Unsupported
+from .._errors import DeviceError, Error, InvalidArgument, Mismatch, Unsupported
 from ._groups import Group, group_of
 from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
 
@@ -210,6 +210,8 @@ def _plan(call: Call, key: Any) -> Plan:
         ours, forms = call.make(group)
     except Refused as refused:
         return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(refused)))))
+    except Mismatch:  # no form can run it
+        raise
     except (Unsupported, InvalidArgument, DeviceError) as error:
         return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(error)))))
     with torch.no_grad():

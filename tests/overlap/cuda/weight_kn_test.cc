@@ -54,9 +54,9 @@ void expect_same_bits(GpuCommunicator& comm, const LtContext& lt, OpDesc shape,
   const auto fused = candidates_of(kn_op, "fused");
   ASSERT_GT(fused.size(), 0u) << name;
   for (const Candidate& candidate : fused) {
-    const std::string what = fmt::format("{} M {} N {} K {} {} {} of {}", name, shape.m, shape.n,
-                                         shape.k, tandem::name_of(shape.dtype), candidate.name,
-                                         comm.size());
+    const std::string what =
+        fmt::format("{} M {} N {} K {} {} {} of {}", name, shape.m, shape.n, shape.k,
+                    tandem::name_of(shape.dtype), candidate.name, comm.size());
     poison(o.out.tensor, comm.stream());
     candidate.run({o.x.tensor, weight.tensor, o.out.tensor});
     ASSERT_TRUE(expected.contains(candidate.name)) << what;

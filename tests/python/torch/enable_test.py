@@ -1,0 +1,274 @@
+"""PyTorch's fused operators on tandem's kernels against products in one process; what the report
+says of them; programs that use them."""
+import itertools
+import os
+import threading
+import unittest
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+
+import tandem
+from members import OnRanks
+from tandem.torch import _enable, _fused, _receipts
+
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+def gather(*call, **options):
+    return torch.ops.symm_mem.fused_all_gather_matmul(*call, **options)
+
+
+def scatter(*call):
+    return torch.ops.symm_mem.fused_matmul_reduce_scatter(*call)
+
+
+class Values(OnRanks):
+    def close(self, got, exact, what=None):
+        error = (got.double() - exact).abs().max() / exact.abs().max()
+        self.assertLess(error.item(), BOUND[got.dtype], what)
+
+    def weights(self, k, widths, dtype, is_kn):
+        return [torch.randn(k, n).to(dtype) if is_kn else torch.randn(n, k).to(dtype).t() for n in widths]
+
+    def test_all_gather_matmul(self):
+        shapes = [((3, 8), [5], 0), ((4, 16), [8, 24, 1], 0), ((2, 3, 8), [6], 0), ((2, 3, 8), [6, 7], 1),
+                  ((1, 2, 2, 8), [4], 2)]
+        for (shape, widths, dim), dtype, is_kn, returns in itertools.product(
+                shapes, BOUND, (False, True), (False, True)):
+            local = list(shape)
+            whole_shape = list(shape)
+            whole_shape[dim] *= self.size
+            whole = torch.randn(whole_shape).to(dtype)
+            x = whole.narrow(dim, self.rank * local[dim], local[dim])
+            weights = self.weights(shape[-1], widths, dtype, is_kn)
+            gathered, outs = gather(x, weights, dim, self.group.group_name, return_A=returns)
+            what = (shape, widths, dim, dtype, is_kn, returns)
+            if returns:
+                self.assertTrue(torch.equal(gathered, whole), what)
+            else:
+                self.assertIsNone(gathered)
+            for out, weight in zip(outs, weights):
+                self.assertEqual(out.dtype, dtype)
+                self.close(out, whole.double() @ weight.double(), what)
+
+    def test_matmul_reduce_scatter(self):
+        r = self.size
+        for (shape, dim), n, dtype, is_kn, op in itertools.product(
+                [((2 * r, 8), 0), ((r, 3, 8), 0), ((2, 3 * r, 8), 1)], (1, 12), BOUND, (False, True), ("sum", "avg")):
+            xs = [torch.randn(shape).to(dtype) for _ in range(r)]
+            weights = [self.weights(8, [n], dtype, is_kn)[0] for _ in range(r)]
+            out = scatter(xs[self.rank], weights[self.rank], op, dim, self.group.group_name)
+            exact = sum(x.double() @ w.double() for x, w in zip(xs, weights)) / (r if op == "avg" else 1)
+            self.close(out, exact.chunk(r, dim)[self.rank], (shape, dim, n, dtype, is_kn, op))
+
+    def test_results_do_not_alias(self):
+        """A gathered A lives on while later calls gather others."""
+        name, weight = self.group.group_name, torch.randn(8, 8)
+        first, _ = gather(torch.full((2, 8), 1.0 + self.rank), [weight], 0, name)
+        kept = first.clone()
+        gather(torch.zeros(2, 8), [weight], 0, name)
+        self.assertTrue(torch.equal(first, kept))
+
+    def test_inputs_that_require_gradients(self):
+        x = torch.randn(2, 8).requires_grad_()
+        _, outs = gather(x, [torch.randn(8, 4).requires_grad_()], 0, self.group.group_name)
+        self.assertEqual(outs[0].shape, (2 * self.size, 4))
+
+    def test_operands_that_are_not_contiguous(self):
+        x, weight = torch.randn(8, 6).t()[:, ::2], torch.randn(4, 10)[:, ::2]
+        whole = [torch.empty(6, 4) for _ in range(self.size)]
+        dist.all_gather(whole, x.contiguous())
+        _, outs = gather(x, [weight], 0, self.group.group_name)
+        self.close(outs[0], torch.cat(whole).double() @ weight.double())
+
+    def test_groups(self):
+        """Members of several groups call them in turn, in the order of their ranks in the group."""
+        if self.size < 3:
+            self.skipTest("needs three ranks")
+        groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 2], [0, 1, 2])]
+        for _ in range(2):
+            for group in groups:
+                rank = dist.get_rank(group)
+                if rank < 0:
+                    continue
+                size = group.size()
+                whole = torch.arange(size * 2 * 4, dtype=torch.float32).view(size * 2, 4)
+                gathered, outs = gather(whole[2 * rank:2 * rank + 2], [torch.eye(4)], 0, group.group_name)
+                self.assertTrue(torch.equal(gathered, whole))
+                self.assertTrue(torch.equal(outs[0], whole))
+
+    def test_compiled_programs(self):
+        name = self.group.group_name
+
+        def program(x, weight):
+            return gather(x * 2, [weight], 0, name)[1][0].relu()
+
+        x, weight = torch.randn(2, 8), torch.randn(8, 4)
+        compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+        self.assertTrue(torch.equal(compiled(x, weight), program(x, weight)))
+
+    def test_threads_call_in_turn(self):
+        """Backward passes may run on another thread than forward passes."""
+        name, results = self.group.group_name, []
+        gather(torch.ones(2, 8), [torch.ones(8, 4)], 0, name)
+        for value in range(3):
+            thread = threading.Thread(
+                target=lambda: results.append(gather(torch.full((2, 8), float(value)), [torch.ones(8, 4)], 0, name)))
+            thread.start()
+            thread.join()
+        self.assertEqual([r[1][0][0, 0].item() for r in results], [0, 8, 16])
+
+    def test_mm_with_another_dtype(self):
+        a, b = torch.randn(3, 4).bfloat16(), torch.randn(4, 5).bfloat16()
+        self.assertTrue(torch.equal(torch.mm(a, b, out_dtype=torch.float32), a.float() @ b.float()))
+
+
+class Controls(OnRanks):
+    """Errors that the comparisons above must find."""
+
+    def test_a_wrong_reduction_differs(self):
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        x, w = torch.ones(self.size, 4), torch.ones(4, 4)
+        name = self.group.group_name
+        self.assertFalse(torch.allclose(scatter(x, w, "sum", 0, name), scatter(x, w, "avg", 0, name)))
+
+    def test_permuted_ranks_differ(self):
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        x = torch.full((1, 4), float(self.rank))
+        gathered, _ = gather(x, [torch.eye(4)], 0, self.group.group_name)
+        self.assertEqual(gathered[:, 0].tolist(), [float(r) for r in range(self.size)])
+        self.assertNotEqual(gathered[:, 0].tolist(), [float(r) for r in reversed(range(self.size))])
+
+
+class Reports(OnRanks):
+    """Configurations that would run without overlap: the report says so, and strict refuses."""
+
+    def planted(self):
+        """name: (call, form that runs, words of the reason)."""
+        name, r = self.group.group_name, self.size
+        alone = dist.new_group([self.rank], use_local_synchronization=True)
+        f32, f64 = torch.randn(2, 8), torch.randn(2, 8).double()
+        rows = torch.randn(2 * r, 8)
+        wide = torch.randn(2, 2, 8)
+        fp8 = torch.randn(16, 16).to(torch.float8_e4m3fn)
+        scale = torch.tensor(1.0)
+        return {
+            "group of one": (lambda: gather(f32, [f32.t()], 0, alone.group_name), "a group of 1 rank"),
+            "group of one, scatter": (lambda: scatter(f32, f32.t(), "sum", 0, alone.group_name), "a group of 1 rank"),
+            "f64": (lambda: gather(f64, [f64.t()], 0, name), "float64"),
+            "f64, scatter": (lambda: scatter(rows.double(), f64.t(), "sum", 0, name), "float64"),
+            "empty rows": (lambda: gather(f32[:0], [f32.t()], 0, name), "empty"),
+            "empty scatter": (lambda: scatter(rows[:0], f32.t(), "sum", 0, name), "empty"),
+            "last dimension": (lambda: gather(torch.randn(2, 8), [torch.randn(8 * r, 4)], 1, name), "A's last"),
+            "last dimension, square": (lambda: gather(wide, [torch.randn(8 * r, 4)], 2, name), "A's last"),
+            "no weights": (lambda: gather(f32, [], 0, name), "no B"),
+            "integers": (lambda: gather(f32.int(), [f32.t().int()], 0, name), "int32"),
+            "empty columns": (lambda: gather(f32, [torch.randn(8, 0)], 0, name), "empty"),
+            "scaled": (lambda: torch.ops.symm_mem.fused_all_gather_scaled_matmul(
+                fp8, [fp8.t()], scale, [scale], 0, name, [None], [None], [torch.float32], [False]), "scales"),
+        }
+
+    def test_planted_configurations(self):
+        for what, (call, reason) in self.planted().items():
+            with self.subTest(what):
+                _receipts.clear()
+                _fused.clear_plans()
+                try:
+                    call()
+                except Exception:  # PyTorch's form may not support it either: the receipt stands
+                    pass
+                rows = tandem.torch.report()
+                self.assertEqual([(row["ran"], row["calls"]) for row in rows], [("torch", 1)])
+                self.assertIn(reason if self.size > 1 else "", rows[0]["why"])
+                self.assertEqual(rows[0]["asked"], "overlapped")
+                dist.barrier()
+
+    def test_strict_refuses_them(self):
+        planted = self.planted()
+        for options in ({"strict": True}, {}):
+            tandem.torch.enable(**options)
+            for what, (call, reason) in planted.items():
+                with self.subTest(what), mock.patch.dict(os.environ, {} if options else {"TANDEM_STRICT": "1"}):
+                    _receipts.clear()
+                    _fused.clear_plans()
+                    with self.assertRaisesRegex(tandem.Unsupported, "would run as torch"):
+                        call()
+                    dist.barrier()
+
+    def test_calls_that_overlap(self):
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        x = torch.randn(64, 64)
+        tandem.torch.enable(self.group, compare=False)
+        for _ in range(3):
+            scatter(torch.randn(64 * self.size, 64), x.t(), "sum", 0, self.group.group_name)
+        row, = tandem.torch.report()
+        self.assertEqual((row["op"], row["calls"], row["dtype"], row["group"]),
+                         ("fused_matmul_reduce_scatter", 3, "float32", self.size))
+        self.assertEqual(row["shape"], f"m {64 * self.size} n 64 k 64")
+        self.assertIn(row["ran"], ("overlapped", "serial"))
+        self.assertEqual(row["why"] == "", row["ran"] == "overlapped")
+
+    def test_the_faster_kernel_runs(self):
+        """A planted comparison: PyTorch's kernel is twice as fast."""
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        tandem.torch.enable(self.group)
+        _enable._options[self.group.group_name] = _fused.Options()
+        with mock.patch.object(_fused, "_compare", lambda *_: (20.0, 10.0)):
+            x = torch.randn(2, 8)
+            gathered, _ = gather(x, [torch.eye(8)], 0, self.group.group_name)
+        self.assertTrue(torch.equal(gathered[2 * self.rank:2 * self.rank + 2], x))
+        row, = tandem.torch.report()
+        self.assertEqual((row["ran"], row["speedup"]), ("torch", 2.0))
+        self.assertIn("PyTorch's kernel is faster: 10.0 us against 20.0", row["why"])
+
+    def test_rows_that_cannot_be_scattered(self):
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        with self.assertRaisesRegex(tandem.InvalidArgument, f"{self.size + 1} entries along scatter_dim 0: expected a "
+                                                            f"multiple of the group's {self.size} ranks"):
+            scatter(torch.randn(self.size + 1, 8), torch.randn(8, 4), "sum", 0, self.group.group_name)
+
+    def test_ranks_with_different_shapes(self):
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        with self.assertRaisesRegex(tandem.Mismatch, "rank"):
+            gather(torch.randn(2 + self.rank, 8), [torch.randn(8, 4)], 0, self.group.group_name)
+
+    def test_codec(self):
+        """A wire format is close to the exact product, and not equal to it."""
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        tandem.torch.enable(self.group, codec="int8")
+        x = torch.randn(128, 256)
+        weight = torch.randn(256, 64)
+        _, outs = gather(x, [weight], 0, self.group.group_name)
+        exact = torch.cat([x] * self.size) @ weight
+        error = (outs[0] - exact).norm() / exact.norm()
+        self.assertTrue(1e-4 < error < 2e-2, error)
+
+    def test_disable(self):
+        tandem.torch.disable()
+        self.assertIsNone(_enable._kernels)
+        with self.assertRaisesRegex(NotImplementedError, "CPU"):
+            gather(torch.randn(2, 8), [torch.randn(8, 4)], 0, self.group.group_name)
+        tandem.torch.disable()
+
+    def test_another_schema_is_refused(self):
+        with mock.patch.dict(_enable.OPERATORS, {"fused_matmul_reduce_scatter": "(Tensor A) -> Tensor"}):
+            with self.assertRaisesRegex(tandem.Unsupported, "fused_matmul_reduce_scatter.*expected"):
+                tandem.torch.enable()
+
+    def test_groups_that_are_none(self):
+        with self.assertRaisesRegex(tandem.InvalidArgument, "group: int: expected"):
+            tandem.torch.enable(3)
+
+
+if __name__ == "__main__":
+    unittest.main()
