@@ -6,6 +6,7 @@ checkpoints, `main_grad` and gradient_accumulation_fusion stay Megatron's; so do
 tandem has no form for, which `tandem.torch.report()` lists with its reason. Requires Megatron-Core
 0.16 or newer.
 """
+import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -126,7 +127,7 @@ def _is_stock(op: str, layer: Any, x: Tensor, weight: Tensor, options: Dict[str,
     return bool(why)
 
 
-class ColumnParallelLinear(layers.ColumnParallelLinear):  # type: ignore[misc]
+class ColumnParallelLinear(layers.ColumnParallelLinear):
     """Megatron-Core's ColumnParallelLinear on AgGemm, GemmRs and AgWgrad."""
 
     def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -137,7 +138,7 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):  # type: ignore[misc]
                              name_of(self.tp_group))
 
 
-class RowParallelLinear(layers.RowParallelLinear):  # type: ignore[misc]
+class RowParallelLinear(layers.RowParallelLinear):
     """Megatron-Core's RowParallelLinear on GemmRs, AgGemm and AgWgrad."""
 
     def forward(self, input_: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
@@ -151,7 +152,7 @@ class RowParallelLinear(layers.RowParallelLinear):  # type: ignore[misc]
         return out + self.bias, None
 
 
-class TandemSpecProvider(backends.LocalSpecProvider):  # type: ignore[misc]
+class TandemSpecProvider(backends.LocalSpecProvider):
     """Megatron-Core's local layer specs with tandem's tensor-parallel linears."""
 
     def column_parallel_linear(self) -> type:
@@ -170,6 +171,8 @@ def enable() -> None:
     `tandem.torch.enable`, if it was called."""
     if _undo:
         return
+    # NCCL reads this once, and NVLink multicast can take a shared host's GPUs down.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     for module in (gpt_layer_specs, moe_module_specs):
         before = module.LocalSpecProvider
         module.LocalSpecProvider = TandemSpecProvider

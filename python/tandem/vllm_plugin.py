@@ -5,8 +5,8 @@ writes into graphs, and `tandem.AllReduce` in place of the all-reduce of CudaCom
 tensor-parallel group, for the sizes at which it measured faster (unless TANDEM_TUNE=0) than the one
 vLLM would choose. TANDEM_VLLM_CODEC: wire format of those sums, such as int8.
 
-Written for vLLM from 0.10 on (vllm/distributed/device_communicators/cuda_communicator.py at commits
-00b5a01d and 089eca13).
+Written for vllm/distributed/device_communicators/cuda_communicator.py at vLLM's commits 00b5a01d and
+089eca13.
 """
 import atexit
 import inspect

@@ -51,7 +51,7 @@ def _(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
 
 
 @spmd_types.register_autograd_function
-class AllGatherLinear(stock.AllGatherLinear):  # type: ignore[misc]
+class AllGatherLinear(stock.AllGatherLinear):
     """TorchTitan's AllGatherLinear: all-gather(x_shard_m) @ w_shard_n.T + bias_shard_n."""
 
     @staticmethod
@@ -75,7 +75,7 @@ class AllGatherLinear(stock.AllGatherLinear):  # type: ignore[misc]
 
 
 @spmd_types.register_autograd_function
-class AllGatherLinearMulti(stock.AllGatherLinearMulti):  # type: ignore[misc]
+class AllGatherLinearMulti(stock.AllGatherLinearMulti):
     """TorchTitan's AllGatherLinearMulti: one gather of x_shard_m for two linears, and one for the
     gradients of both weights."""
 
