@@ -15,6 +15,9 @@ GROUPS = [("Worlds", ["run", "init", "World", "Comm", "shard_of", "context_chunk
           ("Errors", ["Error", "InvalidArgument", "Mismatch", "Timeout", "Aborted", "Unsupported", "IoError",
                       "DeviceError"])]
 
+MODULES = [("PyTorch: tandem.torch", "torch/__init__.py"), ("Megatron-Core: tandem.megatron", "megatron.py"),
+           ("TorchTitan: tandem.titan", "titan.py"), ("vLLM: tandem.vllm_plugin", "vllm_plugin.py")]
+
 
 def declared(files):
     """Top-level classes and functions of the files by name; of overloads a list."""
@@ -89,6 +92,23 @@ def entry(name, nodes, value):
     return [*parts, *texts]
 
 
+def module(title, file):
+    """Section of a module that needs more than the package to be imported: from its source."""
+    tree = ast.parse(file.read_text())
+    names = next(ast.literal_eval(n.value) for n in tree.body
+                 if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
+    nodes = declared([file])
+    for imported in tree.body:
+        source = file.parent / f"{(getattr(imported, 'module', '') or '').replace('.', '/')}.py"
+        if isinstance(imported, ast.ImportFrom) and imported.level == 1 and source.is_file():
+            found = declared([source])
+            nodes.update((alias.name, found[alias.name]) for alias in imported.names if alias.name in found)
+    parts = [f"## {title}", text_of(ast.get_docstring(tree))]
+    for name in sorted(names):
+        parts += entry(name, nodes[name], None)
+    return parts
+
+
 def page(folder, package):
     nodes = declared([folder / "_core.pyi", folder / "_world.py", folder / "_errors.py"])
     nodes.update(declared([folder / "_api.py"]))
@@ -99,15 +119,6 @@ def page(folder, package):
         parts.append(f"## {title}")
         for name in names:
             parts += entry(name, nodes[name], getattr(package, name))
-    tree = ast.parse((folder / "torch/__init__.py").read_text())
-    names = next(ast.literal_eval(n.value) for n in tree.body
-                 if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
-    layers = {}
-    for imported in tree.body:
-        if isinstance(imported, ast.ImportFrom):
-            found = declared([folder / f"torch/{imported.module}.py"])
-            layers.update((alias.name, found[alias.name]) for alias in imported.names if alias.name in found)
-    parts += ["## PyTorch: tandem.torch", text_of(ast.get_docstring(tree))]
-    for name in sorted(names):
-        parts += entry(name, layers[name], None)
+    for title, file in MODULES:
+        parts += module(title, folder / file)
     return "\n\n".join(part for part in parts if part) + "\n"

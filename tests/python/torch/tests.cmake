@@ -21,3 +21,11 @@ TANDEM_DEADLINE_S=60;OMP_NUM_THREADS=1;MASTER_PORT=${port}")
 endfunction()
 
 torch_test(enable 1 2 3)
+
+# Frameworks, each on worlds that the test forks.
+foreach(framework megatron titan vllm)
+  add_test(NAME python_torch_${framework} WORKING_DIRECTORY ${tests}/frameworks
+    COMMAND ${TANDEM_PYTHON_EXECUTABLE} -B -W ignore ${framework}_test.py)
+  set_tests_properties(python_torch_${framework} PROPERTIES TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77 LABELS torch
+    ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python:${fetched_torch};OMP_NUM_THREADS=1;TANDEM_TUNE=0;TANDEM_DEADLINE_S=60")
+endforeach()
