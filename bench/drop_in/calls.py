@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from torch_tp import Timer, about, error, keep, slowest, uniform
+from torch_tp import Timer, about, commit, error, keep, slowest, uniform
 
 import tandem.torch
 
@@ -126,7 +126,7 @@ def measure(timer, model, name, op, n, k, m, groups):
     small = m <= 1024
     result = {"op": op, "model": model, "product": name, "ranks": dist.get_world_size(), "m": m, "n": n, "k": k,
               "dtype": "bf16", "time_us": timer.medians(forms), "called_us": medians(forms, called_us),
-              "host_us": medians(forms, host_us, 5) if small else None, "error": worst, **about("bench/drop_in/calls.py")}
+              "host_us": medians(forms, host_us, 5) if small else None, "error": worst, "commit": commit(), **about("bench/drop_in/calls.py")}
     for field in ("time_us", "called_us", "host_us"):
         if result[field]:
             result[field] = {form: round(us, 2) for form, us in result[field].items()}

@@ -5,7 +5,7 @@ layers under tensor and sequence parallelism, for torchrun. FILE receives a list
 Linears are TorchTitan's (torchtitan.models.common.dist_gemm: AllGatherLinear, AllGatherLinearMulti
 and LinearReduceScatter); attention is PyTorch's. Forms: `plain` gathers and scatters with NCCL
 around torch.mm; `dist_gemm` is TorchTitan's on PyTorch's kernels; `tandem` is TorchTitan's in a
-group that tandem.torch.enable() was called for. A step is forward, backward and a fused AdamW update. Losses and gradients of
+group that tandem.torch.enable() was called for, and `tandem_titan` has tandem.titan's functions, too. A step is forward, backward and a fused AdamW update. Losses and gradients of
 all forms are compared in the same run; two runs of `tandem` must have the same bits."""
 import argparse
 import datetime
@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch_tp import about, keep, slowest
+from torch_tp import about, commit, keep, slowest
 from torchtitan.models.common import dist_gemm
 
+import tandem.titan
 import tandem.torch
 
 MODELS = {"llama-8b": (4096, 32, 8, 128, 14336), "llama-70b": (8192, 64, 8, 128, 28672), "tiny": (128, 4, 2, 32, 256)}
@@ -88,6 +89,16 @@ class Titan:
         return dist_gemm.LinearReduceScatter.apply(x, weight, None, *self.group)
 
 
+class TandemTitan(Titan):
+    """TorchTitan's linears as tandem.titan.enable() replaces them."""
+
+    def column(self, x, weight):
+        return tandem.titan.AllGatherLinear.apply(x, weight, None, *self.group)
+
+    def pair(self, x, one, two):
+        return tandem.titan.AllGatherLinearMulti.apply(x, one, two, *self.group)
+
+
 class Layer(torch.nn.Module):
     def __init__(self, hidden, heads, kv_heads, head_dim, ffn, device, dtype):
         super().__init__()
@@ -143,7 +154,7 @@ def timed_ms(run, device):
 
 
 def compare(layers, x, forms):
-    """Losses by form; asserts that gradients agree and that two runs of tandem's are equal."""
+    """Losses by form; asserts that gradients agree and that two runs on tandem have the same bits."""
     losses, reference = {}, None
     bound = 3e-2 if x.dtype == torch.bfloat16 else 1e-4
     for form, linears in forms.items():
@@ -153,7 +164,7 @@ def compare(layers, x, forms):
             reference = grads
         worst = max(((g.float() - r.float()).norm() / r.float().norm()).item() for g, r in zip(grads, reference))
         assert worst < bound, (form, worst)
-        if form == "tandem":
+        if form.startswith("tandem"):
             again = gradients(layers, x, linears)
             assert torch.equal(again[0], loss) and all(map(torch.equal, again[1], grads)), "two runs differ"
     assert max(losses.values()) - min(losses.values()) < bound * min(losses.values()), losses
@@ -181,7 +192,8 @@ def main():
     x = torch.randn(options.seq // dist.get_world_size(), MODELS[options.model][0], device=device, dtype=dtype)
     tandems = dist.new_group()
     tandem.torch.enable(tandems)  # other groups keep PyTorch's kernels
-    forms = {"plain": Plain, "dist_gemm": Titan(dist.group.WORLD), "tandem": Titan(tandems)}
+    forms = {"plain": Plain, "dist_gemm": Titan(dist.group.WORLD), "tandem": Titan(tandems),
+             "tandem_titan": TandemTitan(tandems)}
     if not on_gpu:
         del forms["dist_gemm"]  # PyTorch has no kernel for it
     torch.use_deterministic_algorithms(True)  # PyTorch's attention: else the bits of two runs differ
@@ -200,7 +212,7 @@ def main():
         step_us = {form: round(statistics.median(slowest(ms)) * 1e3, 1) for form, ms in times.items()}
         result = {"op": "train", "model": options.model, "layers": options.layers, "seq": options.seq, "tp": dist.get_world_size(),
                   "dtype": "bf16", "time_us": {"step": step_us}, "losses": losses, "receipts": tandem.torch.report(),
-                  **about("bench/drop_in/layers.py")}
+                  "commit": commit(), **about("bench/drop_in/layers.py")}
         if dist.get_rank() == 0:
             print(options.model, options.seq, step_us, flush=True)
         keep(options.file, [result])

@@ -11,7 +11,9 @@ import datetime
 import json
 import os
 import random
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -177,6 +179,12 @@ def about(script):
                          "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
             "command": " ".join([script, *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ")}
+
+
+def commit():
+    """Commit of tandem: TANDEM_COMMIT, or the checkout's."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return os.environ.get("TANDEM_COMMIT", "")[:12] or found.stdout.strip()
 
 
 def keep(path, results):

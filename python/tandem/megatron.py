@@ -35,7 +35,7 @@ def _accumulate(op: str, ctx: Any, x: Tensor, dy: Tensor, weight: Tensor, gather
     added to main_grad, and the returned one has no meaning."""
     name, main_grad = ctx.group_name, ctx.main_grad
     if not ctx.fuses:
-        return _linears.weight_gradient(op, x, dy, name, gathers_x=gathers_x).to(weight.dtype)
+        return _linears.weight_gradient(op, x, dy, name, gathers_x=gathers_x, dtype=weight.dtype)
     weight.main_grad = main_grad
     if main_grad.dtype == torch.float32 and main_grad.is_contiguous():
         _linears.weight_gradient(op, x, dy, name, gathers_x=gathers_x, into=main_grad)

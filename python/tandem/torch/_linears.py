@@ -71,20 +71,23 @@ def linear_scatter(op: str, x: Tensor, weight: Tensor, group_name: str, stock: O
 
 
 class WeightGradient(_fused.Call):
-    """dw [N, K] = dy.T @ x over all rows, in f32, where one of dy and x is this rank's rows and is
-    gathered. Added to `into`, if given."""
+    """dw [N, K] = dy.T @ x over all rows, where one of dy and x is this rank's rows and is gathered:
+    of `dtype`, or added to `into`, f32. AgWgrad accumulates in f32; the alternative is a gather and
+    a product that rounds once."""
 
     def __init__(self, op: str, options: _fused.Options, x: Tensor, dy: Tensor, gathers_x: bool, group_name: str,
-                 into: Optional[Tensor]) -> None:
-        # The framework has no fused form to compare with; AgWgrad's candidates include the serial one.
-        super().__init__(options._replace(measures=False), group_name, self._run_torch)
-        self.op, self.x, self.dy, self.gathers_x, self.into = op, x, dy, gathers_x, into
+                 into: Optional[Tensor], dtype: torch.dtype) -> None:
+        # A comparison would add to `into` at each of its calls.
+        measures = options.measures and into is None
+        super().__init__(options._replace(measures=measures), group_name, self._run_torch)
+        self.op, self.x, self.dy, self.gathers_x, self.into, self.dtype = op, x, dy, gathers_x, into, dtype
 
     def a(self) -> Tensor:
         return self.x if self.gathers_x else self.dy
 
     def key(self) -> Tuple[Any, ...]:
-        return (tuple(self.x.shape), tuple(self.dy.shape), self.x.dtype, self.x.device, self.gathers_x)
+        return (tuple(self.x.shape), tuple(self.dy.shape), self.x.dtype, self.x.device, self.gathers_x, self.dtype,
+                self.into is None)
 
     def shape(self, size: int) -> str:
         rows = self.a().numel() // max(1, self.a().shape[-1]) * size
@@ -93,8 +96,10 @@ class WeightGradient(_fused.Call):
     def _run_torch(self) -> Tensor:
         x = gathered(self.x, self.group_name) if self.gathers_x else self.x
         dy = self.dy if self.gathers_x else gathered(self.dy, self.group_name)
-        dw = dy.flatten(0, -2).float().t() @ x.flatten(0, -2).float()
-        return dw if self.into is None else self.into.add_(dw)
+        left, right = dy.flatten(0, -2).t(), x.flatten(0, -2)
+        if self.into is not None:
+            return self.into.add_(torch.mm(left, right))
+        return torch.mm(left, right) if self.dtype == x.dtype else torch.mm(left.to(self.dtype), right.to(self.dtype))
 
     def make(self, group: _groups.Group) -> Tuple[Callable[..., Any], Sequence[str]]:
         n, k = self.dy.shape[-1], self.x.shape[-1]
@@ -117,16 +122,16 @@ class WeightGradient(_fused.Call):
                     op(x, dy, dw)
                 else:
                     op(dy, x, dw.t())
-            return dw
+            return dw if call.into is not None else dw.to(call.dtype)
 
         return ours, [op.strategy]
 
 
 def weight_gradient(op: str, x: Tensor, dy: Tensor, group_name: str, *, gathers_x: bool,
-                    into: Optional[Tensor] = None) -> Tensor:
-    """dy.T @ x over the rows of all ranks, f32 [N, K]: of x [rows, ..., K] and dy [rows, ..., N], x
-    (gathers_x) or dy is this rank's rows and the other has all. into: contiguous f32 [N, K] to add
-    to, which is returned."""
+                    into: Optional[Tensor] = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """dy.T @ x over the rows of all ranks, [N, K] of `dtype`: of x [rows, ..., K] and dy [rows, ...,
+    N], x (gathers_x) or dy is this rank's rows and the other has all. into: contiguous f32 [N, K] to
+    add to, which is returned."""
     with torch.no_grad():
-        out: Tensor = _fused.run(WeightGradient(op, options_of(group_name), x, dy, gathers_x, group_name, into))
+        out: Tensor = _fused.run(WeightGradient(op, options_of(group_name), x, dy, gathers_x, group_name, into, dtype))
     return out

@@ -30,8 +30,8 @@ def _gather_linear(x: Tensor, weights: Sequence[Tensor], group_name: str) -> Lis
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
-    """dy.T @ all-gather(x), in f32."""
-    return _linears.weight_gradient(f"{OP} wgrad", x, dy, group_name, gathers_x=True)
+    """dy.T @ all-gather(x)."""
+    return _linears.weight_gradient(f"{OP} wgrad", x, dy, group_name, gathers_x=True, dtype=x.dtype)
 
 
 for _device in ("CPU", "CUDA"):
@@ -47,7 +47,7 @@ def _(x: Tensor, weights: Sequence[Tensor], group_name: str) -> List[Tensor]:
 
 @torch.library.register_fake("tandem::titan_weight_gradient", lib=_library)
 def _(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
-    return x.new_empty((dy.shape[1], x.shape[1]), dtype=torch.float32)
+    return x.new_empty((dy.shape[1], x.shape[1]))
 
 
 @spmd_types.register_autograd_function
@@ -69,7 +69,7 @@ class AllGatherLinear(stock.AllGatherLinear):
         x, w = ctx.saved_tensors
         dy = grad_y_shard_n.contiguous()
         dx = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, w, "sum", 0, ctx.group_name)
-        dw = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name).to(w.dtype)
+        dw = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name)
         db = dy.sum(dim=0) if ctx.has_bias else None
         return dx, dw, db, None, None
 
@@ -94,7 +94,7 @@ class AllGatherLinearMulti(stock.AllGatherLinearMulti):
         dy = torch.cat((grad_ya_shard_n, grad_yb_shard_n), dim=1)
         dx = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, torch.cat((wa, wb), dim=0), "sum", 0, ctx.group_name)
         dw = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name)
-        return dx, dw[:wa.shape[0]].to(wa.dtype), dw[wa.shape[0]:].to(wb.dtype), None, None
+        return dx, dw[:wa.shape[0]], dw[wa.shape[0]:], None, None
 
 
 _undo: List[Callable[[], None]] = []
