@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""megatron.py FILE (stock|tandem) [--layers N] [--seq S] [--batch B]: passes of a GPT under
+"""megatron_gpt.py FILE (stock|tandem) [--layers N] [--seq S] [--batch B]: passes of a GPT under
 Megatron-Core's local layer spec with tensor and sequence parallelism, for torchrun, stock or after
 tandem.megatron.enable(). FILE is appended to: one run for each, since stock's overlap requires
 CUDA_DEVICE_MAX_CONNECTIONS=1 and tandem's 32. The loss and the norms of gradients stand beside the
@@ -14,11 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 FORM = sys.argv[2] if len(sys.argv) > 2 else ""
+import torch
+
 if FORM == "tandem":
     import tandem.torch
 
     tandem.torch.enable()
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
@@ -89,7 +90,7 @@ def main():
     step = statistics.median(slowest(times))
     result = {"op": "passes", "framework": "megatron-core", "form": FORM, "layers": options.layers, "seq": options.seq,
               "batch": options.batch, "tp": dist.get_world_size(), "dtype": "bf16", "time_us": {"step": round(step, 1)}, "loss": loss,
-              "gradient_norms": norms, "commit": commit(), **about("bench/drop_in/megatron.py")}
+              "gradient_norms": norms, "commit": commit(), **about("bench/drop_in/megatron_gpt.py")}
     if FORM == "tandem":
         result["receipts"] = tandem.torch.report()
     if dist.get_rank() == 0:
