@@ -13,6 +13,7 @@ import torch
 from megatron.core.models import backends
 from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
 from megatron.core.tensor_parallel import layers
+from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -169,14 +170,14 @@ _undo: List[Callable[[], None]] = []
 
 
 def enable() -> None:
-    """Makes Megatron-Core's local layer specs (get_gpt_layer_local_spec and the specs of experts)
-    use TandemSpecProvider. Call it before the program makes its specs. Options are those of
-    `tandem.torch.enable`, if it was called."""
+    """Makes Megatron-Core's local layer specs (get_gpt_layer_local_spec, and the specs of experts and
+    of multi-token prediction) use TandemSpecProvider. Call it before the program makes its specs.
+    Options are those of `tandem.torch.enable`, if it was called."""
     if _undo:
         return
     # NCCL reads this once, and NVLink multicast can take a shared host's GPUs down.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    for module in (gpt_layer_specs, moe_module_specs):
+    for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
         before = module.LocalSpecProvider
         module.LocalSpecProvider = TandemSpecProvider
         _undo.append(lambda module=module, before=before: setattr(module, "LocalSpecProvider", before))  # type: ignore[misc]

@@ -70,13 +70,8 @@ def linear_scatter(op: str, x: Tensor, weight: Tensor, group_name: str, stock: O
     return out
 
 
-def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype of a weight's gradient before it is rounded to the weight's."""
-    return torch.promote_types(torch.float32, dtype)
-
-
 class WeightGradient(_fused.Call):
-    """dw [N, K] = dy.T @ x over all rows, in f32 or wider, where one of dy and x is this rank's rows and is
+    """dw [N, K] = dy.T @ x over all rows, in f32, where one of dy and x is this rank's rows and is
     gathered. Added to `into`, if given."""
 
     def __init__(self, op: str, options: _fused.Options, x: Tensor, dy: Tensor, gathers_x: bool, group_name: str,
@@ -98,8 +93,7 @@ class WeightGradient(_fused.Call):
     def _run_torch(self) -> Tensor:
         x = gathered(self.x, self.group_name) if self.gathers_x else self.x
         dy = self.dy if self.gathers_x else gathered(self.dy, self.group_name)
-        wide = gradient_dtype(self.x.dtype)
-        dw = dy.flatten(0, -2).to(wide).t() @ x.flatten(0, -2).to(wide)
+        dw = dy.flatten(0, -2).float().t() @ x.flatten(0, -2).float()
         return dw if self.into is None else self.into.add_(dw)
 
     def make(self, group: _groups.Group) -> Tuple[Callable[..., Any], Sequence[str]]:
@@ -130,7 +124,7 @@ class WeightGradient(_fused.Call):
 
 def weight_gradient(op: str, x: Tensor, dy: Tensor, group_name: str, *, gathers_x: bool,
                     into: Optional[Tensor] = None) -> Tensor:
-    """dy.T @ x over the rows of all ranks, [N, K] in f32 (f64 for f64): of x [rows, ..., K] and dy [rows, ..., N], x
+    """dy.T @ x over the rows of all ranks, f32 [N, K]: of x [rows, ..., K] and dy [rows, ..., N], x
     (gathers_x) or dy is this rank's rows and the other has all. into: contiguous f32 [N, K] to add
     to, which is returned."""
     with torch.no_grad():

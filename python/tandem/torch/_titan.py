@@ -30,7 +30,7 @@ def _gather_linear(x: Tensor, weights: Sequence[Tensor], group_name: str) -> Lis
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
-    """dy.T @ all-gather(x), in f32 or wider."""
+    """dy.T @ all-gather(x), in f32."""
     return _linears.weight_gradient(f"{OP} wgrad", x, dy, group_name, gathers_x=True)
 
 
@@ -47,7 +47,7 @@ def _(x: Tensor, weights: Sequence[Tensor], group_name: str) -> List[Tensor]:
 
 @torch.library.register_fake("tandem::titan_weight_gradient", lib=_library)
 def _(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
-    return x.new_empty((dy.shape[1], x.shape[1]), dtype=_linears.gradient_dtype(x.dtype))
+    return x.new_empty((dy.shape[1], x.shape[1]), dtype=torch.float32)
 
 
 @spmd_types.register_autograd_function

@@ -13,7 +13,7 @@ OLDEST_TORCH = (2, 8)
 def require(framework):
     """Exits with CTest's skip code and a line, if PyTorch or the framework is missing."""
     def skip(why):
-        print(f"skipped: {why}: -DTANDEM_FRAMEWORKS names folders with it", flush=True)
+        print(f"skipped: {why}: make test-torch fetches it", flush=True)
         sys.exit(77)
 
     torch = importlib.util.find_spec("torch")

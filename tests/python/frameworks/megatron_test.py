@@ -261,6 +261,21 @@ class Models(unittest.TestCase):
         loss.backward()
         return float(loss.detach()), {name: each.grad for name, each in model.named_parameters()}
 
+    def test_enable_replaces_every_provider_of_local_specs(self):
+        from megatron.core.models.gpt import moe_module_specs
+        from megatron.core.transformer import multi_token_prediction
+
+        modules = gpt_layer_specs, moe_module_specs, multi_token_prediction
+        tandem.megatron.enable()
+        tandem.megatron.enable()
+        for module in modules:
+            self.assertIs(module.LocalSpecProvider, tandem.megatron.TandemSpecProvider)
+        spec = gpt_layer_specs.get_gpt_layer_local_spec()
+        self.assertIs(spec.submodules.self_attention.submodules.linear_qkv, tandem.megatron.ColumnParallelLinear)
+        tandem.megatron.disable()
+        for module in modules:
+            self.assertIs(module.LocalSpecProvider, backends.LocalSpecProvider)
+
     def test_gpt_matches(self):
         stock = self.model(11)
         expected, gradients = self.passes(stock)
