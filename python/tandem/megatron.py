@@ -13,6 +13,7 @@ import torch
 from megatron.core.models import backends
 from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
 from megatron.core.tensor_parallel import layers
+from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -54,7 +55,7 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, fuses: bool, group_name: str) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.fuses, ctx.group_name, ctx.main_grad = fuses, group_name, _main_grad(weight, fuses)
         ctx.has_bias = bias is not None
         y = _linears.gather_linear(COLUMN, x, [weight], group_name)[0]
@@ -78,7 +79,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, fuses: bool, group_name: str) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.fuses, ctx.group_name, ctx.main_grad = fuses, group_name, _main_grad(weight, fuses)
         return _linears.linear_scatter(ROW, x, weight, group_name)
 
@@ -94,15 +95,18 @@ class _Row(torch.autograd.Function):
         return dx, dw, None, None
 
 
+def _ranks(layer: Any) -> int:
+    return 1 if layer.tp_group is None else layer.tp_group.size()
+
+
 def _refusal(layer: Any, x: Tensor, weight: Tensor, options: Dict[str, Any]) -> str:
     """Reason the layer's call is Megatron's; empty if it is tandem's. options: of _forward_impl."""
     offloading = getattr(layer.config, "_cpu_offloading_context", None)
     reasons = (
         (layer.is_expert, "a layer of experts"),
+        (_ranks(layer) == 1, "a group of 1 rank has nothing to overlap"),
         (not layer.sequence_parallel, "sequence_parallel is off"),
-        (layer.tp_group.size() == 1, "a group of 1 rank has nothing to overlap"),
         (weight is not layer.weight, "the weight is given at the call"),
-        (not weight.requires_grad, "the weight is frozen"),
         (x.dtype not in _fused.DTYPES, f"x is {x.dtype}"),
         (x.dtype != weight.dtype, f"x is {x.dtype} and the weight {weight.dtype}"),
         (autocasts(x.device.type), "torch.autocast is on"),
@@ -120,10 +124,10 @@ def _is_stock(op: str, layer: Any, x: Tensor, weight: Tensor, options: Dict[str,
     """True, with a receipt, if Megatron's own code runs the call."""
     why = _refusal(layer, x, weight, options)
     if why:
-        ranks = layer.tp_group.size()
+        ranks = _ranks(layer)
         rows = x.numel() // max(1, x.shape[-1]) * (ranks if gathers and layer.sequence_parallel else 1)
-        _linears.note_stock(op, f"m {rows} n {weight.shape[0]} k {weight.shape[1]}", x.dtype, name_of(layer.tp_group),
-                            ranks, why)
+        _linears.note_stock(op, f"m {rows} n {weight.shape[0]} k {weight.shape[1]}", x.dtype,
+                            "" if layer.tp_group is None else name_of(layer.tp_group), ranks, why)
     return bool(why)
 
 
@@ -166,14 +170,14 @@ _undo: List[Callable[[], None]] = []
 
 
 def enable() -> None:
-    """Makes Megatron-Core's local layer specs (get_gpt_layer_local_spec and the specs of experts)
-    use TandemSpecProvider. Call it before the program makes its specs. Options are those of
-    `tandem.torch.enable`, if it was called."""
+    """Makes Megatron-Core's local layer specs (get_gpt_layer_local_spec, and the specs of experts and
+    of multi-token prediction) use TandemSpecProvider. Call it before the program makes its specs.
+    Options are those of `tandem.torch.enable`, if it was called."""
     if _undo:
         return
     # NCCL reads this once, and NVLink multicast can take a shared host's GPUs down.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    for module in (gpt_layer_specs, moe_module_specs):
+    for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
         before = module.LocalSpecProvider
         module.LocalSpecProvider = TandemSpecProvider
         _undo.append(lambda module=module, before=before: setattr(module, "LocalSpecProvider", before))  # type: ignore[misc]

@@ -63,4 +63,8 @@ def _run_world(size):
 
 def run_tests(sizes=(2, 4)):
     """Runs the program's tests on worlds of these sizes, and exits."""
+    # Imported by `enable`; here once instead of by every rank.
+    import torch._inductor.config
+    import torch.distributed._symmetric_memory
+
     sys.exit(any(any(_run_world(size)) for size in sizes))

@@ -148,6 +148,33 @@ class Layers(unittest.TestCase):
                 self.column_case(dtype=dtype, main_grad=main_grad)
                 self.row_case(dtype=dtype, main_grad=main_grad)
 
+    def test_frozen_weights_match(self):
+        """As adapters train: only x has a gradient, and x is not saved."""
+        rows, _, rank = self.shapes("shard", "all")
+        for make, ours, stock, x in (
+                (column, tandem.megatron.ColumnParallelLinear, layers.ColumnParallelLinear,
+                 values(rows, BATCH, HIDDEN, seed=10 + rank)),
+                (row, tandem.megatron.RowParallelLinear, layers.RowParallelLinear,
+                 values(SEQUENCE, BATCH, FFN, seed=30 + rank))):
+            reference, layer = make(stock, config()), make(ours, config())
+            results = []
+            for each in (reference, layer):
+                with torch.no_grad():
+                    each.weight.copy_(reference.weight)
+                each.weight.requires_grad_(False)
+                leaf = x.clone().requires_grad_()
+                y, _ = each(leaf)
+                y.backward(values(*y.shape, seed=50 + rank))
+                self.assertIsNone(each.weight.grad)
+                results.append((y.detach(), leaf.grad))
+            for expected, got in zip(*results, strict=True):
+                self.same(got, expected)
+            saved = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
+                layer(x.clone().requires_grad_())
+            self.assertNotIn(tuple(x.shape), saved)
+        self.assertEqual({row["ran"] for row in tandem.torch.report()} & {"torch"}, set())
+
     def test_control_a_wrong_weight_gradient_is_noticed(self):
         gradient = tandem.megatron._linears.weight_gradient
         tandem.megatron._linears.weight_gradient = lambda *given, **more: gradient(*given, **more) * 1.001
@@ -174,8 +201,13 @@ class Layers(unittest.TestCase):
                    values(SEQUENCE, BATCH, FFN, seed=1), "sequence_parallel is off", tandem.megatron.ROW)
         layer = column(kinds.ColumnParallelLinear, config())
         self.stock(layer, x, "the weight is given at the call", weight=layer.weight.detach().clone().requires_grad_())
-        layer.weight.requires_grad_(False)
-        self.stock(layer, x, "the weight is frozen")
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        one = config(tensor_model_parallel_size=1, sequence_parallel=False)
+        layer = tandem.megatron.ColumnParallelLinear(HIDDEN, FFN, config=one, bias=True,
+                                                     init_method=torch.nn.init.zeros_, tp_group=alone)
+        self.stock(layer, x, "a group of 1 rank has nothing to overlap")
+        layer.tp_group = None
+        self.stock(layer, x, "a group of 1 rank has nothing to overlap")
         layer = column(kinds.ColumnParallelLinear, config(params_dtype=torch.float64))
         self.stock(layer, x.double(), "x is torch.float64")
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -228,6 +260,21 @@ class Models(unittest.TestCase):
         loss = model(tokens, positions, mask, labels=tokens.roll(-1, 1)).mean()
         loss.backward()
         return float(loss.detach()), {name: each.grad for name, each in model.named_parameters()}
+
+    def test_enable_replaces_every_provider_of_local_specs(self):
+        from megatron.core.models.gpt import moe_module_specs
+        from megatron.core.transformer import multi_token_prediction
+
+        modules = gpt_layer_specs, moe_module_specs, multi_token_prediction
+        tandem.megatron.enable()
+        tandem.megatron.enable()
+        for module in modules:
+            self.assertIs(module.LocalSpecProvider, tandem.megatron.TandemSpecProvider)
+        spec = gpt_layer_specs.get_gpt_layer_local_spec()
+        self.assertIs(spec.submodules.self_attention.submodules.linear_qkv, tandem.megatron.ColumnParallelLinear)
+        tandem.megatron.disable()
+        for module in modules:
+            self.assertIs(module.LocalSpecProvider, backends.LocalSpecProvider)
 
     def test_gpt_matches(self):
         stock = self.model(11)
