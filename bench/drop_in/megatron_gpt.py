@@ -23,16 +23,30 @@ if FORM == "tandem":
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models import backends
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import transformer_block
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch_tp import about, commit, slowest
 
 STEPS, VOCABULARY = 15, 8192
 
 
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm of this rank's rows, where Megatron-Core uses Apex's."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **_):
+        super().__init__(hidden_size, eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = True
+
+
 def make_model(options):
+    for module in (backends, gpt_layer_specs):
+        module.LNImpl = module.WrappedTorchNorm = Norm
+    transformer_block.LayerNormImpl = Norm
     model_parallel_cuda_manual_seed(3)
     config = TransformerConfig(
         num_layers=options.layers, hidden_size=4096, num_attention_heads=32, num_query_groups=8, ffn_hidden_size=14336,
@@ -44,7 +58,7 @@ def make_model(options):
         import tandem.megatron
 
         tandem.megatron.enable()
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     model = GPTModel(config, spec, VOCABULARY, options.seq, position_embedding_type="rope")
     return model.cuda().bfloat16()
 

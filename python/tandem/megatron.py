@@ -6,7 +6,6 @@ checkpoints, `main_grad` and gradient_accumulation_fusion stay Megatron's; so do
 tandem has no form for, which `tandem.torch.report()` lists with its reason. Requires Megatron-Core
 0.16 or newer.
 """
-import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .torch import _fused, _linears
+from .torch._enable import set_gpu_environment
 from .torch._groups import name_of
 from .torch._products import autocasts
 
@@ -175,8 +175,7 @@ def enable() -> None:
     Options are those of `tandem.torch.enable`, if it was called."""
     if _undo:
         return
-    # NCCL reads this once, and NVLink multicast can take a shared host's GPUs down.
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    set_gpu_environment()
     for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
         before = module.LocalSpecProvider
         module.LocalSpecProvider = TandemSpecProvider

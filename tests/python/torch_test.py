@@ -8,6 +8,7 @@ from ranks import on_ranks, rows_of, torch, values
 
 if torch:
     from tandem import torch as layers
+    from tandem.torch import _products
 
 
 @unittest.skipUnless(torch, "python3-torch is not installed")
@@ -95,7 +96,7 @@ class Layers(unittest.TestCase):
         """A frozen weight needs no GEMM: autograd would discard the result."""
         made = []
 
-        class Counted(layers.Operators):
+        class Counted(_products.Operators):
             def __call__(self, kind, *shape, **options):
                 made.append(kind.__name__)
                 return super().__call__(kind, *shape, **options)

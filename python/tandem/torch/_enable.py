@@ -1,6 +1,7 @@
 """Registration of tandem's kernels for PyTorch's fused operators."""
 import os
 import warnings
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
@@ -63,14 +64,14 @@ def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
     def all_gather_matmul(A: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, *,
                           return_A: bool = True) -> Any:
         options = _options_of(group_name)
-        torch_form = lambda: torchs["fused_all_gather_matmul"](A, Bs, gather_dim, group_name, return_A=return_A)
+        torch_form = partial(torchs["fused_all_gather_matmul"], A, Bs, gather_dim, group_name, return_A=return_A)
         if options is None:
             return torch_form()
         return _fused.run(_fused.AllGatherMatmul(options, torch_form, A, Bs, gather_dim, group_name, return_A))
 
     def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
         options = _options_of(group_name)
-        torch_form = lambda: torchs["fused_matmul_reduce_scatter"](A, B, reduce_op, scatter_dim, group_name)
+        torch_form = partial(torchs["fused_matmul_reduce_scatter"], A, B, reduce_op, scatter_dim, group_name)
         if options is None:
             return torch_form()
         return _fused.run(_fused.MatmulReduceScatter(options, torch_form, A, B, reduce_op, scatter_dim, group_name))
@@ -79,7 +80,7 @@ def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
         def kernel(A: Tensor, B: Any, *more: Any, **options_of_call: Any) -> Any:
             group_name = more[group_at]
             options = _options_of(group_name)
-            torch_form = lambda: torchs[name](A, B, *more, **options_of_call)
+            torch_form = partial(torchs[name], A, B, *more, **options_of_call)
             if options is None:
                 return torch_form()
             weights = [B] if isinstance(B, Tensor) else B
@@ -106,7 +107,7 @@ def _mm_with_dtype(A: Tensor, B: Tensor, out_dtype: torch.dtype) -> Tensor:
     return torch.mm(A.to(out_dtype), B.to(out_dtype))
 
 
-def _set_gpu_environment() -> None:
+def set_gpu_environment() -> None:
     """Sets variables that CUDA and NCCL read once, while they have not: those of CUDA only if it has
     not started. The user's are kept."""
     for name, value in _core._gpu_environment():
@@ -166,7 +167,7 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
     wire = codec if codec is None or isinstance(codec, Wire) else Wire(codec)
     options = _fused.Options(wire, strict, compare and os.environ.get("TANDEM_TUNE", "1") != "0")
     if _kernels is None:
-        _set_gpu_environment()
+        set_gpu_environment()
         _kernels = _register(symm_mem)
         _complete_cpu()
         _fuse_in_compiled_programs(symm_mem)

@@ -18,7 +18,7 @@ from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS, CALLS = 5, 4  # of a comparison with PyTorch's kernel
-MAX_PLANS = 256  # of a process; the oldest is dropped
+MAX_PLANS = 256  # of a process; then the oldest is dropped that no CUDA graph has
 
 
 class Options(NamedTuple):
@@ -82,6 +82,7 @@ class Plan:
 
     def __init__(self, run: Callable[..., Any], receipt: Receipt) -> None:
         self.run, self.receipt = run, receipt
+        self.is_captured = False  # a CUDA graph may replay its operators
 
 
 _plans: "OrderedDict[Any, Plan]" = OrderedDict()
@@ -98,7 +99,8 @@ def _key_of(tensor: Tensor) -> Tuple[Any, ...]:
 def _remember(key: Any, plan: Plan) -> Plan:
     _plans[key] = plan
     if len(_plans) > MAX_PLANS:
-        _plans.popitem(last=False)
+        oldest = next((each for each, kept in _plans.items() if not kept.is_captured), key)
+        del _plans[oldest]
     return plan
 
 
@@ -185,6 +187,7 @@ def run(call: Call) -> Any:
     if plan is None:
         plan = _plan(call, key)
     plan.receipt.calls += 1
+    plan.is_captured = plan.is_captured or _is_capturing(call.a())
     return plan.run(call)
 
 
@@ -216,8 +219,9 @@ def _plan(call: Call, key: Any) -> Plan:
         return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(error)))))
     with torch.no_grad():
         choice = _choose(group, forms, call.options, lambda: ours(call), call.torch_form, call.a().device)
-    chosen = _run_torch if choice.ran == TORCH else ours
-    return _remember(key, Plan(chosen, receipt(choice)))
+    if choice.ran == TORCH:
+        return _remember(key, Plan(_run_torch, receipt(choice)))
+    return _remember(key, Plan(ours, receipt(choice)))
 
 
 class AllGatherMatmul(Call):

@@ -28,7 +28,7 @@ def _outside(module: Module, owners: Tuple[type, ...], prefix: str = "") -> Iter
 def mark(module: AnyModule, owners: Tuple[type, ...]) -> AnyModule:
     for _, parameter in _outside(module, owners):
         if not hasattr(parameter, "sequence_parallel"):
-            parameter.sequence_parallel = True  # type: ignore[attr-defined]
+            parameter.sequence_parallel = True
     return module
 
 

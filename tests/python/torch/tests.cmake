@@ -23,7 +23,7 @@ endfunction()
 torch_test(enable 1 2 3)
 
 # Frameworks, each on worlds that the test forks.
-foreach(framework megatron titan vllm)
+foreach(framework linears megatron titan vllm)
   add_test(NAME python_torch_${framework} WORKING_DIRECTORY ${tests}/frameworks
     COMMAND ${TANDEM_PYTHON_EXECUTABLE} -B -W ignore ${framework}_test.py)
   set_tests_properties(python_torch_${framework} PROPERTIES TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77 LABELS torch
