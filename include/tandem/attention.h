@@ -48,6 +48,7 @@ struct ContextAttentionOptions {
   Strategy strategy = Strategy::automatic;  ///< overlapped: the fastest form that overlaps
   std::string_view form = {};  ///< gather, ring, heads or queries, in both passes; empty: chosen
   bool backward = true;        ///< backward passes will run
+  bool strict = false;         ///< as of OverlapOptions; `form` asks for its own strategy
 };
 
 class ContextAttention {
@@ -70,7 +71,7 @@ class ContextAttention {
 
   /// Collective. Throws InvalidArgument for a shape or form that is impossible, Mismatch on all
   /// ranks, which names two of them and what they passed, if ranks differ, Unsupported on GPU
-  /// ranks.
+  /// ranks, and on all if `strict` forbids what would run.
   ContextAttention(Communicator& comm, const Shape& shape,
                    const ContextAttentionOptions& options = {});
   ~ContextAttention();

@@ -69,7 +69,8 @@ class CrossAttentionBatch {
 class CrossAttention {
  public:
   /// Collective. Throws InvalidArgument for an impossible shape, Mismatch on all ranks, which names
-  /// two of them, if ranks differ, Unsupported on GPU ranks.
+  /// two of them, if ranks differ, Unsupported on GPU ranks, and on all if `strict` forbids what
+  /// would run.
   CrossAttention(Communicator& comm, const CrossAttentionShape& shape,
                  const ContextAttentionOptions& options = {});
   ~CrossAttention();

@@ -69,6 +69,10 @@ struct MoeOptions {
   MoeSave save = MoeSave::sorted;  ///< on GPUs sorted
   /// CPU ranks: GEMMs multiply e4m3 rows, which are sent as such. For the engine.
   const MoeQuantization* quantization = nullptr;
+  /// As of OverlapOptions, for each pass: one of whose halves, dispatch and combine, neither
+  /// overlaps is refused. The backward pass is checked at construction if `backward` is set,
+  /// otherwise, on CPU ranks, by its first call.
+  bool strict = false;
 };
 
 /// Experts and weights of this rank's rows. The experts of one row must differ. A choice of -1 is
@@ -101,7 +105,7 @@ class MoeBatch {
 class MoeLayer {
  public:
   /// Collective. Throws InvalidArgument for an impossible shape, Mismatch if ranks differ in it,
-  /// Unsupported for features that GPU ranks lack.
+  /// Unsupported for features that GPU ranks lack, and for what `strict` forbids.
   MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options = {});
   ~MoeLayer();
   MoeLayer(MoeLayer&&) noexcept;

@@ -26,6 +26,10 @@ struct OverlapOptions {
   /// Lets `automatic` also time uncompressed candidates if there is a wire format, and use the
   /// fastest of all.
   bool allow_uncompressed = false;
+  /// Throws Unsupported on all ranks, at construction, if what would run does not overlap and the
+  /// strategy is not `serial`: `automatic`, too, asks for overlap, though serial may be faster. The
+  /// error says why. TANDEM_STRICT=1 sets it for all operators.
+  bool strict = false;
 };
 
 }  // namespace tandem

@@ -287,7 +287,8 @@ void construct_context(ContextLayer* self, std::shared_ptr<Comm> comm, const Int
                        const Integer& heads, const Integer& head_dim, nb::object dtype,
                        const Integer& kv_heads, const Integer& keys, const Integer& batch,
                        bool causal, const Integer& window, double rope_theta, bool contiguous,
-                       const std::string& strategy, const std::string& form, bool backward) {
+                       const std::string& strategy, const std::string& form, bool backward,
+                       bool strict) {
   const auto n = [](const Integer& value, const char* name) {
     return value.to<int64_t>(kContext, name);
   };
@@ -303,7 +304,8 @@ void construct_context(ContextLayer* self, std::shared_ptr<Comm> comm, const Int
                                 .window = n(window, "window"),
                                 .rope_theta = rope_theta};
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-  new (self) ContextLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
+  new (self)
+      ContextLayer(std::move(comm), shape, {strategy_from(strategy), form, backward, strict});
 }
 
 void bind_context(nb::module_& m) {
@@ -317,7 +319,9 @@ void bind_context(nb::module_& m) {
       "rotated; 0: they are not. A rank has the rows context_chunks(seq, size, rank, contiguous)\n"
       "of each sequence, and of keys likewise. form: 'gather', 'ring', 'heads' (Ulysses) or\n"
       "'queries' (LV-XAttn), or '': the fastest that strategy allows. All forms give the same\n"
-      "bits. backward: backward passes will run. CPU ranks. Collective to construct and to call.\n"
+      "bits. backward: backward passes will run. strict: as of AgGemm; `form` asks for what it "
+      "is.\n"
+      "CPU ranks. Collective to construct and to call.\n"
       "Raises InvalidArgument, Mismatch on all ranks if they differ, Timeout, Aborted, "
       "Unsupported.");
   bound
@@ -325,7 +329,8 @@ void bind_context(nb::module_& m) {
            nb::arg("head_dim"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0,
            nb::arg("keys") = 0, nb::arg("batch") = 1, nb::arg("causal") = true,
            nb::arg("window") = 0, nb::arg("rope_theta") = 0.0, nb::arg("contiguous") = false,
-           nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true)
+           nb::arg("strategy") = "automatic", nb::arg("form") = "", nb::arg("backward") = true,
+           nb::arg("strict") = false)
       .def_prop_ro("seq", [](const ContextLayer& a) { return a.shape().seq; })
       .def_prop_ro("keys", [](const ContextLayer& a) { return a.shape().keys; })
       .def_prop_ro(
@@ -371,7 +376,8 @@ void construct_cross(CrossLayer* self, std::shared_ptr<Comm> comm, const Integer
                      const Integer& visual, const Integer& hidden, const Integer& features,
                      const Integer& heads, const Integer& head_dim, nb::object dtype,
                      const Integer& kv_heads, const Integer& batch, bool gate,
-                     const std::string& strategy, const std::string& form, bool backward) {
+                     const std::string& strategy, const std::string& form, bool backward,
+                     bool strict) {
   const auto n = [](const Integer& value, const char* name) {
     return value.to<int64_t>(kCross, name);
   };
@@ -386,7 +392,7 @@ void construct_cross(CrossLayer* self, std::shared_ptr<Comm> comm, const Integer
                             .dtype = dtype_from(dtype),
                             .gate = gate};
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
-  new (self) CrossLayer(std::move(comm), shape, {strategy_from(strategy), form, backward});
+  new (self) CrossLayer(std::move(comm), shape, {strategy_from(strategy), form, backward, strict});
 }
 
 void bind_cross(nb::module_& m) {
@@ -401,7 +407,7 @@ void bind_cross(nb::module_& m) {
       "(LV-XAttn).\n\n"
       "text, visual: positions over all ranks; rank r has the rows shard_of(text, size, r) and\n"
       "shard_of(visual, size, r) of each of `batch` sequences. hidden: columns of x; features: of\n"
-      "visual rows; heads, kv_heads, head_dim, dtype, strategy, form, backward: as of\n"
+      "visual rows; heads, kv_heads, head_dim, dtype, strategy, form, backward, strict: as of\n"
       "ContextAttention. gate: the result is multiplied by tanh(gate), f32 [1]. Keys and values\n"
       "are projected here and are not saved: backward computes them again. Weights are equal on\n"
       "all ranks. CPU ranks. Collective to construct and to call. Raises InvalidArgument, "
@@ -412,7 +418,7 @@ void bind_cross(nb::module_& m) {
            nb::arg("hidden"), nb::arg("features"), nb::arg("heads"), nb::arg("head_dim"),
            nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("kv_heads") = 0, nb::arg("batch") = 1,
            nb::arg("gate") = false, nb::arg("strategy") = "automatic", nb::arg("form") = "",
-           nb::arg("backward") = true)
+           nb::arg("backward") = true, nb::arg("strict") = false)
       .def_prop_ro("text", [](const CrossLayer& l) { return l.shape().text; })
       .def_prop_ro("visual", [](const CrossLayer& l) { return l.shape().visual; })
       .def_prop_ro("hidden", [](const CrossLayer& l) { return l.shape().hidden; })

@@ -8,6 +8,7 @@
 #include "core/system/isa_level.h"
 #include "errors.h"
 #include "operand.h"
+#include "receipts.h"
 #include "tandem/dtype.h"
 #include "tandem/version.h"
 #include "wire.h"
@@ -39,5 +40,6 @@ NB_MODULE(_core, m) {
   bind_collective_objects(m);
   bind_moe(m);
   bind_attention(m);
+  bind_receipts(m);
   bind_wire(m);
 }

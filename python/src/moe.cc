@@ -172,7 +172,7 @@ void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                const Integer& top_k, const Integer& tp, nb::object dtype,
                const std::string& strategy, const Integer& chunks, nb::handle codec,
                nb::handle combine_codec, bool allow_uncompressed, bool backward,
-               const std::string& save) {
+               const std::string& save, bool strict) {
   const MoeShape shape{.tokens = tokens.to<int64_t>("moe", "tokens"),
                        .hidden = hidden.to<int64_t>("moe", "hidden"),
                        .ffn = ffn.to<int64_t>("moe", "ffn"),
@@ -186,7 +186,8 @@ void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
                            .combine = wire_from(combine_codec),
                            .allow_uncompressed = allow_uncompressed,
                            .backward = backward,
-                           .save = parse_moe_save(save)};
+                           .save = parse_moe_save(save),
+                           .strict = strict};
   if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
     throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
   }
@@ -216,7 +217,9 @@ void bind_moe(nb::module_& m) {
       "only, which a backward pass sends again; the same bits. On GPUs 'sorted'. GPU ranks: bf16 "
       "or f16, "
       "hidden\n"
-      "a multiple of 8, ffn of 8 x tp. Collective to construct and to call. Raises\n"
+      "a multiple of 8, ffn of 8 x tp. strict: as of AgGemm, for each pass; with backward the\n"
+      "backward pass is checked too, otherwise its first call is. Collective to construct and to\n"
+      "call. Raises\n"
       "InvalidArgument, Mismatch, Timeout, Aborted, and Unsupported for GPUs that it does not run "
       "on.")
       .def("__init__", &construct, nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"),
@@ -224,7 +227,7 @@ void bind_moe(nb::module_& m) {
            nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("strategy") = "automatic",
            nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
            nb::arg("combine_codec") = nb::none(), nb::arg("allow_uncompressed") = false,
-           nb::arg("backward") = false, nb::arg("save") = "sorted")
+           nb::arg("backward") = false, nb::arg("save") = "sorted", nb::arg("strict") = false)
       .def_prop_ro("comm", &Layer::comm)
       .def_prop_ro("tokens", [](const Layer& l) { return l.shape().tokens; })
       .def_prop_ro("hidden", [](const Layer& l) { return l.shape().hidden; })

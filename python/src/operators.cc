@@ -22,6 +22,7 @@
 #include "integer.h"
 #include "operand.h"
 #include "overlap/registry.h"
+#include "receipts.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "wire.h"
@@ -35,6 +36,7 @@ struct Options {
   int chunks = 0;
   Wire codec = {};
   bool allow_uncompressed = false;
+  bool strict = false;
   bool extra = false;  ///< keep_gathered or add_norm
 };
 
@@ -45,6 +47,7 @@ OverlapOptions options_from(const char* op, const Options& options) {
     throw InvalidArgument(fmt::format("{}: allow_uncompressed without a codec: expected none", op));
   }
   how.allow_uncompressed = options.allow_uncompressed;
+  how.strict = options.strict;
   return how;
 }
 
@@ -171,6 +174,10 @@ class Operator : public Living<Operator> {
     comm_->open(name());
     return std::string(name_of(op_->chosen().form));
   }
+  nb::object receipt() const {
+    comm_->open(name());
+    return to_dict(op_->receipt());
+  }
   /// Name, rows and columns of x, weight and out.
   std::vector<std::tuple<std::string, int64_t, int64_t>> operands() const {
     const OpDesc& d = desc();
@@ -210,7 +217,9 @@ constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
     "m: rows over all ranks; n: output features of this rank; k: input features. codec: wire\n"
     "format of x's rows; all ranks use them as decoded. allow_uncompressed: rows are sent\n"
-    "uncompressed if that is measured to be faster. keep_gathered: for gathered().\n"
+    "uncompressed if that is measured to be faster. keep_gathered: for gathered(). strict: raises\n"
+    "Unsupported on all ranks, with the reason, unless what would run overlaps or strategy is\n"
+    "'serial'; 'automatic' asks for overlap too, though serial may be faster.\n"
     "x: this rank's rows shard_of(m, size, rank), [rows, K]. Collective to construct and to call.\n"
     "Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kCallAgGemm =
@@ -244,18 +253,21 @@ constexpr const char* kCallAgWgrad =
 constexpr const char* kGemmRs =
     "This rank's rows of the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N].\n\n"
     "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: wire\n"
-    "format of partial products; allow_uncompressed: as of AgGemm. Collective to construct and to\n"
-    "call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "format of partial products; allow_uncompressed, strict: as of AgGemm. Collective to "
+    "construct\n"
+    "and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kGemmAr =
     "out[M, N] = the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N]: the same bits on "
     "all.\n\n"
     "k: input features of this rank. codec: wire format of partial products and sums;\n"
-    "allow_uncompressed: as of AgGemm. add_norm: calls add the sum to a residual and normalize\n"
-    "it. Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "allow_uncompressed, strict: as of AgGemm. add_norm: calls add the sum to a residual and\n"
+    "normalize it. Collective to construct and to call. Raises InvalidArgument, Mismatch, "
+    "Timeout,\n"
+    "Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
     "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
-    "allow_uncompressed: as of AgGemm. Collective to construct and to call. Raises\n"
+    "allow_uncompressed, strict: as of AgGemm. Collective to construct and to call. Raises\n"
     "InvalidArgument, Mismatch, Timeout, Aborted.";
 
 /// Documentation of an operator's class and of its call.
@@ -278,19 +290,19 @@ void bind_constructor(const nb::object& scope, const OperatorRow& row, const Ext
   nb::cpp_function_def(
       [&row](Operator* self, std::shared_ptr<Comm> comm, const Integer& m_, const Integer& n,
              const Integer& k, nb::object dtype, bool bias, bool weight_kn, std::string strategy,
-             const Integer& chunks, nb::handle codec, bool allow_uncompressed,
+             const Integer& chunks, nb::handle codec, bool allow_uncompressed, bool strict,
              same_as_bool<Extra>... with) {
         new (self)
             Operator(row, std::move(comm), m_.to<int64_t>(row.name, "m"),
                      n.to<int64_t>(row.name, "n"), k.to<int64_t>(row.name, "k"), dtype,
                      {bias, weight_kn, std::move(strategy), chunks.to<int>(row.name, "chunks"),
-                      wire_from(codec), allow_uncompressed, (with || ... || false)});
+                      wire_from(codec), allow_uncompressed, strict, (with || ... || false)});
       },
       nb::scope(scope), nb::name("__init__"), nb::is_method(), nb::arg("comm"), nb::arg("m"),
       nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("bias") = false,
       nb::arg("weight_kn") = false, nb::arg("strategy") = "automatic", nb::arg("chunks") = 0,
       nb::arg("codec") = nb::none(), nb::arg("allow_uncompressed") = false,
-      (nb::arg(extra) = false)...);
+      nb::arg("strict") = false, (nb::arg(extra) = false)...);
 }
 
 /// Class of a row: derives from `base` and has the constructor and the call of this operator.
@@ -348,6 +360,8 @@ void bind_operators(nb::module_& m) {
                         .def_prop_ro("comm", &Operator::comm)
                         .def_prop_ro("strategy", &Operator::strategy,
                                      "What was chosen: 'serial' or 'overlapped'.")
+                        .def_prop_ro("receipt", &Operator::receipt,
+                                     "What was asked for and what runs: a row of receipts().")
                         .def_prop_ro("_operands", &Operator::operands)
                         .def("_repeat", &Operator::repeat)
                         .def_static("_at", &Operator::at, nb::arg("address"))

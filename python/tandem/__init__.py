@@ -40,6 +40,7 @@ from ._core import (
     all_gather,
     all_to_all,
     context_chunks,
+    receipts,
     recv,
     reduce_scatter,
     send,
@@ -64,8 +65,8 @@ __all__ = [
     "DeviceError", "Error", "GemmAr", "GemmRs", "InvalidArgument", "IoError", "Mismatch", "MoeBatch",
     "MoeLayer", "ReduceScatter", "Timeout",
     "Unsupported", "Wire", "World", "__isa__", "__version__",
-    "all_gather", "all_reduce", "all_to_all", "broadcast", "context_chunks", "init", "recv", "reduce_scatter", "run",
-    "send", "shard_of",
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "context_chunks", "init", "receipts", "recv",
+    "reduce_scatter", "run", "send", "shard_of",
 ]
 
 # Operators whose rows have no stub yet.

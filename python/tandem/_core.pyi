@@ -1,5 +1,5 @@
 from enum import Enum
-from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar, Union, overload
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 __version__: str
 __isa__: str
@@ -76,6 +76,8 @@ class _Operator:
     @property
     def strategy(self) -> str: ...
     @property
+    def receipt(self) -> Dict[str, Any]: ...
+    @property
     def _operands(self) -> Sequence[Tuple[str, int, int]]: ...
     @staticmethod
     def _at(address: int) -> Optional[Any]: ...
@@ -96,6 +98,7 @@ class AgGemm(_Operator):
         chunks: int = 0,
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
+        strict: bool = False,
         keep_gathered: bool = False,
     ) -> None: ...
     def __call__(
@@ -118,6 +121,7 @@ class GemmRs(_Operator):
         chunks: int = 0,
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
+        strict: bool = False,
     ) -> None: ...
     def __call__(
         self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
@@ -138,6 +142,7 @@ class GemmAr(_Operator):
         chunks: int = 0,
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
+        strict: bool = False,
         add_norm: bool = False,
     ) -> None: ...
     @overload
@@ -173,6 +178,7 @@ class AgWgrad(_Operator):
         chunks: int = 0,
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
+        strict: bool = False,
     ) -> None: ...
     def __call__(self, x: Array, dy: Any, out: Optional[Array] = None) -> Array: ...
 
@@ -201,6 +207,7 @@ class MoeLayer:
         allow_uncompressed: bool = False,
         backward: bool = False,
         save: str = "sorted",
+        strict: bool = False,
     ) -> None: ...
     @property
     def comm(self) -> Comm: ...
@@ -267,6 +274,7 @@ class ContextAttention:
         strategy: str = "automatic",
         form: str = "",
         backward: bool = True,
+        strict: bool = False,
     ) -> None: ...
     @property
     def comm(self) -> Comm: ...
@@ -341,6 +349,7 @@ class CrossAttention:
         strategy: str = "automatic",
         form: str = "",
         backward: bool = True,
+        strict: bool = False,
     ) -> None: ...
     @property
     def comm(self) -> Comm: ...
@@ -485,6 +494,7 @@ def recv(comm: Comm, x: Array, peer: int) -> Array: ...
 def context_chunks(
     positions: int, ranks: int, rank: int, contiguous: bool = False
 ) -> _Chunks: ...
+def receipts() -> List[Dict[str, Any]]: ...
 def shard_of(total: int, world: int, rank: int) -> Tuple[int, int]: ...
 def _address(x: Any) -> int: ...
 def _all_reduce(

@@ -14,6 +14,7 @@
 #include "bench/bare_transfer.h"
 #include "bench/bench_case.h"
 #include "bench/bench_moe.h"
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_prefill.h"
 #include "bench/record_call.h"
 #include "tune/measure.h"
@@ -222,7 +223,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   result.baseline = subject->baseline();
   result.wire = times_of(samples[0]);
   const bool operation = subject->has_gemm();
-  const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
+  const char* plainest = operation ? kUnfused : subject->has_native() ? "mpi" : "direct_puts";
   if (first_form > 1) result.add(plainest, Strategy::serial, times_of(samples[1]));
   for (size_t i = 0; i < forms.size(); ++i) {
     result.add(forms[i].name, forms[i].form, times_of(samples[first_form + i]), forms[i].encoded);
@@ -235,6 +236,10 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (operation) {
     result.gemm = times_of(samples[behind_forms]);
     result.set_efficiency(EctOf::differences);
+    result.receipts = subject->receipts();
+    if (result.receipts.empty()) {
+      result.receipts = {choose_receipt(request, result, comm.size())};
+    }
   }
   if (alone) {
     result.codec_times = {times_of(samples[behind_forms]), times_of(samples[behind_forms + 1]),

@@ -15,6 +15,7 @@
 
 #include "bench/efficiency.h"
 #include "observe/trace.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/codec.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
@@ -91,6 +92,9 @@ struct CodecTimes {
   }
 };
 
+/// Candidate that is the unfused reference, and no operator's.
+inline constexpr const char* kUnfused = "unfused";
+
 struct BenchResult {
   /// `serial` and `overlapped` are the fastest candidates of their form; for prefill `overlapped`
   /// is the fastest of all, the one that would be chosen.
@@ -109,6 +113,9 @@ struct BenchResult {
       0;  ///< error of a library's collective; 0 for a baseline of this library
   double baseline_bound = 0;
   bool bitwise_equal_runs = true;
+
+  std::vector<Receipt> receipts;  ///< with a GEMM: what an operator runs, of moe by pass
+  std::string refusals;           ///< why candidates cannot run
 
   std::string detail;   ///< GPUs: variant of the overlapped candidate
   bool graph = false;   ///< timed as CUDA graphs

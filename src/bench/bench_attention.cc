@@ -227,6 +227,9 @@ class AttentionBenchRun {
     for (size_t i = 0; i < forms_.size(); ++i) {
       result_.forms[forms_[i].row.name].times = times_of(seconds[3 + i]);
     }
+    for (const Receipt& each : receipts()) {  // a form that was named asks for its own strategy
+      if (each.asked == Strategy::automatic) result_.receipts.push_back(each);
+    }
   }
 
   Communicator& comm_;
@@ -271,6 +274,7 @@ AttentionBenchResult run_attention_bench(Communicator& comm, const AttentionBenc
   }
   AttentionBench complete = request;
   if (complete.shape.keys == 0) complete.shape.keys = complete.shape.seq;
+  clear_receipts();
   return AttentionBenchRun(comm, complete).run();
 }
 

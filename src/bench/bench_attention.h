@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "bench/bench.h"
 #include "overlap/attention/shape.h"
@@ -32,6 +33,7 @@ struct AttentionBenchResult {
   std::string refusals;                         ///< forms that cannot run, and why
   BenchTimes compute, wire, chosen;             ///< wire: the bytes of the form that sends least
   std::string chosen_forward, chosen_backward;  ///< the tuner's
+  std::vector<Receipt> receipts;                ///< of the passes that the tuner chose
   double max_rel = 0;                           ///< largest difference over the largest value
   double of_bound = 0;                          ///< largest ratio of a difference to its bound
   bool same_bits = true;                        ///< of all forms, and of repeated runs

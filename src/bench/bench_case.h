@@ -33,6 +33,8 @@ class BenchCase {
   /// Whether `overlapped` is the fastest of all forms, overlapped or not: the one that would be
   /// chosen.
   virtual bool reports_choice() const { return false; }
+  /// Receipts of the operator if it is among `forms`, having chosen.
+  virtual std::vector<Receipt> receipts() const { return {}; }
   /// Clears accumulated results before a call whose result is compared.
   virtual void reset() {}
   virtual Tensor result() const = 0;

@@ -129,6 +129,12 @@ class MoeCase : public BenchCase {
     if (q_.moe.backward) add_backward_forms(all);
     return all;
   }
+  std::vector<Receipt> receipts() const override {
+    if (!chosen_layer_) return {};
+    std::vector<Receipt> passes = chosen_layer_->receipts();
+    if (!q_.moe.backward) passes.resize(1);
+    return passes;
+  }
   int64_t counted_bytes() const override { return counted_bytes_; }
   int64_t saved_bytes() const override { return q_.moe.backward ? saved_bytes_ : 0; }
   double codec_error() override;

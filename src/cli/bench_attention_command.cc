@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bench/bench_attention.h"
+#include "bench/bench_receipt.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
@@ -91,7 +92,8 @@ Json to_json(const AttentionBench& q, const AttentionBenchResult& r, const Commu
             {"hidden", round_to(r.hidden(r.chosen), 1e4)},
             {"error", {{"max_rel", r.max_rel}, {"max_of_bound", r.of_bound}, {"bound", 1}}},
             {"bitwise_equal_runs", r.same_bits},
-            {"bytes_agree", r.same_bytes}};
+            {"bytes_agree", r.same_bytes},
+            {"receipt", to_json(r.receipts)}};
   json.update(origin_json(comm));
   return json;
 }
@@ -112,7 +114,7 @@ std::string table(const AttentionBenchResult& r) {
   line("compute", r.compute, "", "");
   line("wire", r.wire, "", "");
   if (!r.refusals.empty()) text += fmt::format("not run: {}\n", r.refusals);
-  return text;
+  return text + receipt_lines(r.receipts, 100);
 }
 
 void run(const AttentionBenchArguments& arguments, Communicator& comm) {

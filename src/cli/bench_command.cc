@@ -119,11 +119,13 @@ void bench_all(const BenchOptions& options, const BenchPlan& plan, Communicator&
   std::optional<Reports> reports;  // rank 0 only
   if (comm.rank() == 0) reports.emplace(options, plan, world);
   bool ok = true;
+  std::vector<Receipt> receipts;
   for (const BenchRequest& request : plan.requests) {
     const BenchResult result = run_bench(comm, request);
     ok = ok && result.ok();
     if (reports && request.timeline) write_trace(options.timeline, result.timeline);
     if (reports) reports->add(request, result);
+    receipts.insert(receipts.end(), result.receipts.begin(), result.receipts.end());
   }
   if (reports) reports->end();
   if (!ok) {
@@ -132,6 +134,7 @@ void bench_all(const BenchOptions& options, const BenchPlan& plan, Communicator&
                     "between runs",
                     options.request.op));
   }
+  for (const Receipt& each : receipts) require_as_asked(each, false);
 }
 
 void run_on(const std::string& transport, const WorldOptions& world,

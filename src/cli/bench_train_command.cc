@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_train.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
@@ -87,6 +88,7 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
     const auto e = efficiency(r);
     json["efficiency"] = e ? nlohmann::ordered_json(round_to(*e, 1e4)) : nullptr;
   }
+  json["receipt"] = to_json(r.receipts);
   json.update(origin_json(comm));
   return json;
 }
@@ -115,6 +117,7 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
     text += fmt::format("  exposed {:.3f} ms, E {}\n", exposed_us(r) * 1e-3,
                         e ? fmt::format("{:.1f} %", 100 * *e) : "-: within the noise");
   }
+  text += receipt_lines(r.receipts, 100);
   return text + fmt::format(
                     "  {:.2f} GB in use, activations {:.3f} GB; gradients within {:.2f} of their "
                     "bound ({}); two steps {}\n",

@@ -74,9 +74,9 @@ void add_doctor(CLI::App& app) {
   command->add_flag("--rank-side", options->rank_side)->group("");
   command->footer(
       "\nWith OUT: reads OUT/ranks, in which every rank records the phases of its steps\n"
-      "(trace.ranks); also while the run goes on. Prints where the time went, ranks whose own "
-      "work\n"
-      "takes longer than on the other ranks of their pipeline stage, how step times drifted, and\n"
+      "(trace.ranks); also while the run goes on. Prints where the time went, ranks whose own\n"
+      "work takes longer than on the other ranks of their pipeline stage, operators that did\n"
+      "not overlap and why (OUT/receipts.json, written at the end), how step times drifted, and\n"
       "what to try. If the run has a trace (trace.stream_mib, trace.enabled), also links whose\n"
       "messages take longer than those of other links of their axis.\n"
       "\nWithout: starts ranks here or on hosts, as tandem launch does, or checks the world of "

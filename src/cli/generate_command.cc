@@ -25,6 +25,7 @@
 #include "engine/infer/sampling/generation_config.h"
 #include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
@@ -102,7 +103,8 @@ class Report {
                                 {"prefill", generator.prefill()},
                                 {"prefill_s", stats.prefill_s},
                                 {"first_token_s", prompt_s},
-                                {"tokens_per_s", rate}};
+                                {"tokens_per_s", rate},
+                                {"receipts", to_json(receipts())}};
     if (stop) root["stop"] = *stop;
     const std::string json = dump_json(root, 1) + "\n";
     arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);

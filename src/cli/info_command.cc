@@ -95,6 +95,8 @@ void print_info() {
            "1 on all ranks: they may run different builds");
   variable("TANDEM_CHECK_MESSAGES", env().check_messages ? "1" : "0",
            "1: messages over sockets have a hash, which the receiver compares");
+  variable("TANDEM_STRICT", env().strict ? "1" : "0",
+           "1: operators that would not run as asked, overlapped, are refused, and say why");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
            "what mpi and processes call the network");
   variable("TANDEM_SNAPSHOT_MEMORY",

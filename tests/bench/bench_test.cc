@@ -10,7 +10,9 @@
 
 #include "bench/bench_case.h"
 #include "bench/bench_rates.h"
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_prefill.h"
+#include "bench/output/bench_output.h"
 #include "gemm/gemm.h"
 
 namespace tandem {
@@ -314,6 +316,51 @@ TEST(Bench, ListsAllCandidatesAndSerialIsTheFastestOfItsForm) {
 }
 
 // Example of nccl-tests' doc/PERFORMANCE.md: 8 ranks, 1 GB in 1 ms.
+TEST(Bench, ReceiptSaysWhatAnOperatorWouldRun) {
+  const BenchRequest request{"gemm_rs", 64, 32, 16, DType::bf16};
+  const auto receipt_of = [&](double overlapped_us, int ranks = 2) {
+    BenchResult result;
+    result.add(kUnfused, Strategy::serial, taking(1));  // which no operator runs
+    result.add("serial, 1 chunk", Strategy::serial, taking(10));
+    result.add("overlapped, 2 chunks", Strategy::overlapped, taking(overlapped_us));
+    return choose_receipt(request, result, ranks);
+  };
+  const Receipt fast = receipt_of(8), slow = receipt_of(9.9), alone = receipt_of(8, 1);
+  EXPECT_EQ(fast.ran, Strategy::overlapped);
+  EXPECT_EQ(fast.candidate, "overlapped, 2 chunks");
+  EXPECT_EQ(fast.speedup, 1.25);
+  EXPECT_EQ(receipt_lines({fast}, 100), "");
+  EXPECT_EQ(slow.ran, Strategy::serial);
+  EXPECT_EQ(receipt_lines({slow, fast}, 60),
+            "    gemm_rs: m 64 n 32 k 16 bf16, 2 ranks: automatic would\n"
+            "      run as serial: no overlapped candidate is 2 % faster:\n"
+            "      9.9 us, serial 10.0 us\n");
+  EXPECT_EQ(alone.ran, Strategy::serial);
+  EXPECT_EQ(alone.why, "a group of 1 rank has nothing to overlap");
+}
+
+TEST(Bench, ReceiptsAreOfTheMeasuredTimes) {
+  for (const int ranks : {1, 2}) {
+    run_threads({.ranks = ranks}, [&](Communicator& comm) {
+      set_kernel_threads(1);
+      const BenchRequest request{"ag_gemm", 37, 21, 19, DType::f32, 2, 2};
+      const BenchResult result = run_bench(comm, request);
+      ASSERT_EQ(result.receipts.size(), 1u);
+      const auto us = [&](const std::string& name) {
+        return result.candidates.at(name).times.median_us;
+      };
+      const double serial = us("serial, 1 chunk"), overlapped = us("overlapped, 2 chunks");
+      const bool wins = ranks > 1 && overlapped < 0.98 * serial;
+      const nlohmann::json row = to_json(request, result, {comm, "memory"}).at("receipt");
+      EXPECT_EQ(row.at("ran"), wins ? "overlapped" : "serial");
+      EXPECT_EQ(row.at("asked"), "automatic");
+      EXPECT_EQ(row.at("group"), ranks);
+      EXPECT_EQ(row.at("why") == "", wins);
+      EXPECT_TRUE(run_bench(comm, {"all_reduce", 8, 8, 1, DType::f32, 0, 1}).receipts.empty());
+    });
+  }
+}
+
 TEST(Bench, BandwidthsMatchNcclTests) {
   BenchRequest request{"all_reduce", 1'000'000, 250, 1, DType::f32};
   EXPECT_DOUBLE_EQ(bandwidth(request, 8, 1000).algbw, 1000);

@@ -43,6 +43,11 @@ for name, forms in (("causal", "gather heads queries ring"), ("cross", "gather q
     assert r["bytes"] == r["bytes_formula"] and min(r["bytes"].values()) > 0, r
     assert r["error"]["max_of_bound"] <= 1 and r["bitwise_equal_runs"] and r["bytes_agree"], r
     assert r["config"]["chosen"] in r["config"]["candidates_us"], r
+    passes = [r["config"]["chosen"], r["config"]["chosen_backward"]]
+    assert [row["candidate"] for row in r["receipt"]] == passes[:1 + (r["passes"] == "both")], r
+    for row in r["receipt"]:
+        assert row["ran"] == r["config"]["candidates_us"][row["candidate"]]["form"] and row["calls"] > 0, r
+        assert (row["ran"] == "serial") == ("faster" in row["why"]), r
     assert r["time_us"]["limit"] == max(r["time_us"]["compute"], r["time_us"]["wire"]), r
 causal, cross, window, encoded = read("causal"), read("cross"), read("window"), read("encoded")
 # Keys and values at 1.125 bytes an element and whole 16 bytes, in both passes; queries and gradients as before.

@@ -11,13 +11,16 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "core/system/files.h"
 #include "engine/report/diagnosis.h"
 #include "engine/report/ranks/rank_map.h"
 #include "engine/report/ranks/rank_rows.h"
 #include "engine/report/ranks/slow_watch.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/engine/train/temp_dir.h"
@@ -406,6 +409,30 @@ TEST(SlowWatch, FollowsTheNewestFrames) {
   for (size_t check = 0; check < found.size(); ++check) {
     EXPECT_EQ(found[check].size(), check == 14 ? 1u : 0u) << check;  // 650, 700, 750 steps
   }
+}
+
+TEST(Doctor, NamesOperatorsThatDidNotOverlapAndWhy) {
+  const TempDir dir;
+  const Trial trial{
+      .ranks = 2, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
+  write_histories(dir / "ranks", histories_of(trial, 1, 100));
+  const auto line_of = [&](const std::vector<Receipt>& receipts) {
+    std::ofstream(dir / "receipts.json") << to_json(receipts);
+    const auto lines = report::diagnose(dir.path());
+    return lines.at(lines.size() - 3);  // before drift and advice
+  };
+  Receipt receipt{.op = "gemm_ar", .shape = "m 1 n 64 k 32 f32", .group = 2, .calls = 7};
+  receipt.ran = Strategy::overlapped;
+  EXPECT_EQ(line_of({receipt}), "operators: all 1 that were asked to overlap did");
+  receipt.ran = Strategy::serial;
+  receipt.why = "no candidate overlaps: fused: expected K of at least 512";
+  EXPECT_EQ(line_of({receipt}),
+            "did not overlap: gemm_ar: m 1 n 64 k 32 f32, 2 ranks: automatic ran as serial: no "
+            "candidate overlaps: fused: expected K of at least 512 (7 calls)");
+  const std::vector<Receipt> many(20, receipt);
+  EXPECT_THAT(line_of(many), EndsWith("(7 calls); and 12 more"));
+  std::ofstream(dir / "receipts.json") << "[{}]";
+  EXPECT_THROW(report::diagnose(dir.path()), IoError);
 }
 
 TEST(Doctor, SaysWhatIsMissing) {

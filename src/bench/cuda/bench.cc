@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "bench/bench_moe.h"
+#include "bench/bench_receipt.h"
 #include "bench/cuda/bare_copies.h"
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/tile_recorder.h"
@@ -232,6 +233,14 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   const cudaStream_t stream = comm.stream();
   OpDesc s = what.desc;
   s.wire = {};
+  const auto note_refusals = [&](const std::vector<Candidate>& all) {
+    for (const Candidate& one : all) {
+      if (one.refusal.empty()) continue;
+      result.refusals +=
+          fmt::format("{}{}: {}", result.refusals.empty() ? "" : "; ", one.name, one.refusal);
+    }
+  };
+  note_refusals(op.candidates());
   const std::vector<Candidate> leaders = family_leaders(comm, s, usable(comm, op.candidates()));
   const Candidate* const recorded = recorded_of(op, leaders);
   if (at.timeline && !recorded) {
@@ -250,6 +259,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     const bool gathers = s.collective == Collective::all_gather;
     encoded.emplace(comm, at.lt, what.desc, gathers ? EncodedAgOp::make : EncodedRsOp::make);
     result.wire_bytes = encoded->wire_bytes();
+    note_refusals(encoded->candidates());
     for (const Candidate& candidate : usable(comm, encoded->candidates())) {
       candidates.push_back(candidate);
       check_candidate(at, what, candidate, encoding_error(what.desc, comm.size()), operands,
@@ -466,7 +476,10 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     result.overlapped = result.serial;
     result.overlapped_name = result.serial_name;
   }
-  if (!collective_only) result.set_efficiency(EctOf::medians);
+  if (!collective_only) {
+    result.set_efficiency(EctOf::medians);
+    result.receipts = {choose_receipt(request, result, comm.size())};
+  }
   return result;
 }
 

@@ -363,6 +363,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
     step.run();
     saved = step.digest();
   }
+  clear_receipts();
   LayerStep step(groups.tp(), config.model, options_of(&groups, Strategy::automatic), tokens,
                  q.documents);
   step.run();
@@ -371,6 +372,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   result.bitwise_equal_runs = step.digest() == digest && saved.value_or(digest) == digest;
   result.memory_bytes = memory_in_use(step.exec());
   result.activation_bytes = step.activation_bytes();
+  result.receipts = receipts();
 
   std::vector<TimedRun> variants{timed_step(world, step)};
   const bool compares = q.tp > 1 && config.model.experts == 0;

@@ -39,7 +39,8 @@ struct TrainBenchResult {
   double flops = 0;          ///< of a step of all ranks, by ModelConfig::flops_formula without head
   double peak_flops = 0;     ///< per second, of all ranks (engine/plan/cost/utilization.h)
   int64_t memory_bytes = 0;  ///< in use on a rank after the steps (core/exec.h), largest
-  size_t activation_bytes = 0;  ///< of a rank
+  size_t activation_bytes = 0;         ///< of a rank
+  std::vector<Receipt> receipts = {};  ///< of this rank's operators in two steps
 
   /// Gradients of one layer and 64 tokens against CPU ranks in f32: largest ratio of a tensor's
   /// error |found - exact| / |exact| to its bound, and that tensor. Bound: 1.5 x the error of CPU

@@ -204,6 +204,9 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
     json["data"] = data_of(q) == BenchData::normal ? "standard normal" : "uniform in [-1, 1)";
     json["bandwidth_gb_s"] = bandwidths(q, r, comm.size());
   }
+  if (!r.receipts.empty()) {
+    json["receipt"] = r.receipts.size() == 1 ? to_json(r.receipts.front()) : to_json(r.receipts);
+  }
   if (is_moe(q.op)) {
     json["model"] = q.moe.model;
     json["hidden_scale"] = q.moe.scale;

@@ -4,6 +4,7 @@
 
 #include "bench/bench_moe.h"
 #include "bench/bench_rates.h"
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_prefill.h"
 #include "bench/output/bench_output.h"
 #include "comm/world/gpus.h"
@@ -51,6 +52,10 @@ constexpr const char* kGpuCodecLine =
     R"(The column "uncompressed" is the fastest form without the codec, NCCL's or ours, and tandem the encoded
 one. The line below a row compares the two, and says what each GPU sends.
 )";
+constexpr const char* kReceiptLine =
+    R"(A line "... would run as serial" says why an operator that chooses among these times does not
+overlap.
+)";
 constexpr const char* kNormalLine =
     R"(The data are standard normal values: how many bytes the format saves depends on them.
 )";
@@ -87,9 +92,10 @@ std::string shape_text(const BenchRequest& q, bool collective) {
   return collective ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
 }
 
-/// Joins `fields` in lines of at most 100 columns.
+constexpr size_t kColumns = 100;
+
+/// Joins `fields` in lines of at most kColumns.
 std::string indented(const std::vector<std::string>& fields) {
-  constexpr size_t kColumns = 100;
   std::string text = "   ";
   size_t begin = 0;
   for (const std::string& field : fields) {
@@ -200,6 +206,7 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                 ? "The line below a row names the two candidates, and the serial form by NCCL.\n"
                 : "  chunks    transfers of each shard when overlapped\n";
     if (!first_.wire.is_none()) text += kComparedLine;
+    text += kReceiptLine;
     if (is_prefill(first_.op)) {
       text += "Of prefill, overlap is the fastest form of all, which is what generate chooses.\n";
     }
@@ -232,8 +239,9 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
   if (!world_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
   if (!r.ok()) text += "  WRONG";
   const bool compares = !q.wire.is_none() && world_.comm.size() > 1;
-  const std::string compared = compares ? compared_line(r) : "";
-  if (!world_.on_gpus()) return text + "\n" + compared;
+  const std::string last = (compares ? compared_line(r) : "") +
+                           (world_.comm.size() > 1 ? receipt_lines(r.receipts, kColumns) : "");
+  if (!world_.on_gpus()) return text + "\n" + last;
   std::vector<std::string> fields;
   if (product) {
     fields.push_back(
@@ -243,7 +251,7 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
     if (r.nccl) fields.push_back(fmt::format("(NCCL {})", microseconds(r.nccl->median_us)));
   }
   if (!r.detail.empty()) fields.push_back(r.detail);
-  return text + "\n" + indented(fields) + "\n" + compared;
+  return text + "\n" + indented(fields) + "\n" + last;
 }
 
 std::string BenchTable::collective_row(const BenchRequest& q, const BenchResult& r) const {

@@ -87,6 +87,7 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_ALLOW_MIXED_BUILDS",
       "TANDEM_MEMBERSHIP",  // set by tandem launch
       "TANDEM_CHECK_MESSAGES",
+      "TANDEM_STRICT",
       "TANDEM_ISA"};  // read only by the Python package: python/tandem/_isa.py
   return names;
 }
@@ -128,6 +129,7 @@ const Env& env() {
                          text("TANDEM_SECRET_FILE", ""),
                          one_of("TANDEM_ALLOW_MIXED_BUILDS", {"0", "1"}) == "1",
                          one_of("TANDEM_CHECK_MESSAGES", {"0", "1"}) == "1",
+                         one_of("TANDEM_STRICT", {"0", "1"}) == "1",
                          text("TANDEM_LINK", ""),
                          number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20),
                          one_of("TANDEM_SNAPSHOT_TO_DISK", {"0", "1"}) == "1",
@@ -139,8 +141,8 @@ const Env& env() {
 std::string shared_settings() {
   return fmt::format(
       "TANDEM_MPI_TRANSPORT={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}"
-      " TANDEM_CHECK_MESSAGES={:d}",
-      env().mpi_transport, env().mpi_shm, env().tune, env().check_messages);
+      " TANDEM_CHECK_MESSAGES={:d} TANDEM_STRICT={:d}",
+      env().mpi_transport, env().mpi_shm, env().tune, env().check_messages, env().strict);
 }
 
 double checked_deadline(double seconds, std::string_view what) {

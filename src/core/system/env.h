@@ -26,6 +26,7 @@ struct Env {
   std::string secret_file;  ///< TANDEM_SECRET_FILE: file with the secret, mode 0600 (none)
   bool allow_mixed_builds;  ///< TANDEM_ALLOW_MIXED_BUILDS: ranks may run different programs (0)
   bool check_messages;      ///< TANDEM_CHECK_MESSAGES: hash every message over sockets (0)
+  bool strict;              ///< TANDEM_STRICT: refuse operators that would not run as asked (0)
   std::string link;         ///< TANDEM_LINK: network name for mpi and processes (the transport)
   int snapshot_memory;  ///< TANDEM_SNAPSHOT_MEMORY: file descriptor of the launcher's memory for
                         ///< snapshots

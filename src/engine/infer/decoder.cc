@@ -52,7 +52,7 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                           .top_k = int(c.config.top_k),
                           .tp = c.tp.size(),
                           .dtype = c.dtype},
-                 moe_options(overlap, c.codec));
+                 options_on(c.tp, moe_options(overlap, c.codec)));
 }
 
 void DecoderExperts::run_shared(const BranchLayout& b, const Tensor& x_norm, const Tensor& w_in,
@@ -103,9 +103,9 @@ BranchProducts make_products(const DecoderContext& c, int64_t rows, const Overla
     auto& products = all[branch_kind(b)];
     if (products || !b.has_products()) continue;
     products = std::make_unique<RowProducts>(
-        AgGemm(c.tp, {rows, b.in.rows, c.config.hidden, c.dtype}, overlap),
+        AgGemm(c.tp, {rows, b.in.rows, c.config.hidden, c.dtype}, options_on(c.tp, overlap)),
         GemmRs(c.tp, {rows, c.config.hidden, b.out.columns, c.dtype},
-               with_wire(overlap, branch_wire(c.codec, b))));
+               options_on(c.tp, with_wire(overlap, branch_wire(c.codec, b)))));
   }
   return all;
 }
@@ -196,7 +196,7 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     auto& out = out_[branch_kind(b)];
     if (out || c.int8 || !b.has_products() || !branch_wire(c.codec, b).is_none()) continue;
     out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
-                                   overlap);
+                                   options_on(c.tp, overlap));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/infer/chunked_prefill.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/error.h"
 #include "tune/measure.h"
 #include "tune/tuner.h"
@@ -66,8 +67,8 @@ bool keeps_uncompressed(const DecoderContext& c, const OverlapOptions& overlap) 
   return overlap.allow_uncompressed && !c.codec.is_none() && c.tp.size() > 1;
 }
 
-/// Index of the fastest candidate, timed on dummy tokens whose cached keys are never read.
-size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>& candidates,
+/// The fastest candidate, timed on dummy tokens whose cached keys are never read.
+Choice fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>& candidates,
                Bits bits) {
   const ModelConfig& m = c.config;
   const std::vector<int32_t> tokens(size_t(std::min(rows, c.cache.max_tokens())), 0);
@@ -86,6 +87,32 @@ size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>
     return timed(c.tp, [&] { candidates[i].run(tokens, 0, last); })();
   };
   return tune(c.tp, "prefill", shape, names, seconds, bits);
+}
+
+/// The chosen one of `all`, whose calls are counted in a receipt.
+Prefill with_receipt(const DecoderContext& c, int64_t rows, Strategy asked,
+                     std::vector<Prefill> all, const Choice& choice, const std::string& refusals) {
+  Receipt receipt{.op = "prefill",
+                  .shape = fmt::format("rows {} layers {} hidden {} {}", rows, c.config.layers,
+                                       c.config.hidden, name_of(c.dtype)),
+                  .dtype = std::string(name_of(c.dtype)),
+                  .group = c.tp.size(),
+                  .asked = c.tp.size() == 1 ? Strategy::serial : asked};
+  std::vector<NamedForm> forms;
+  for (const Prefill& each : all) forms.push_back({each.name, each.form});
+  record_choice(receipt, forms, choice.us, choice, refusals);
+  require_as_asked(receipt, false);
+  Prefill made = std::move(all[choice]);
+  made.run = [run = std::move(made.run), counted = list_receipt(std::move(receipt))](
+                 std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
+    ++counted->calls;
+    run(tokens, position, last);
+  };
+  return made;
+}
+
+const char* unchunked(const DecoderContext& c) {
+  return !c.forms().has_row_sums ? "GPUs" : c.tp.size() == 1 ? "one rank" : "experts";
 }
 
 }  // namespace
@@ -114,21 +141,23 @@ Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions
                      Strategy strategy) {
   if (strategy == Strategy::overlapped) {
     if (!has_chunks(c) || c.tp.size() == 1) {
-      throw InvalidArgument(
-          fmt::format("prefill 'iso' with {}: expected a dense model on two CPU ranks or more",
-                      !c.forms().has_row_sums ? "GPUs"
-                      : c.tp.size() == 1      ? "one rank"
-                                              : "experts"));
+      throw InvalidArgument(fmt::format(
+          "prefill 'iso' with {}: expected a dense model on two CPU ranks or more", unchunked(c)));
     }
-    return in_chunks(c, rows, 2);
+    return with_receipt(c, rows, strategy, {in_chunks(c, rows, 2)}, {}, {});
   }
   const bool single = (!has_chunks(c) || c.tp.size() == 1) && !keeps_uncompressed(c, overlap);
   if (strategy == Strategy::serial || single || rows < kMinRowsOfTwoChunks) {
-    return serial(c, rows, overlap);
+    const std::string refusal =
+        single
+            ? fmt::format("ISO: {}: expected a dense model on two CPU ranks or more", unchunked(c))
+            : fmt::format("ISO: {} rows: expected at least {}", rows, kMinRowsOfTwoChunks);
+    return with_receipt(c, rows, strategy, {serial(c, rows, overlap)}, {}, refusal);
   }
   std::vector<Prefill> all = prefill_candidates(c, rows, overlap);
-  return std::move(
-      all[fastest(c, rows, all, keeps_uncompressed(c, overlap) ? Bits::by_candidate : Bits::same)]);
+  const Choice choice =
+      fastest(c, rows, all, keeps_uncompressed(c, overlap) ? Bits::by_candidate : Bits::same);
+  return with_receipt(c, rows, strategy, std::move(all), choice, {});
 }
 
 }  // namespace tandem

@@ -30,8 +30,9 @@ Strategy parse_prefill(std::string_view text);
 std::vector<Prefill> prefill_candidates(const DecoderContext& context, int64_t rows,
                                         const OverlapOptions& overlap);
 
-/// Creates one candidate; `automatic` measures them if `rows` suffice for two chunks. Throws
-/// InvalidArgument for `overlapped` if that form is not available. Collective.
+/// Creates one candidate, with a receipt; `automatic` measures them if `rows` suffice for two
+/// chunks. Throws InvalidArgument for `overlapped` if that form is not available, Unsupported with
+/// TANDEM_STRICT=1 if several ranks would not overlap as asked. Collective.
 Prefill make_prefill(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap,
                      Strategy strategy);
 

@@ -188,7 +188,7 @@ GemmRs::Shape dgrad_shape(const ModelContext& c, const WeightMatrix& m, int64_t 
 }
 
 GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
-  return GemmRs(c.tp, dgrad_shape(c, m, rows), c.options.overlap);
+  return GemmRs(c.tp, dgrad_shape(c, m, rows), options_on(c.tp, c.options.overlap));
 }
 
 std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
@@ -227,7 +227,7 @@ BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
       dlogits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
       dweights(c.make(DType::f32, c.local_rows.count, c.config.top_k)),
       drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
-      layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {
+      layer(with_router_gemms(c, l), moe_shape(c), options_on(c.experts, training_moe_options(c))) {
   prepare(c.recomputed->branches);
 }
 

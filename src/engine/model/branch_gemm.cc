@@ -27,7 +27,7 @@ BranchGemm<Operator>::BranchGemm(ModelContext& context, const Shape& shape,
                                  const OverlapOptions& options)
     : context_(context),
       shape_(shape),
-      operator_(context.tp, operator_shape(context, shape), options) {
+      operator_(context.tp, operator_shape(context, shape), options_on(context.tp, options)) {
   if constexpr (requires { shape.keep_gathered; }) {
     const bool gathers = shape.keep_gathered && context.quantized && context.tp.size() > 1;
     if (gathers) gathered_.emplace(context.make(shape.dtype, shape.m, shape.k));

@@ -71,7 +71,7 @@ Head::Head(ModelContext& c)
     : context_(c),
       rows_(rows_at_once(c)),
       product_(with_gemms(c, rows_), {rows_, c.layout.vocab, c.config.hidden, c.options.dtype},
-               with_wire(c.options.overlap, c.options.codec.embeddings)),
+               options_on(c.tp, with_wire(c.options.overlap, c.options.codec.embeddings))),
       dgrad_(make_dgrad(c, c.layout.head, rows_)),
       wgrad_(make_wgrad(c, c.layout.head, rows_)),
       dlogits_(

@@ -65,6 +65,14 @@ inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
   return options;
 }
 
+/// Options of an operator of `comm`. An axis of one rank has nothing to overlap and asks for
+/// serial, or strict options would refuse it.
+template <typename Options>
+Options options_on(const Communicator& comm, Options options) {
+  if (comm.size() == 1) options.strategy = Strategy::serial;
+  return options;
+}
+
 /// Coordinates of a rank among the EP ranks that share the experts.
 struct ExpertCoordinates {
   int ep = 1, rank = 0;

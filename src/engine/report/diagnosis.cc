@@ -10,6 +10,7 @@
 #include "engine/report/ranks/drift.h"
 #include "engine/report/ranks/rank_rows.h"
 #include "engine/report/ranks/stragglers.h"
+#include "engine/report/receipts.h"
 #include "observe/rank_records.h"
 #include "tandem/error.h"
 
@@ -181,6 +182,7 @@ std::vector<std::string> diagnose(const std::string& dir) {
   for (std::string& line : describe_links(links, ranks, mean.step_ms)) {
     lines.push_back(std::move(line));
   }
+  for (std::string& line : describe_receipts(read_receipts(dir))) lines.push_back(std::move(line));
   lines.push_back(describe_drift(ranks, rows));
   lines.push_back(advice(mean, slow, links));
   return lines;

@@ -12,6 +12,7 @@
 //   sample.txt, samples.jsonl        generated text, any bytes; that of checkpoints: step, text
 //   started.json                     command, date, hardware, version and commit of the training
 //   trace.json                       trace of the run
+//   receipts.json                    strategies that operators were asked for, and what ran
 //   ranks/, config.toml              records of the ranks, and their layout
 //   split/{serial,overlapped}/       metrics.jsonl and trace.json of short runs on one link
 // Output files: report.html, summary.json.

@@ -19,6 +19,7 @@
 #include "engine/report/metrics_file.h"
 #include "engine/report/ranks/rank_map.h"
 #include "engine/report/ranks/rank_state.h"
+#include "engine/report/receipts.h"
 #include "engine/report/runs.h"
 #include "engine/report/trace/step_pairs.h"
 #include "tandem/error.h"
@@ -271,6 +272,9 @@ Json collect(const fs::path& dir, const GoalReader& read_goal, std::span<const f
   add_timeline(overlapped / "trace.json", "overlapped", link);
   if (timelines.empty()) add_timeline(dir / "trace.json", "this run", "");
   if (timelines.empty()) omitted.push_back("timeline (no trace.json with events)");
+
+  summary["receipts"] = read_receipts(dir.string());
+  summary["overlap"] = describe_receipts(summary["receipts"]);
 
   if (const auto sample = read_if_there(dir / "sample.txt")) {
     summary["sample"] = {

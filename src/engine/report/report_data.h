@@ -13,7 +13,8 @@ namespace tandem::report {
 
 using Json = nlohmann::ordered_json;
 
-/// {"summary": {run, training, held_out, step_split, sample, omitted; with others compared:
+/// {"summary": {run, training, held_out, step_split, receipts, overlap, sample, omitted; with
+/// others compared:
 /// {"runs": [training and name of each], "settings": differing_settings()}}, "runs": describe_run()
 /// of this and the others, "samples": [{"step", "text"}], "experts": LoadMap::json() or null,
 /// "ranks": rank_map's or null, "groups": rank_state's or null, "timelines": [...]}. `read_goal`:

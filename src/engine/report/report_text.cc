@@ -114,6 +114,10 @@ std::string as_text(const Json& summary) {
   if (summary.contains("compared")) text += compared_text(summary["compared"]);
   if (summary["held_out"].is_object()) text += format_held_out(summary["held_out"]);
   if (summary["step_split"].is_object()) text += split_text(summary["step_split"]);
+  for (const Json& line : summary["overlap"]) {
+    text += single_line(line.get<std::string>()) + '\n';
+  }
+  if (!summary["overlap"].empty()) text += '\n';
   for (const Json& what : summary["omitted"]) {
     text += fmt::format("Not shown: {}\n", what.get<std::string>());
   }

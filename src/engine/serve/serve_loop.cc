@@ -185,6 +185,7 @@ void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) 
       stats_.steps = engine.stats().steps;
       stats_.rows = engine.stats().rows;
       stats_.preempted = engine.stats().preempted;
+      stats_.receipts = receipts();
     }
     if (!events.empty()) listener(std::move(events));
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/infer/engine.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -19,6 +20,7 @@ class ServeLoop {
     int64_t unfinished = 0;  ///< requests that run or wait
     int64_t pages_used = 0, pages = 0;
     int64_t steps = 0, rows = 0, preempted = 0;
+    std::vector<Receipt> receipts = {};  ///< of rank 0's operators that steps have called
   };
   /// Receives the tokens of each step on rank 0, on the thread of `run`.
   using Listener = std::function<void(std::vector<TokenEvent>)>;

@@ -50,6 +50,16 @@ std::string ServeMetrics::text(const ServeLoop::Stats& loop) const {
   add("preempted_total", "counter", "Texts that gave their pages back.", loop.preempted);
   add("pages", "gauge", "Pages of the cache, of 64 tokens.", loop.pages);
   add("pages_used", "gauge", "Pages in use.", loop.pages_used);
+  if (!loop.receipts.empty()) {
+    head("operator_calls_total", "counter",
+         "Calls of rank 0's operators, by the strategy they were asked for and what ran.");
+  }
+  for (const Receipt& each : loop.receipts) {
+    text += fmt::format(
+        "tandem_serve_operator_calls_total{{op=\"{}\",shape=\"{}\",asked=\"{}\",ran=\"{}\","
+        "candidate=\"{}\"}} {}\n",
+        each.op, each.shape, name_of(each.asked), name_of(each.ran), each.candidate, each.calls);
+  }
   head("first_token_seconds", "histogram", "Time from a request to its first token.");
   for (size_t i = 0; i < std::size(kBuckets); ++i) {
     text += fmt::format("tandem_serve_first_token_seconds_bucket{{le=\"{}\"}} {}\n", kBuckets[i],

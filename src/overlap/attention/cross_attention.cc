@@ -114,7 +114,7 @@ class CrossAttentionOnRanks {
                         const ContextAttentionOptions& options)
       : shape_(shape),
         attention_(comm, attention_shape(comm, shape), nullptr,
-                   {options.strategy, options.form, options.backward, 0}),
+                   {options.strategy, options.form, options.backward, 0, options.strict}),
         text_(shape.batch * attention_.query_rows().count()),
         visual_(shape.batch * attention_.key_rows().count()) {
     const int64_t q = attention_.grid().q_columns(), kv = attention_.grid().kv_columns();

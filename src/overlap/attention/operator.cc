@@ -152,7 +152,7 @@ ContextOperator::Pass<Call> ContextOperator::choose_form(
     const std::string& refusals, const Call& sample) {
   std::vector<CandidateOf<const Call&>> candidates;
   std::vector<std::string> names;
-  std::vector<Strategy> strategies;
+  std::vector<NamedForm> named;
   for (size_t i = 0; i < forms.size(); ++i) {
     const auto run = [this, form = forms[i]](const Call& call) {
       progress_.during([&] {
@@ -165,7 +165,7 @@ ContextOperator::Pass<Call> ContextOperator::choose_form(
     };
     candidates.push_back({.name = rows[i]->name, .form = rows[i]->strategy, .run = run});
     names.emplace_back(rows[i]->name);
-    strategies.push_back(rows[i]->strategy);
+    named.push_back({names.back(), rows[i]->strategy});
   }
   Choice choice;
   if (candidates.size() > 1 && comm_.size() > 1) {
@@ -173,14 +173,16 @@ ContextOperator::Pass<Call> ContextOperator::choose_form(
     choice = tune(comm_, name, shape, names,
                   [&](size_t i) { return timed(comm_, [&] { candidates[i].run(sample); })(); });
   }
-  Pass<Call> pass{candidates[choice],
-                  list_receipt({.op = std::string(name),
-                                .shape = describe(grid_.shape),
-                                .dtype = std::string(name_of(grid_.shape.dtype)),
-                                .group = comm_.size(),
-                                .asked = options.strategy}),
-                  rows[choice]};
-  record_choice(*pass.receipt, strategies, choice.us, choice, refusals);
+  Pass<Call> pass{
+      candidates[choice],
+      list_receipt({.op = std::string(name),
+                    .shape = describe(grid_.shape),
+                    .dtype = std::string(name_of(grid_.shape.dtype)),
+                    .group = comm_.size(),
+                    .asked = options.form.empty() ? options.strategy : rows[0]->strategy}),
+      rows[choice]};
+  record_choice(*pass.receipt, named, choice.us, choice, refusals);
+  require_as_asked(*pass.receipt, options.strict);
   return pass;
 }
 
@@ -203,11 +205,11 @@ ContextOperator::ContextOperator(Communicator& comm, const ContextShape& shape,
     rows = allowed(grid_, options, refusals);
   });
   comm.require_same(
-      kName, refusal.empty()
-                 ? fmt::format("{}{} {} form '{}'{} window {}", describe(grid_.shape),
-                               rope ? " rotated" : "", name_of(options.strategy), options.form,
-                               options.backward ? " backward" : "", options.window)
-                 : refusal);
+      kName, refusal.empty() ? fmt::format("{}{} {} form '{}'{} window {}{}", describe(grid_.shape),
+                                           rope ? " rotated" : "", name_of(options.strategy),
+                                           options.form, options.backward ? " backward" : "",
+                                           options.window, strictness(options.strict))
+                             : refusal);
   if (!refusal.empty()) throw InvalidArgument(refusal);
   card_ =
       fmt::format("{} {}, operator {}", kName, describe(grid_.shape), ++comm.workspace().operators);

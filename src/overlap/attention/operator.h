@@ -27,6 +27,7 @@ struct ContextOptions {
   std::string_view form = {};  ///< name of the candidate for both passes; empty: chosen
   bool backward = true;        ///< backward passes will run: their candidate is chosen, too
   int64_t window = 0;          ///< of most calls, with which candidates are measured
+  bool strict = false;         ///< as of OverlapOptions; `form` asks for its own strategy
 };
 
 /// Owns its memory; runs allocate nothing. CPU ranks.

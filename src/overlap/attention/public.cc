@@ -70,8 +70,9 @@ class ContextOnRanks {
                  const ContextAttentionOptions& options)
       : window_(shape.window),
         rope_(agreed_rope(comm, shape)),
-        operator_(comm, to_internal(shape), rope_ ? &*rope_ : nullptr,
-                  {options.strategy, options.form, options.backward, shape.window}) {}
+        operator_(
+            comm, to_internal(shape), rope_ ? &*rope_ : nullptr,
+            {options.strategy, options.form, options.backward, shape.window, options.strict}) {}
 
   ContextOperator& get() { return operator_; }
 

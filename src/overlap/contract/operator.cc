@@ -48,6 +48,7 @@ Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_v
 OverlapOperator::OverlapOperator(const Communicator& comm, const OpDesc& desc,
                                  const OverlapOptions& options)
     : desc_(desc),
+      strict_(options.strict),
       receipt_(list_receipt({.op = std::string(desc.op),
                              .shape = describe(desc),
                              .dtype = std::string(name_of(desc.dtype)),
@@ -69,9 +70,10 @@ void OverlapOperator::note_refusals(const std::vector<Candidate>& all) {
 
 void OverlapOperator::choose_by(const Choice& choice) {
   chosen_ = choice;
-  std::vector<Strategy> forms;
-  for (const Candidate& candidate : candidates_) forms.push_back(candidate.form);
+  std::vector<NamedForm> forms;
+  for (const Candidate& candidate : candidates_) forms.push_back({candidate.name, candidate.form});
   record_choice(*receipt_, forms, choice.us, chosen_, refusals_);
+  require_as_asked(*receipt_, strict_);
 }
 
 Tensor OverlapOperator::gathered() const {
@@ -154,8 +156,9 @@ void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options
   const Wire& wire = options.wire.is_none() ? desc.wire : options.wire;
   if (!wire.is_none()) codec::require_encodable(wire, desc.dtype);
   chunk_counts(desc.op, options, desc.chunk_rows);  // throws for unsupported chunk counts
-  comm.require_same(desc.op, fmt::format("{} {} chunks {}", agreement(desc),
-                                         name_of(options.strategy), options.chunks));
+  comm.require_same(desc.op,
+                    fmt::format("{} {} chunks {}{}", agreement(desc), name_of(options.strategy),
+                                options.chunks, strictness(options.strict)));
 }
 
 Choice choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,

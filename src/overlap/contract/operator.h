@@ -42,13 +42,14 @@ class OverlapOperator : public CommunicatorOwner {
   virtual void check(const Operands& operands) const = 0;
   /// Keeps the reasons of those that cannot run, for the receipt.
   void note_refusals(const std::vector<Candidate>& all);
-  /// Chooses among `candidates_`.
+  /// Chooses among `candidates_`. Throws Unsupported if that is not as asked, and strict.
   void choose_by(const Choice& choice);
 
   OpDesc desc_;
   std::vector<Candidate> candidates_;
 
  private:
+  const bool strict_;
   size_t chosen_ = 0;
   std::string refusals_;
   std::shared_ptr<Receipt> receipt_;
@@ -99,8 +100,8 @@ class CpuOperator final : public OverlapOperator {
         });
       };
     }
-    choose_by(choosing == Choosing::first ? Choice()
-                                          : choose_candidate(comm, desc, options, candidates_));
+    if (choosing == Choosing::first) return;
+    choose_by(choose_candidate(comm, desc, options, candidates_));
   }
   Tensor gathered() const override {
     if constexpr (requires { cpu_.gathered(); }) {

@@ -1,9 +1,15 @@
 #include "overlap/contract/receipt.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
+
+#include "core/system/env.h"
+#include "tandem/error.h"
+#include "tune/margin.h"
 
 namespace tandem {
 namespace {
@@ -15,7 +21,7 @@ struct Receipts {
 thread_local Receipts of_thread;
 
 auto key_of(const Receipt& r) {
-  return std::tie(r.op, r.shape, r.dtype, r.group, r.asked, r.ran, r.why, r.speedup);
+  return std::tie(r.op, r.shape, r.dtype, r.group, r.asked, r.ran, r.candidate, r.why, r.speedup);
 }
 
 void add(std::vector<Receipt>& rows, const Receipt& receipt) {
@@ -26,23 +32,59 @@ void add(std::vector<Receipt>& rows, const Receipt& receipt) {
   same->calls += receipt.calls;
 }
 
+/// Time of the fastest candidate of a form; 0 if there is none.
+double fastest_us(std::span<const NamedForm> candidates, std::span<const double> us,
+                  Strategy form) {
+  double best = 0;
+  for (size_t i = 0; i < us.size(); ++i) {
+    if (candidates[i].form == form) best = best > 0 ? std::min(best, us[i]) : us[i];
+  }
+  return best;
+}
+
+/// Reason that the serial `chosen` runs.
+std::string reason(std::span<const NamedForm> candidates, std::span<const double> us, size_t chosen,
+                   const std::string& refusals) {
+  if (std::ranges::count(candidates, Strategy::overlapped, &NamedForm::form) == 0) {
+    return "no candidate overlaps" + (refusals.empty() ? "" : ": " + refusals);
+  }
+  if (us.empty()) {
+    return env().tune ? "candidates are not compared"
+                      : "no times are known, and TANDEM_TUNE=0 measures none";
+  }
+  return fmt::format("no overlapped candidate is {:g} % faster: {:.1f} us, serial {:.1f} us",
+                     kOverSerial.over_first * 100, fastest_us(candidates, us, Strategy::overlapped),
+                     us[chosen]);
+}
+
 }  // namespace
 
-void record_choice(Receipt& receipt, std::span<const Strategy> forms, std::span<const double> us,
-                   size_t chosen, const std::string& refusals) {
+void record_choice(Receipt& receipt, std::span<const NamedForm> candidates,
+                   std::span<const double> us, size_t chosen, const std::string& refusals) {
   Receipt& r = receipt;
-  r.ran = forms[chosen];
-  double serial_us = 0;
-  for (size_t i = 0; i < us.size(); ++i) {
-    if (forms[i] != Strategy::serial) continue;
-    serial_us = serial_us > 0 ? std::min(serial_us, us[i]) : us[i];
-  }
+  r.ran = r.group == 1 ? Strategy::serial : candidates[chosen].form;
+  r.candidate = candidates[chosen].name;
+  const double serial_us = fastest_us(candidates, us, Strategy::serial);
   if (serial_us > 0 && us[chosen] > 0) r.speedup = serial_us / us[chosen];
-  if (r.ran == Strategy::overlapped || r.asked == Strategy::serial) return;
-  const bool overlaps = std::ranges::count(forms, Strategy::overlapped) > 0;
-  r.why = overlaps           ? "no overlapped candidate is faster"
-          : refusals.empty() ? "no candidate overlaps"
-                             : "no candidate overlaps: " + refusals;
+  if (r.ran_as_asked()) return;
+  r.why = r.group == 1 ? "a group of 1 rank has nothing to overlap"
+                       : reason(candidates, us, chosen, refusals);
+}
+
+std::string describe(const Receipt& r, const char* runs) {
+  return fmt::format("{}: {}, {} rank{}: {} {} as {}: {}", r.op, r.shape, r.group,
+                     r.group == 1 ? "" : "s", name_of(r.asked), runs, name_of(r.ran), r.why);
+}
+
+std::string strictness(bool strict) {
+  return strict || env().strict ? " strict" : "";
+}
+
+void require_as_asked(const Receipt& receipt, bool strict) {
+  if (receipt.ran_as_asked() || !(strict || env().strict)) return;
+  throw Unsupported(fmt::format("{}: expected overlapped, as {} requests",
+                                describe(receipt, "would run"),
+                                strict ? "strict" : "TANDEM_STRICT=1"));
 }
 
 std::shared_ptr<Receipt> list_receipt(Receipt receipt) {
@@ -65,15 +107,23 @@ std::vector<Receipt> receipts() {
   return rows;
 }
 
+nlohmann::json to_json(const Receipt& r) {
+  nlohmann::json row = {{"op", r.op},
+                        {"shape", r.shape},
+                        {"dtype", r.dtype},
+                        {"group", r.group},
+                        {"asked", name_of(r.asked)},
+                        {"ran", name_of(r.ran)},
+                        {"candidate", r.candidate},
+                        {"why", r.why},
+                        {"calls", r.calls}};
+  row["speedup"] = r.speedup > 0 ? nlohmann::json(std::round(r.speedup * 1e3) / 1e3) : nullptr;
+  return row;
+}
+
 nlohmann::json to_json(const std::vector<Receipt>& receipts) {
   nlohmann::json rows = nlohmann::json::array();
-  for (const Receipt& r : receipts) {
-    nlohmann::json& row = rows.emplace_back();
-    row = {{"op", r.op},       {"shape", r.shape},          {"dtype", r.dtype},
-           {"group", r.group}, {"asked", name_of(r.asked)}, {"ran", name_of(r.ran)},
-           {"why", r.why},     {"calls", r.calls}};
-    row["speedup"] = r.speedup > 0 ? nlohmann::json(std::round(r.speedup * 1e3) / 1e3) : nullptr;
-  }
+  for (const Receipt& each : receipts) rows.push_back(to_json(each));
   return rows;
 }
 

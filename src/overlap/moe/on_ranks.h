@@ -3,8 +3,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "overlap/contract/communicator_owner.h"
+#include "overlap/contract/receipt.h"
 #include "overlap/moe/rows.h"
 #include "tandem/moe.h"
 
@@ -29,7 +32,27 @@ class MoeOnRanks : public CommunicatorOwner {
   virtual Strategy dispatch_strategy() const = 0;
   virtual Strategy combine_strategy() const = 0;
   virtual int64_t dropped_routings() const = 0;
+
+  /// Counts a call. Throws Unsupported if the layer is strict and backward passes are not as asked.
+  void count_forward() { ++forward_->calls; }
+  void count_backward();
+  /// Receipts of the forward pass, and of the backward pass if it can run; choices for evenly
+  /// spread rows.
+  std::vector<Receipt> receipts() const;
+
+ protected:
+  /// Lists the receipts. Throws Unsupported if the layer is strict and a pass of `options` is not
+  /// as asked.
+  void list(const Receipt& forward, const std::optional<Receipt>& backward,
+            const MoeOptions& options);
+
+ private:
+  bool strict_ = false;
+  std::shared_ptr<Receipt> forward_, backward_;  ///< null: no such pass
 };
+
+/// Receipt of `pass`, "moe" or "moe backward", without a choice.
+Receipt make_moe_receipt(const char* pass, const MoeRankCoords& coords, const MoeOptions& options);
 
 /// Collective: the layer on GPU ranks.
 std::unique_ptr<MoeOnRanks> make_gpu_moe(Communicator& comm, const MoeShape& shape,

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "engine/infer/chunked_prefill.h"
+#include "engine/infer/prefill.h"
 #include "engine/model/layout.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
+#include "overlap/contract/receipt.h"
 #include "tandem/random.h"
 #include "tests/comm/ranks.h"
 #include "tests/flat.h"
@@ -99,6 +101,36 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 class PrefillForms : public OnRanks {};
 TANDEM_INSTANTIATE(PrefillForms);
+
+TEST_P(PrefillForms, ReceiptsSayWhyAPromptIsNotInChunks) {
+  run([](Communicator& comm) {
+    set_kernel_threads(1);
+    clear_receipts();
+    Rank rank(comm, model(false), DType::f32, "none");
+    const auto receipt_of = [&](int64_t rows, Strategy strategy) {
+      Prefill prefill = make_prefill(rank.context, rows, {Strategy::serial}, strategy);
+      rank.run(prefill, 5);
+      for (const Receipt& each : receipts()) {
+        if (each.op != "prefill" || each.asked == Strategy::serial) continue;
+        EXPECT_EQ(each.ran, prefill.form);
+        EXPECT_EQ(each.candidate, prefill.name);
+        EXPECT_EQ(each.calls, 2);
+        return each;
+      }
+      return Receipt{.why = "serial was asked for"};
+    };
+    const Receipt few = receipt_of(32, Strategy::automatic);
+    if (comm.size() == 1) {
+      EXPECT_EQ(few.why, "serial was asked for");
+      return;
+    }
+    EXPECT_EQ(few.why, "no candidate overlaps: ISO: 32 rows: expected at least 64");
+    clear_receipts();
+    EXPECT_EQ(receipt_of(32, Strategy::overlapped).why, "");
+    clear_receipts();
+    EXPECT_EQ(receipt_of(32, Strategy::serial).why, "serial was asked for");
+  });
+}
 
 TEST_P(PrefillForms, ChunksKeepTheBits) {
   run([&](Communicator& comm) {

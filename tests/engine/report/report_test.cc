@@ -389,6 +389,9 @@ TEST(ReportBrowser, DrawsEveryChartWithoutErrors) {
   if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
   const Folder folder;
   write_made_up_run(folder.path, kNastySample);
+  std::ofstream(folder.path / "receipts.json")
+      << R"([{"op": "gemm_rs", "shape": "m 64", "group": 2, "asked": "automatic", "ran": "serial",
+              "candidate": "</script>", "why": "serial is faster", "calls": 3, "speedup": null}])";
   write_report(folder.path);
   for (const int width : {1280, 500}) {
     const json seen = open_in_browser(folder.path, width);
@@ -475,9 +478,10 @@ TEST(ReportBrowser, DrawsARunOfOneStep) {
   ASSERT_TRUE(seen.is_object());
   EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
-  EXPECT_THAT(seen.at("hidden"),
-              testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "ranks",
-                                            "groups", "links", "sample", "runs", "configuration"));
+  EXPECT_THAT(
+      seen.at("hidden"),
+      testing::UnorderedElementsAre("split", "operators", "timeline", "heldout", "experts", "ranks",
+                                    "groups", "links", "sample", "runs", "configuration"));
 }
 
 }  // namespace

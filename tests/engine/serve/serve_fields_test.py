@@ -4,6 +4,7 @@ the scores of prompts by which lm-evaluation-harness judges answers."""
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -202,6 +203,20 @@ def test_broken_templates_are_refused(folder):
         expect(ran.returncode == 2 and "chat_template: line 1: " in ran.stderr, (template, ran))
 
 
+def test_metrics_have_what_operators_ran(folder):
+    """Experts are operators: as many calls as steps have layers, serial, which is what is asked for on CPU ranks."""
+    job = os.path.join(os.path.dirname(__file__), "../../../configs/moe.toml")
+    subprocess.run([TANDEM, "train", job, "--out", folder + "/experts", "--set", "train.steps=1", "model.layers=1"],
+                   capture_output=True, check=True)
+    server = Server(folder + "/experts/final")
+    server.ask({"prompt": "int", "max_tokens": 4, "ignore_eos": True})
+    text = server.request("GET", "/metrics")[1]
+    rows = re.findall(r'^tandem_serve_operator_calls_total{op="(.*?)",shape="(.*?)",asked="(.*?)",ran="(.*?)",candidate="(.*?)"} (\d+)$', text, re.M)
+    expect(len(rows) == 1 and rows[0][0] == "moe" and rows[0][2:4] == ("serial", "serial"), text)
+    expect(float(rows[0][5]) == server.metric("steps_total"), text)
+    server.stop()
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="tandem-serve-fields-")
     os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
@@ -213,6 +228,7 @@ def main():
             test_scores_of_prompts(folder, ranks)
         test_scores_are_those_of_eval(folder)
         test_broken_templates_are_refused(folder)
+        test_metrics_have_what_operators_ran(folder)
     finally:
         for process in Server.started:
             process.kill()

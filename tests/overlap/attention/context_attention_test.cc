@@ -12,6 +12,7 @@
 #include "overlap/attention/operator.h"
 #include "overlap/attention/reference.h"
 #include "tandem/error.h"
+#include "tests/error_of.h"
 #include "tests/overlap/attention/problem.h"
 
 namespace tandem {
@@ -347,6 +348,34 @@ TEST(ContextAttention, ReceiptsNameThePassesThatRan) {
     EXPECT_EQ(rows[0].calls, 1);
     EXPECT_EQ(rows[0].ran == Strategy::serial, attention.forward_form() == "gather");
   });
+}
+
+TEST(ContextAttention, StrictOperatorsRefuseWhatDoesNotOverlap) {
+  for (const int ranks : {1, 2}) {
+    run_threads({.ranks = ranks}, [&](Communicator& comm) {
+      const ContextShape shape{.seq = 64, .keys = 64, .heads = 2, .kv_heads = 2, .head_dim = 16};
+      const auto error = [&](Strategy strategy, std::string_view form) {
+        return error_of<Unsupported>([&] {
+          const ContextOperator made(comm, shape, nullptr,
+                                     {.strategy = strategy, .form = form, .strict = true});
+        });
+      };
+      const std::string overlapped = error(Strategy::overlapped, ""),
+                        ring = error(Strategy::automatic, "ring");
+      // A form that is asked for by name asks for its own strategy.
+      EXPECT_EQ(error(Strategy::automatic, "gather"), "");
+      EXPECT_EQ(error(Strategy::serial, ""), "");
+      if (ranks == 2) {
+        EXPECT_EQ(overlapped + ring, "");
+        EXPECT_THROW(ContextOperator(comm, shape, nullptr, {.strict = comm.rank() == 0}), Mismatch);
+        return;
+      }
+      for (const std::string& text : {overlapped, ring}) {
+        EXPECT_THAT(text, testing::StartsWith("context_attention: batch 1 seq 64 "));
+        EXPECT_THAT(text, testing::HasSubstr("a group of 1 rank has nothing to overlap"));
+      }
+    });
+  }
 }
 
 TEST(MergePartial, PartialsAreWeightedByTheirSums) {

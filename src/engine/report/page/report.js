@@ -98,6 +98,15 @@
       ` Overlapped was faster in ${split.pairs_overlapped_faster} of ${split.pairs} pairs; ${split.verdict}.`;
   }
 
+  function operators() {
+    const rows = summary.receipts;
+    if (!rows.length) return;
+    show("operators");
+    table("operators-table", ["operator", "shape", "ranks", "asked", "ran", "speedup", "calls", "candidate", "why"],
+      rows.map((row) => [row.op, row.shape, row.group, row.asked, row.ran, row.speedup == null ? "–" : `${number(row.speedup, 2)}×`,
+        grouped(row.calls), row.candidate ?? "", row.why]));
+  }
+
   function sample() {
     const text = summary.sample;
     if (!text) return;
@@ -317,6 +326,7 @@
   figures();
   heldOut();
   stepSplit();
+  operators();
   sample();
   comparison();
   configuration();

@@ -36,11 +36,12 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
   }
   // Throws for unsupported chunk counts.
   chunk_counts("moe", {options.strategy, options.chunks}, shape.tokens);
-  comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}{}", coords.describe(),
-                                       name_of(options.strategy), options.chunks,
-                                       options.dispatch.describe(), options.combine.describe(),
-                                       options.allow_uncompressed ? " or uncompressed" : "",
-                                       saves(options.save) + quantizes(options)));
+  comm.require_same(
+      "moe",
+      fmt::format("{} {} chunks {} as {}, back as {}{}{}{}", coords.describe(),
+                  name_of(options.strategy), options.chunks, options.dispatch.describe(),
+                  options.combine.describe(), options.allow_uncompressed ? " or uncompressed" : "",
+                  saves(options.save) + quantizes(options), strictness(options.strict)));
   return shape;
 }
 
@@ -110,7 +111,10 @@ MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
     plans_[size_t(i)].assign(levels, moe_plans(options, Stage(i), coords_)[0]);
   }
   local_dx_first_.assign(levels, options.strategy == Strategy::overlapped);
-  if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
+  Tuned tuned;
+  if (options.strategy == Strategy::automatic && comm.size() > 1)
+    tuned = tune_stages(comm, options);
+  list_choices(options, tuned);
 }
 
 void MoeLayerOnRanks::check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns,
@@ -265,6 +269,7 @@ void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor&
                        const std::function<void()>& meanwhile) {
   const ScopedPhase phase(Phase::ep_wait);
   if (!batch.rows_) batch = MoeBatch();  // it was moved from
+  impl_->count_forward();
   impl_->forward(x, routing, w_in, w_out, out, *batch.rows_, meanwhile);
 }
 void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
@@ -273,6 +278,7 @@ void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_
                         const std::function<void()>& meanwhile) {
   const ScopedPhase phase(Phase::ep_wait);
   const MoeRows none;
+  impl_->count_backward();
   impl_->backward(dout, w_in, w_out, batch.rows_ ? *batch.rows_ : none, dx, dweights, dw_in, dw_out,
                   gradients, meanwhile);
 }

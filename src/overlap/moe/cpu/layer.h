@@ -15,6 +15,7 @@
 #include "overlap/moe/quantization.h"
 #include "overlap/moe/rows.h"
 #include "schedule/moe_pass.h"
+#include "tune/tuner.h"
 
 namespace tandem {
 
@@ -78,7 +79,16 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void together(CallOnCard& card, const std::function<void()>& check,
                 const std::function<void()>& call);
   void check_weights(const Tensor& w_in, const Tensor& w_out) const;
-  void tune_stages(Communicator& comm, const MoeOptions& options);
+  /// Choices at level 0, for the receipts.
+  struct Tuned {
+    std::array<Choice, kStages> stages;
+    struct {
+      Choice choice;
+      std::vector<NamedForm> forms;
+    } backward;  ///< of the pass as a whole
+  };
+  Tuned tune_stages(Communicator& comm, const MoeOptions& options);
+  void list_choices(const MoeOptions& options, const Tuned& tuned);
 
   // layer_pass.cc
   schedule::MoePassForm form(Stage rows, Stage sums, int level) const;

@@ -60,21 +60,27 @@ struct TuningOperands {
   }
 };
 
-/// Plan of a whole backward pass.
-struct BackwardPlan {
+/// Plan of a whole pass.
+struct PassPlan {
   OverlapOptions rows, sums;
-  bool local_dx_first = false;
+  bool local_dx_first = false;  ///< of a backward pass
   std::string name() const {
     return fmt::format("rows {}, sums {}{}", moe_candidate_name(rows), moe_candidate_name(sums),
                        local_dx_first ? ", local rows first" : "");
   }
+  /// Overlapped if a half is.
+  NamedForm form() const {
+    const bool overlaps =
+        rows.strategy == Strategy::overlapped || sums.strategy == Strategy::overlapped;
+    return {name(), overlaps ? Strategy::overlapped : Strategy::serial};
+  }
 };
 
-std::vector<BackwardPlan> backward_plans(const OverlapOptions& rows, const OverlapOptions& sums) {
+std::vector<PassPlan> backward_plans(const OverlapOptions& rows, const OverlapOptions& sums) {
   const auto overlapped = [](const OverlapOptions& plan) {
     return plan.strategy == Strategy::overlapped ? plan : OverlapOptions{Strategy::overlapped, 1};
   };
-  std::vector<BackwardPlan> plans{{{Strategy::serial, 1}, {Strategy::serial, 1}}};
+  std::vector<PassPlan> plans{{{Strategy::serial, 1}, {Strategy::serial, 1}}};
   if (rows.strategy != Strategy::serial || sums.strategy != Strategy::serial) {
     plans.push_back({rows, sums});
   }
@@ -82,10 +88,16 @@ std::vector<BackwardPlan> backward_plans(const OverlapOptions& rows, const Overl
   return plans;
 }
 
+std::vector<NamedForm> list_forms(std::span<const PassPlan> plans) {
+  std::vector<NamedForm> forms;
+  for (const PassPlan& plan : plans) forms.push_back(plan.form());
+  return forms;
+}
+
 }  // namespace
 
 /// Measures on rows with each level's imbalance: the routing of a real call is not known yet.
-void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
+MoeLayerOnRanks::Tuned MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = coords_.shape;
   TuningOperands o(coords_);
   const MoeQuantization* const quantization = quantization_;
@@ -105,6 +117,7 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       backward_half(BackwardHalf::combine)};
   std::array<std::vector<OverlapOptions>, kStages> chosen;
   std::vector<bool> local_dx_first;
+  Tuned tuned;
   const auto tune_stage = [&](Stage stage, const std::string& shape) {
     std::vector<OverlapOptions> plans = moe_plans(options, stage, coords_);
     if (!chosen[stage].empty()) {  // bits must not depend on the level
@@ -117,17 +130,18 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       set_plan(stage, plans[candidate]);
       return timed(comm, run[stage])();
     };
-    const size_t best = tune(comm, kStageNames[stage], shape, names, seconds,
+    const Choice best = tune(comm, kStageNames[stage], shape, names, seconds,
                              options.allow_uncompressed ? Bits::by_candidate : Bits::same);
+    if (chosen[stage].empty()) tuned.stages[stage] = best;
     set_plan(stage, plans[best]);
     chosen[stage].push_back(plans[best]);
   };
   const auto tune_backward = [&](const std::string& shape) {
-    const std::vector<BackwardPlan> plans =
+    const std::vector<PassPlan> plans =
         backward_plans(chosen[dispatch_backward].back(), chosen[combine_backward].back());
     std::vector<std::string> names;
-    for (const BackwardPlan& plan : plans) names.push_back(plan.name());
-    const auto set = [&](const BackwardPlan& plan) {
+    for (const PassPlan& plan : plans) names.push_back(plan.name());
+    const auto set = [&](const PassPlan& plan) {
       set_plan(dispatch_backward, plan.rows);
       set_plan(combine_backward, plan.sums);
       set_local_dx_first(plan.local_dx_first);
@@ -136,7 +150,9 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       set(plans[candidate]);
       return timed(comm, backward_half(BackwardHalf::both))();
     };
-    const BackwardPlan& best = plans[tune(comm, "moe backward", shape, names, seconds)];
+    const Choice choice = tune(comm, "moe backward", shape, names, seconds);
+    if (local_dx_first.empty()) tuned.backward = {choice, list_forms(plans)};
+    const PassPlan& best = plans[choice];
     chosen[dispatch_backward].back() = best.rows;
     chosen[combine_backward].back() = best.sums;
     local_dx_first.push_back(best.local_dx_first);
@@ -158,6 +174,33 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
     local_dx_first_ = std::move(local_dx_first);
   });
   quantization_ = quantization;
+  return tuned;
+}
+
+void MoeLayerOnRanks::list_choices(const MoeOptions& options, const Tuned& tuned) {
+  const std::vector<OverlapOptions> rows = moe_plans(options, dispatch, coords_),
+                                    sums = moe_plans(options, combine, coords_);
+  const Choice &row_choice = tuned.stages[dispatch], &sum_choice = tuned.stages[combine];
+  // The halves follow each other.
+  std::vector<PassPlan> plans;
+  std::vector<double> us;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t j = 0; j < sums.size(); ++j) {
+      plans.push_back({rows[i], sums[j]});
+      if (row_choice.us.empty() || sum_choice.us.empty()) continue;
+      us.push_back(row_choice.us[i] + sum_choice.us[j]);
+    }
+  }
+  Receipt forward = make_moe_receipt("moe", coords_, options),
+          backward = make_moe_receipt("moe backward", coords_, options);
+  record_choice(forward, list_forms(plans), us, row_choice * sums.size() + sum_choice, {});
+  auto [choice, forms] = tuned.backward;
+  if (forms.empty()) {
+    const PassPlan only{plan(dispatch_backward, 0), plan(combine_backward, 0), local_dx_first_[0]};
+    forms = {only.form()};
+  }
+  record_choice(backward, forms, choice.us, choice, {});
+  list(forward, backward, options);
 }
 
 }  // namespace tandem

@@ -100,32 +100,51 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     }
     return us;
   };
+  Choice forward_choice, backward_choice;
   if (candidates_.size() > 1) {
     const std::vector<std::string> names = list_names(candidates_);
-    chosen_ = tandem::choose(
+    forward_choice = tandem::choose(
         comm_, tuning_key(options, trains() ? " for backward" : ""), names,
         [&] {
           make_operands();
           return measure(names, run_forward);
         },
         kOverSerial);
+    chosen_ = forward_choice;
   }
-  if (backward_candidates_.size() < 2) return;
-  const std::vector<std::string> names = list_names(backward_candidates_);
-  chosen_backward_ = tandem::choose(
-      comm_, tuning_key(options, " backward"), names,
-      [&] {
-        make_operands();
-        std::unique_ptr<BackwardOperands> b;
-        comm_.agree_on("moe: memory to measure a backward pass on",
-                       [&] { b = std::make_unique<BackwardOperands>(comm_, *f); });
-        run_forward(chosen_);
-        return measure(names, [&](size_t candidate) {
-          run_backward(candidate, b->dout, f->w_in, f->w_out, *activations, b->dx, b->dweights,
-                       b->dw_in, b->dw_out, WeightGradients::store);
-        });
-      },
-      kOverSerial);
+  if (backward_candidates_.size() > 1) {
+    const std::vector<std::string> names = list_names(backward_candidates_);
+    backward_choice = tandem::choose(
+        comm_, tuning_key(options, " backward"), names,
+        [&] {
+          make_operands();
+          std::unique_ptr<BackwardOperands> b;
+          comm_.agree_on("moe: memory to measure a backward pass on",
+                         [&] { b = std::make_unique<BackwardOperands>(comm_, *f); });
+          run_forward(chosen_);
+          return measure(names, [&](size_t candidate) {
+            run_backward(candidate, b->dout, f->w_in, f->w_out, *activations, b->dx, b->dweights,
+                         b->dw_in, b->dw_out, WeightGradients::store);
+          });
+        },
+        kOverSerial);
+    chosen_backward_ = backward_choice;
+  }
+  record(forward_choice, backward_choice);
+}
+
+void MoeOnGpus::record(const Choice& forward_choice, const Choice& backward_choice) {
+  const auto named = [](const auto& candidates) {
+    std::vector<NamedForm> forms;
+    for (const auto& candidate : candidates) forms.push_back({candidate.name, candidate.form});
+    return forms;
+  };
+  record_choice(forward_receipt_, named(candidates_), forward_choice.us, chosen_,
+                coords_.shape.tokens == 0 ? "no rank has rows" : "");
+  if (!backward_receipt_ || backward_candidates_.empty()) return;
+  record_choice(*backward_receipt_, named(backward_candidates_), backward_choice.us,
+                chosen_backward_,
+                comm_.has_whole_gpu() ? "" : "pushed: expected ranks that share no GPU");
 }
 
 }  // namespace tandem::gpu

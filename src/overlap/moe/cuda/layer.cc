@@ -51,8 +51,8 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (!has_hopper_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
-  return fmt::format("{} {}{}{}", coords.describe(), name_of(options.strategy), wires_of(options),
-                     options.backward ? " for backward" : "");
+  return fmt::format("{} {}{}{}{}", coords.describe(), name_of(options.strategy), wires_of(options),
+                     options.backward ? " for backward" : "", strictness(options.strict));
 }
 
 const MoeShape& agreed(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
@@ -114,9 +114,16 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
       coords_(comm, agreed(comm, shape, options)),
       space_(space_of(comm, shape, options)),
       experts_(experts_of(coords_, sorts)),
-      sorts_(sorts.value_or(usually_sorts(coords_))) {
+      sorts_(sorts.value_or(usually_sorts(coords_))),
+      forward_receipt_(make_moe_receipt("moe", coords_, options)) {
+  if (options.backward && shape.tokens > 0) {
+    backward_receipt_ = make_moe_receipt("moe backward", coords_, options);
+  }
   add_choice({});
-  if (shape.tokens == 0) return;
+  if (shape.tokens == 0) {
+    record({}, {});
+    return;
+  }
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
   comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
   if (choosing == Choosing::fastest) choose(options);

@@ -46,8 +46,10 @@
 #include "overlap/moe/cuda/expert_rows.h"
 #include "overlap/moe/cuda/gradients.h"
 #include "overlap/moe/cuda/permute.h"
+#include "overlap/moe/on_ranks.h"
 #include "overlap/moe/rows.h"
 #include "schedule/moe_pass.h"
+#include "tune/tuner.h"
 
 namespace tandem::gpu {
 
@@ -106,6 +108,10 @@ class MoeOnGpus final {
   int64_t dropped_routings(const MoeOfLayer& layer) const;
   /// For calls without a layer.
   int64_t dropped_routings() const { return dropped_routings(alone_); }
+
+  /// Chosen candidates of the passes; nullopt: no backward pass can run.
+  const Receipt& forward_receipt() const { return forward_receipt_; }
+  const std::optional<Receipt>& backward_receipt() const { return backward_receipt_; }
 
   /// Uncompressed ones first, serial before fused; the same on all ranks.
   const std::vector<MoeForward>& candidates() const { return candidates_; }
@@ -208,6 +214,8 @@ class MoeOnGpus final {
   void allocate(const MoeOptions& options);
   GroupedGemm& in_of(const Blocks& candidate) const { return candidate.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
+  /// Records choices in the receipts.
+  void record(const Choice& forward_choice, const Choice& backward_choice);
   /// Key of a choice in the cache.
   std::string tuning_key(const MoeOptions& options, const char* pass) const;
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -295,6 +303,8 @@ class MoeOnGpus final {
   std::vector<MoeBackward> backward_candidates_;
   std::vector<BackwardForm> backward_;  ///< by candidate
   size_t chosen_ = 0, chosen_backward_ = 0;
+  Receipt forward_receipt_;
+  std::optional<Receipt> backward_receipt_;
   // All null if no rank brings rows.
   std::shared_ptr<GpuBuffer> buffer_;
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;

@@ -45,6 +45,7 @@ SharedMoe::SharedMoe(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
   op_ = shared_operator(comm, shape, options, all);
   comm.agree_on("moe: memory of a layer", [&] { layer_.dropped = DeviceMemory(sizeof(uint64_t)); });
   layer_.number = ++all.layers;
+  list(op_->forward_receipt(), op_->backward_receipt(), options);
 }
 
 }  // namespace gpu

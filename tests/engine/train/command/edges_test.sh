@@ -43,6 +43,18 @@ for op in ag_gemm gemm_rs; do
     complain "receipts of $op:" "$receipts"
 done
 
+# Strict: operators that would not overlap as asked are refused, one rank and serial ones are not.
+# Without times, and with none measured, serial runs.
+strict() { TANDEM_STRICT=1 TANDEM_TUNE=0 TANDEM_CACHE_DIR=$dir/no-times train "$@" --set train.steps=1 2>&1; }
+text=$(strict strict --tp 2)
+status=$?
+[ $status = 4 ] && [[ $text =~ "ag_gemm: ".*", 2 ranks: automatic would run as serial: no times are known, and TANDEM_TUNE=0 measures none: expected overlapped, as TANDEM_STRICT=1 requests" ]] &&
+  [ ! -e "$dir/strict/final" ] || complain "strict: exit $status:" "$text"
+for case in "--tp 1" "--tp 2 --set parallel.strategy=serial" "--tp 2 --set parallel.strategy=overlapped"; do
+  text=$(strict allowed $case) || complain "strict $case: exit $?:" "$text"
+  rm -rf "$dir/allowed"
+done
+
 # A non-finite loss: the last state is saved, and reported.
 text=$(train diverged --set train.steps=50 --set optimizer.lr=1000 --set optimizer.min_lr=1000 \
   --set optimizer.warmup=0 --set checkpoint.every=0 2>&1)
