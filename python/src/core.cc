@@ -39,5 +39,6 @@ NB_MODULE(_core, m) {
   bind_collective_objects(m);
   bind_moe(m);
   bind_attention(m);
+  bind_backend_table(m);
   bind_wire(m);
 }
