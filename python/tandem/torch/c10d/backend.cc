@@ -25,9 +25,39 @@ using Milliseconds = std::chrono::milliseconds;
 class TandemBackend;
 
 /// Backends of this process, for its end.
-struct Open {
-  std::mutex mutex;
-  std::set<TandemBackend*> all;
+class Open {
+ public:
+  void insert(TandemBackend* backend) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.insert(backend);
+  }
+  void erase(TandemBackend* backend) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(backend);
+  }
+  std::set<TandemBackend*> all() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return all_;
+  }
+  /// Leaves a world without waiting for its other ranks, which may leave theirs in another order.
+  void leave(std::unique_ptr<World> world) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    leaving_.emplace_back([world = std::move(world)]() mutable { world.reset(); });
+  }
+  /// Returns once all worlds are left.
+  void join() {
+    std::vector<std::thread> leaving;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      leaving = std::exchange(leaving_, {});
+    }
+    for (std::thread& thread : leaving) thread.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<TandemBackend*> all_;
+  std::vector<std::thread> leaving_;
 };
 Open& open_backends() {
   static auto* const open = new Open;  // a backend may end after static objects
@@ -46,13 +76,11 @@ class TandemBackend : public c10d::Backend {
     world_->require_same("backend tandem of torch.distributed",
                          arguments.wire.empty() ? "without a codec" : arguments.wire);
     queue_ = std::make_unique<CallQueue>([this] { world_->share_processors(size_); });
-    const std::lock_guard<std::mutex> lock(open_backends().mutex);
-    open_backends().all.insert(this);
+    open_backends().insert(this);
   }
   ~TandemBackend() override {
     shutdown();
-    const std::lock_guard<std::mutex> lock(open_backends().mutex);
-    open_backends().all.erase(this);
+    open_backends().erase(this);
   }
 
   const std::string getBackendName() const override { return "tandem"; }
@@ -72,7 +100,7 @@ class TandemBackend : public c10d::Backend {
     std::optional<pybind11::gil_scoped_release> unlocked;
     if (Py_IsInitialized() && PyGILState_Check()) unlocked.emplace();
     if (queue_) queue_->close();
-    world_.reset();
+    if (world_) open_backends().leave(std::move(world_));
   }
   uint64_t bytes_sent() const { return world_ ? world_->bytes_sent() : 0; }
 
@@ -443,15 +471,12 @@ uint64_t bytes_sent(const c10::intrusive_ptr<c10d::Backend>& backend) {
 /// At the end of the process: ends all groups; those of a process that failed are aborted first, so
 /// that their ranks learn of it.
 void close_all(bool failed) {
-  std::set<TandemBackend*> all;
-  {
-    const std::lock_guard<std::mutex> lock(open_backends().mutex);
-    all = open_backends().all;
-  }
-  for (TandemBackend* const backend : all) {
+  const pybind11::gil_scoped_release unlocked;
+  for (TandemBackend* const backend : open_backends().all()) {
     if (failed) backend->abort();
     backend->shutdown();
   }
+  open_backends().join();
 }
 
 }  // namespace

@@ -31,12 +31,18 @@ inline void throw_error(const TandemError& error, const std::string& note = "") 
 }
 
 /// Rendezvous over the group's store. Polls, since a wait would lock the store for other threads.
+/// Keys have the number of this process's groups of that name, since a store may outlive a group.
 class StoreGather {
  public:
-  explicit StoreGather(const GroupArguments& arguments) : arguments_(arguments) {}
+  explicit StoreGather(const GroupArguments& arguments)
+      : arguments_(arguments),
+        prefix_("tandem/" +
+                std::to_string(
+                    arguments.store->add("tandem/groups/" + std::to_string(arguments.rank), 1)) +
+                "/") {}
 
   std::vector<uint8_t> operator()(const uint8_t* local, uint64_t bytes) {
-    const std::string round = "tandem/" + std::to_string(++rounds_) + "/";
+    const std::string round = prefix_ + std::to_string(++rounds_) + "/";
     arguments_.store->set(round + std::to_string(arguments_.rank),
                           std::vector<uint8_t>(local, local + bytes));
     const auto until = std::chrono::steady_clock::now() + Seconds(arguments_.deadline_s);
@@ -82,6 +88,7 @@ class StoreGather {
 
  private:
   const GroupArguments& arguments_;
+  const std::string prefix_;
   int rounds_ = 0;
   std::string failure_;
 };
@@ -169,7 +176,10 @@ class World {
   template <typename Call>
   void run(const Call& call) {
     TandemError error;
-    if (!call(&error)) throw_error(error, note_);
+    if (call(&error)) return;
+    // A rank that comes later must not find the others' messages and take its call for complete.
+    if (error.kind == kTandemTimeout) abort(error.text);
+    throw_error(error, note_);
   }
   void name_ranks(const std::vector<int64_t>& ranks) {
     bool is_world = true;

@@ -2,7 +2,7 @@
 import functools
 import unittest
 
-from backend_ranks import RANK, SIZE, dist, spread, start, tandem, torch, values
+from group import RANK, SIZE, dist, spread, start, tandem, torch, values
 
 Op = dist.ReduceOp
 EXACT = [torch.float32, torch.bfloat16, torch.float16, torch.int32]

@@ -3,7 +3,7 @@ import copy
 import os
 import unittest
 
-from backend_ranks import FOLDER, RANK, SIZE, dist, start, torch
+from group import FOLDER, RANK, SIZE, dist, start, torch
 
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint

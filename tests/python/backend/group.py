@@ -1,20 +1,12 @@
-"""Process group of backend "tandem" for tests under launch.sh (tests/comm/processes). Importing it skips the
-module that does where PyTorch is missing or too old, and without a launcher."""
+"""Process group of backend "tandem" for tests under launch.sh (tests/comm/processes)."""
 import os
 import sys
 import tempfile
-import unittest
 
-from ranks import LAUNCHED, torch
+import torch
+import torch.distributed as dist
 
-if torch is None or tuple(int(each) for each in torch.__version__.split(".")[:2]) < (2, 8):
-    raise unittest.SkipTest(f"PyTorch {torch.__version__ if torch else 'missing'}: expected 2.8 or later")
-if not LAUNCHED:
-    raise unittest.SkipTest("no launcher: run by launch.sh on 2 to 4 ranks")
-
-import torch.distributed as dist  # noqa: E402
-
-import tandem.torch  # noqa: E402
+import tandem.torch
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FOLDER = os.path.join(tempfile.gettempdir(), f"tandem-backend-{os.environ['TORCHELASTIC_RUN_ID']}")
