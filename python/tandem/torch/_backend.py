@@ -14,7 +14,8 @@ from .._core import Wire
 from .._errors import InvalidArgument, IoError, Unsupported
 
 OLDEST = (2, 8)
-LIMITS = "it serves torch.distributed's calls and DDP, but not FSDP2, functional collectives or torch.compile"
+LIMITS = ("it serves torch.distributed's calls and DDP, but not FSDP2, functional collectives, torch.compile, tags "
+          "or coalesced calls, and its calls are blocking")
 
 
 class GroupOptions:

@@ -38,7 +38,8 @@ class _Ended(dist.Work):
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.detach().contiguous().reshape(-1)
+    """A copy."""
+    return torch.empty(x.numel(), dtype=x.dtype).copy_(x.detach().reshape(-1))
 
 
 def _bytes(x: Tensor) -> Tensor:
@@ -55,7 +56,8 @@ class PythonGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, deadline: float, options: Any) -> None:
         super().__init__(rank, size)
         self._options = options
-        self._world = connect(store, "python", rank, size, torch.device("cpu"), deadline)
+        number = store.add(f"python/groups/{rank}", 1)  # a store may outlive a group
+        self._world = connect(store, f"python/{number}", rank, size, torch.device("cpu"), deadline)
         self._comm = self._world.comm()
 
     def getBackendName(self) -> str:
@@ -94,7 +96,7 @@ class PythonGroup(dist.ProcessGroup):
         if op not in COMBINE:
             raise ValueError(f"{op}: without a C++ compiler: expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")
         if op in (Op.SUM, Op.AVG, Op.MAX) and x.dtype in NATIVE:
-            whole = _flat(x).clone()
+            whole = _flat(x)
             codec = self._options.codec if op != Op.MAX and x.is_floating_point() else None
             if codec is None:
                 _api.all_reduce(self._comm, whole, "max" if op == Op.MAX else "sum")
@@ -132,8 +134,13 @@ class PythonGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: List[List[Tensor]], inputs: List[Tensor], opts: Any = None) -> Any:
         def call() -> None:
-            for output, part in zip(outputs[0], self._gather(inputs[0])):
-                _fill(output, part.clone())
+            if len({x.numel() for x in outputs[0]}) == 1:
+                for output, part in zip(outputs[0], self._gather(inputs[0])):
+                    _fill(output, part.clone())
+                return
+            for rank, output in enumerate(outputs[0]):
+                data = _bytes(inputs[0] if rank == self.rank() else output)
+                _fill(output, _api.broadcast(self._comm, data, rank))
 
         return self._ended(outputs[0], call)
 
@@ -179,7 +186,7 @@ class PythonGroup(dist.ProcessGroup):
 
     def recv(self, tensors: List[Tensor], peer: int, tag: int = 0) -> Any:
         def call() -> None:
-            data = _bytes(tensors[0]).clone()
+            data = _bytes(tensors[0])
             _core.recv(self._comm, data, peer)
             _fill(tensors[0], data)
 
