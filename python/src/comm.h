@@ -142,6 +142,7 @@ void bind_collectives(nb::module_& m);
 void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_backend_table(nb::module_& m);
 
 /// Throws InvalidArgument for an unknown name.
 Strategy strategy_from(const std::string& name);

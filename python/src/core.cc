@@ -41,5 +41,6 @@ NB_MODULE(_core, m) {
   bind_moe(m);
   bind_attention(m);
   bind_receipts(m);
+  bind_backend_table(m);
   bind_wire(m);
 }
