@@ -56,9 +56,9 @@ TEST_P(MoeReceipts, NameThePlansOfBothPasses) {
       for (const Receipt& r : passes) {
         EXPECT_EQ(r.asked, options.strategy);
         EXPECT_EQ(r.group, comm.size());
-        const bool compared =
-            options.strategy == Strategy::automatic && comm.size() > 1 && env().tune;
-        EXPECT_EQ(r.speedup > 0, compared);
+        const bool compares = options.strategy == Strategy::automatic && comm.size() > 1;
+        EXPECT_TRUE(compares || r.speedup == 0);
+        EXPECT_TRUE(!compares || !env().tune || r.speedup > 0);
       }
     }
   });
