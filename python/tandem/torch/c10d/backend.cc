@@ -292,16 +292,14 @@ class TandemBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     return message(OpType::RECV, tensors, peer, tag);
   }
-  WorkPtr recvAnysource(Tensors&, int) override {
-    C10_THROW_ERROR(NotImplementedError,
-                    "recv: from any rank: expected src: backend tandem matches messages by sender");
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return message(OpType::RECVANYSOURCE, tensors, kTandemAnyPeer, tag);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
     return push(OpType::BARRIER, "tandem:barrier", {}, {}, opts.timeout,
                 [](World& world) { world.barrier(); });
   }
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool) override { barrier(opts)->wait(); }
 
   void startCoalescing() override { coalesced_.emplace(); }
   WorkPtr endCoalescing() override {
@@ -402,7 +400,7 @@ class TandemBackend : public c10d::Backend {
     c10::intrusive_ptr<CallWork> work;
     at::Tensor data, to;
     std::string note;
-    static void done(void* self, const TandemError* error) {
+    static void done(void* self, const TandemError* error, int source) {
       const std::unique_ptr<InFlight> message(static_cast<InFlight*>(self));
       std::exception_ptr failure;
       try {
@@ -413,6 +411,7 @@ class TandemBackend : public c10d::Backend {
         failure = std::current_exception();
       }
       message->data.reset();
+      message->work->set_source(source);
       message->work->end(failure);
     }
   };
