@@ -415,13 +415,17 @@ class TandemBackend : public c10d::Backend {
       message->work->end(failure);
     }
   };
+  static const char* title_of(OpType type) {  // as in profiles of PyTorch's backends
+    if (type == OpType::SEND) return "tandem:send";
+    return type == OpType::RECV ? "tandem:recv" : "tandem:recvAnySource";
+  }
   WorkPtr message(OpType type, const Tensors& tensors, int peer, int tag) {
     const bool sends = type == OpType::SEND;
     const char* const what = sends ? "send" : "recv";
     check_tensors(what, tensors);
     check_count(what, "tensors", tensors.size(), 1);
     const at::AutoDispatchBelowADInplaceOrView raw;
-    auto work = begin(type, sends ? "tandem:send" : "tandem:recv", tensors, tensors);
+    auto work = begin(type, title_of(type), tensors, tensors);
     const at::Tensor data = sends ? flat(tensors[0]) : flat_result(tensors[0]);
     auto in_flight = std::make_unique<InFlight>(
         InFlight{work, data, sends ? at::Tensor() : tensors[0], world().note()});
