@@ -184,7 +184,7 @@ constexpr TandemTable kTable = {.version = kTandemTableVersion,
 }  // namespace
 
 void bind_backend_table(nb::module_& m) {
-  m.attr("_backend_table") = nb::capsule(&kTable, kTandemTableName);
+  m.def("_backend_table", [] { return nb::capsule(&kTable, kTandemTableName); });
 }
 
 }  // namespace tandem::python

@@ -51,7 +51,9 @@ Messages::~Messages() {
 }
 
 void Messages::post(const TandemMessage& message) {
-  if (message.peer < 0 || message.peer >= comm_->size() || message.peer == comm_->rank()) {
+  const bool is_rank =
+      message.peer >= 0 && message.peer < comm_->size() && message.peer != comm_->rank();
+  if (!is_rank && (message.sends || message.peer != kTandemAnyPeer)) {
     throw InvalidArgument(fmt::format("{}: peer {} on rank {}: expected another rank, 0 to {}",
                                       verb_of(message), message.peer, comm_->rank(),
                                       comm_->size() - 1));
@@ -64,14 +66,20 @@ void Messages::post(const TandemMessage& message) {
   posted_.notify_one();
 }
 
+std::deque<Messages::Posted>& Messages::receives_or_sends(const TandemMessage& message) {
+  if (message.peer == kTandemAnyPeer) return from_any_;
+  Peer& peer = peers_[size_t(message.peer)];
+  return message.sends ? peer.sends : peer.receives;
+}
+
 size_t Messages::slot_at(int rank, uint64_t chunk) const {
   return (size_t(rank) * kSlots + chunk % kSlots) * (kHeaderBytes + kSlotBytes);
 }
 
 bool Messages::is_idle() const {
-  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-    return peer.sends.empty() && peer.receives.empty() && !peer.incoming;
-  });
+  return from_any_.empty() && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+           return peer.sends.empty() && peer.receives.empty() && !peer.incoming;
+         });
 }
 
 // Polls, first without a pause and then with longer ones, while messages are in flight.
@@ -83,8 +91,7 @@ void Messages::run() {
       std::unique_lock lock(mutex_);
       if (is_idle()) posted_.wait(lock, [&] { return ends_ || !new_.empty(); });
       for (Posted& each : new_) {
-        Peer& peer = peers_[size_t(each.message.peer)];
-        (each.message.sends ? peer.sends : peer.receives).push_back(each);
+        receives_or_sends(each.message).push_back(each);
         idle_rounds = 0;
       }
       new_.clear();
@@ -145,20 +152,19 @@ bool Messages::send_chunk(int rank, Peer& peer) {
   comm_->flush();
   send.at += bytes;
   if (send.at < send.message.bytes) return true;
-  send.message.done(send.message.context, nullptr);
+  send.message.done(send.message.context, nullptr, comm_->rank());
   peer.sends.pop_front();
   return true;
 }
 
 bool Messages::take_stashed(int rank, Peer& peer) {
   for (auto stashed = peer.stash.begin(); stashed != peer.stash.end(); ++stashed) {
-    const auto wanted = find_receive(peer, stashed->header.tag);
-    if (wanted == peer.receives.end()) continue;
-    const Incoming incoming{stashed->header, *wanted, {}};
+    const auto wanted = take_receive(peer, stashed->header.tag);
+    if (!wanted) continue;
+    const Incoming incoming{stashed->header, wanted, {}};
     if (incoming.fits() && !stashed->data.empty()) {
       std::memcpy(wanted->message.data, stashed->data.data(), stashed->data.size());
     }
-    peer.receives.erase(wanted);
     peer.stash.erase(stashed);
     finish(rank, incoming);
     return true;
@@ -166,25 +172,27 @@ bool Messages::take_stashed(int rank, Peer& peer) {
   return false;
 }
 
-std::deque<Messages::Posted>::iterator Messages::find_receive(Peer& peer, int64_t tag) {
-  return std::find_if(peer.receives.begin(), peer.receives.end(),
-                      [&](const Posted& each) { return each.message.tag == tag; });
+std::optional<Messages::Posted> Messages::take_receive(Peer& peer, int64_t tag) {
+  for (auto* posted : {&peer.receives, &from_any_}) {
+    const auto found = std::find_if(posted->begin(), posted->end(),
+                                    [&](const Posted& each) { return each.message.tag == tag; });
+    if (found == posted->end()) continue;
+    const Posted taken = *found;
+    posted->erase(found);
+    return taken;
+  }
+  return std::nullopt;
 }
 
 Messages::Incoming Messages::begin(Peer& peer, const Header& header) {
-  const auto wanted = find_receive(peer, header.tag);
-  Incoming incoming{header, {}, {}};
-  if (wanted != peer.receives.end()) {
-    incoming.to = *wanted;
-    peer.receives.erase(wanted);
-  }
+  Incoming incoming{header, take_receive(peer, header.tag), {}};
   if (!incoming.to || !incoming.fits()) incoming.data.resize(header.bytes);
   return incoming;
 }
 
 // Messages stay in their slots until this rank expects one from their sender.
 bool Messages::receive_chunk(int rank, Peer& peer) {
-  if (peer.receives.empty() && !peer.incoming) return false;
+  if (peer.receives.empty() && from_any_.empty() && !peer.incoming) return false;
   if (comm_->read_signal(*buffer_, arrived(rank)) <= peer.received) return false;
   const std::byte* slot = buffer_->local() + slot_at(rank, peer.received);
   if (!peer.incoming) {
@@ -212,12 +220,12 @@ bool Messages::receive_chunk(int rank, Peer& peer) {
 
 void Messages::finish(int rank, const Incoming& incoming) const {
   const TandemMessage& message = incoming.to->message;
-  if (incoming.fits()) return message.done(message.context, nullptr);
+  if (incoming.fits()) return message.done(message.context, nullptr, rank);
   const TandemError error = error_of(
       kTandemInvalid,
       fmt::format("recv: rank {} sends {} bytes with tag {}, rank {} expects {}", rank,
                   incoming.header.bytes, incoming.header.tag, comm_->rank(), message.bytes));
-  message.done(message.context, &error);
+  message.done(message.context, &error, rank);
 }
 
 void Messages::check_waits() {
@@ -229,6 +237,7 @@ void Messages::check_waits() {
     throw Timeout({verb_of(message), message.peer}, comm_->rank(), seen + 1, seen,
                   message.deadline_s);
   };
+  if (!from_any_.empty()) check(from_any_.front(), Peer{});
   for (int rank = 0; rank < comm_->size(); ++rank) {
     const Peer& peer = peers_[size_t(rank)];
     if (!peer.sends.empty()) check(peer.sends.front(), peer);
@@ -244,14 +253,17 @@ void Messages::check_waits() {
 }
 
 void Messages::fail_all(const TandemError& error) {
+  const auto fail = [&](std::deque<Posted>& posted) {
+    for (const Posted& each : posted) each.message.done(each.message.context, &error, -1);
+    posted.clear();
+  };
   for (Peer& peer : peers_) {
     if (peer.incoming && peer.incoming->to) peer.receives.push_front(*peer.incoming->to);
     peer.incoming.reset();
-    for (auto* posted : {&peer.sends, &peer.receives}) {
-      for (const Posted& each : *posted) each.message.done(each.message.context, &error);
-      posted->clear();
-    }
+    fail(peer.sends);
+    fail(peer.receives);
   }
+  fail(from_any_);
 }
 
 void describe_error(TandemError& error) {

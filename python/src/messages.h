@@ -71,7 +71,9 @@ class Messages {
   bool receive_chunk(int rank, Peer& peer);
   bool take_stashed(int rank, Peer& peer);
   Incoming begin(Peer& peer, const Header& header);
-  static std::deque<Posted>::iterator find_receive(Peer& peer, int64_t tag);
+  /// Removes the first receive from that peer, or else from any, with the tag.
+  std::optional<Posted> take_receive(Peer& peer, int64_t tag);
+  std::deque<Posted>& receives_or_sends(const TandemMessage& message);
   void finish(int rank, const Incoming& incoming) const;
   /// Throws Timeout, and Aborted if a rank that a message waits for has left or failed.
   void check_waits();
@@ -84,8 +86,9 @@ class Messages {
 
   const std::shared_ptr<Communicator> comm_;
   const std::shared_ptr<SymmetricBuffer> buffer_;
-  std::vector<Peer> peers_;  // of the thread
-  std::mutex mutex_;         // of what follows
+  std::vector<Peer> peers_;      // of the thread
+  std::deque<Posted> from_any_;  // of the thread
+  std::mutex mutex_;             // of what follows
   std::condition_variable posted_;
   std::vector<Posted> new_;
   bool ends_ = false;

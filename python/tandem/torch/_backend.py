@@ -61,7 +61,7 @@ def _create(of_group: Any, options: Any) -> Any:
     if module is None:
         from ._process_group import PythonGroup
         return PythonGroup(of_group.store, rank, size, deadline, asked)
-    return module.create(_core._backend_table, of_group.store, rank, size, deadline,
+    return module.create(_core._backend_table(), of_group.store, rank, size, deadline,
                          list(of_group.global_ranks_in_group), asked.codec or "", asked.allow_uncompressed)
 
 

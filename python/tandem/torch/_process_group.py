@@ -110,8 +110,11 @@ class PythonGroup(dist.ProcessGroup):
         return whole / self.size() if op == Op.AVG else whole
 
     def allreduce(self, tensors: List[Tensor], opts: Any = None) -> Any:
-        op = opts.reduceOp if opts else Op.SUM
-        return self._ended(tensors, lambda: [_fill(x, self._reduced(x, op)) for x in tensors] and None)
+        def call() -> None:
+            for x in tensors:
+                _fill(x, self._reduced(x, opts.reduceOp if opts else Op.SUM))
+
+        return self._ended(tensors, call)
 
     allreduce_coalesced = allreduce
 

@@ -262,9 +262,17 @@ class Messages(Case):
             work.wait()
         self.same(out, values(left, (11,), torch.float32))
 
-    def test_from_any_rank_is_refused(self):
-        with self.assertRaisesRegex(NotImplementedError, "from any rank: expected src"):
-            dist.recv(torch.empty(1))
+    def test_from_any_rank(self):
+        if RANK == 0:
+            seen = set()
+            for _ in range(SIZE - 1):
+                out = torch.empty(150_000)
+                source = dist.recv(out, tag=4)
+                self.same(out, torch.full((150_000,), float(source)))
+                seen.add(source)
+            self.assertEqual(seen, set(range(1, SIZE)))
+        else:
+            dist.send(torch.full((150_000,), float(RANK)), 0, tag=4)
 
     def test_sizes_that_differ(self):
         if RANK == 0:

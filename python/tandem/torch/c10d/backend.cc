@@ -292,16 +292,14 @@ class TandemBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     return message(OpType::RECV, tensors, peer, tag);
   }
-  WorkPtr recvAnysource(Tensors&, int) override {
-    C10_THROW_ERROR(NotImplementedError,
-                    "recv: from any rank: expected src: backend tandem matches messages by sender");
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return message(OpType::RECVANYSOURCE, tensors, kTandemAnyPeer, tag);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
     return push(OpType::BARRIER, "tandem:barrier", {}, {}, opts.timeout,
                 [](World& world) { world.barrier(); });
   }
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool) override { barrier(opts)->wait(); }
 
   void startCoalescing() override { coalesced_.emplace(); }
   WorkPtr endCoalescing() override {
@@ -402,7 +400,7 @@ class TandemBackend : public c10d::Backend {
     c10::intrusive_ptr<CallWork> work;
     at::Tensor data, to;
     std::string note;
-    static void done(void* self, const TandemError* error) {
+    static void done(void* self, const TandemError* error, int source) {
       const std::unique_ptr<InFlight> message(static_cast<InFlight*>(self));
       std::exception_ptr failure;
       try {
@@ -413,16 +411,21 @@ class TandemBackend : public c10d::Backend {
         failure = std::current_exception();
       }
       message->data.reset();
+      message->work->set_source(source);
       message->work->end(failure);
     }
   };
+  static const char* title_of(OpType type) {  // as in profiles of PyTorch's backends
+    if (type == OpType::SEND) return "tandem:send";
+    return type == OpType::RECV ? "tandem:recv" : "tandem:recvAnySource";
+  }
   WorkPtr message(OpType type, const Tensors& tensors, int peer, int tag) {
     const bool sends = type == OpType::SEND;
     const char* const what = sends ? "send" : "recv";
     check_tensors(what, tensors);
     check_count(what, "tensors", tensors.size(), 1);
     const at::AutoDispatchBelowADInplaceOrView raw;
-    auto work = begin(type, sends ? "tandem:send" : "tandem:recv", tensors, tensors);
+    auto work = begin(type, title_of(type), tensors, tensors);
     const at::Tensor data = sends ? flat(tensors[0]) : flat_result(tensors[0]);
     auto in_flight = std::make_unique<InFlight>(
         InFlight{work, data, sends ? at::Tensor() : tensors[0], world().note()});

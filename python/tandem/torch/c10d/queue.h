@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -46,6 +47,9 @@ class CallWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return number_; }
 
+  int sourceRank() const override { return source_; }
+  void set_source(int rank) { source_ = rank; }
+
   /// Ends the work; `error` may be null.
   void end(std::exception_ptr error) {
     if (error) {
@@ -60,6 +64,7 @@ class CallWork : public c10d::Work {
   const std::string title_;
   const Tensors outputs_;
   const uint64_t number_;
+  std::atomic<int> source_ = -1;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -32,8 +32,8 @@ struct TandemWorld;
 /// Gathers `bytes` bytes of every rank into `all`, by rank. Returns false if it failed.
 typedef bool (*TandemGather)(void* context, const void* local, uint64_t bytes, void* all);
 /// Called once, on another thread, when a message has ended. `error`: null if it has arrived or its
-/// memory may be written again.
-typedef void (*TandemDone)(void* context, const struct TandemError* error);
+/// memory may be written again. `source`: sending rank, -1 if it failed before one was known.
+typedef void (*TandemDone)(void* context, const struct TandemError* error, int source);
 
 struct TandemWorldArguments {
   int rank, size;
@@ -44,6 +44,7 @@ struct TandemWorldArguments {
   void* context;
 };
 
+enum { kTandemAnyPeer = -1 };  // receives from any rank
 struct TandemMessage {
   int peer;
   int64_t tag;

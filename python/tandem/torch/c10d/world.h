@@ -27,7 +27,8 @@ struct GroupArguments {
 };
 
 inline void throw_error(const TandemError& error, const std::string& note = "") {
-  C10_THROW_ERROR(DistBackendError, error.text + note);
+  const char* const limit = error.kind == kTandemTimeout ? " within the timeout of the group" : "";
+  C10_THROW_ERROR(DistBackendError, error.text + note + limit);
 }
 
 /// Rendezvous over the group's store. Polls, since a wait would lock the store for other threads.
