@@ -197,3 +197,8 @@ class PythonGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Optional[Any] = None) -> Any:
         return self._ended([], lambda: self._comm.barrier())
+
+    # Names since PyTorch 2.15.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base

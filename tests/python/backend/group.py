@@ -1,6 +1,5 @@
 """Process group of backend "tandem" for tests under launch.sh (tests/comm/processes)."""
 import os
-import sys
 import tempfile
 
 import torch
@@ -9,11 +8,14 @@ import torch.distributed as dist
 import tandem.torch
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-FOLDER = os.path.join(tempfile.gettempdir(), f"tandem-backend-{os.environ['TORCHELASTIC_RUN_ID']}")
+with open(f"/proc/{os.getppid()}/stat") as file:  # the launcher's, whose number another one may have had
+    STARTED = file.read().rsplit(")", 1)[1].split()[19]
+FOLDER = os.path.join(os.environ.get("TANDEM_CACHE_DIR", tempfile.gettempdir()),
+                      f"backend-{os.environ['TORCHELASTIC_RUN_ID']}-{STARTED}")
 
 
 def start(backend="tandem", **options):
-    """Initializes the default group over a file. Rank 0 removes the folder at exit."""
+    """Initializes the default group over a file."""
     os.makedirs(FOLDER, exist_ok=True)
     dist.init_process_group(backend, init_method=f"file://{FOLDER}/store", rank=RANK, world_size=SIZE, **options)
 
@@ -35,8 +37,3 @@ def spread(x):
     gaps = torch.empty(*x.shape, 3, dtype=x.dtype)
     gaps[..., 1] = x
     return gaps[..., 1]
-
-
-def note(text):
-    if RANK == 0:
-        print(text, file=sys.stderr, flush=True)
