@@ -14,9 +14,6 @@ from .. import _core
 from .._errors import InvalidArgument, Timeout
 from .._world import World, _launched
 
-_counts: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
-
-
 def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float) -> Callable[[bytes], bytes]:
     """Gathers bytes of all ranks through a torch.distributed store. Raises Timeout naming a rank
     whose bytes have not come within `deadline` seconds."""
@@ -66,8 +63,8 @@ class Group:
         self.of = weakref.ref(group)
         self.rank, self.size = group.rank(), group.size()
         self.lock = threading.RLock()
-        number = _counts[group] = _counts.get(group, 0) + 1
         store = c10d._get_process_group_store(group)
+        number = store.add(f"tandem/{device.type}/worlds/{self.rank}", 1)  # a store may outlive a group
         self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device)
         self.comm = self.world.comm()
 
