@@ -209,6 +209,17 @@ void bind_calls(nb::class_<Comm>& type) {
           },
           nb::arg("number"))
       .def(
+          "_exchange",
+          [](Comm& c, const nb::bytes& local) {
+            const std::span bytes(static_cast<const std::byte*>(local.data()), local.size());
+            const auto all = c.use(
+                "exchange", [&](Communicator& comm) { return comm.exchange(bytes, "exchange"); });
+            nb::list blobs;
+            for (const auto& blob : all) blobs.append(nb::bytes(blob.data(), blob.size()));
+            return blobs;
+          },
+          nb::arg("local"))
+      .def(
           "barrier",
           [](Comm& c, const nb::str& name) {
             const std::string what = text_of(name);

@@ -11,7 +11,7 @@ Written for vllm/distributed/device_communicators/cuda_communicator.py at vLLM's
 import atexit
 import inspect
 import os
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ._core import AllReduce, Wire
 from ._errors import InvalidArgument, Unsupported
 from .torch import _enable, _fused, _linears
 from .torch._groups import Group, name_of
-from .torch._receipts import OVERLAPPED, print_report, report
+from .torch._receipts import SERIAL, print_report, report
 
 __all__ = ["register"]
 
@@ -42,6 +42,7 @@ class _AllReduce(_fused.Call):
     """Sum of x [..., features] over ranks, in a new tensor."""
 
     op = OP
+    asked = SERIAL
 
     def __init__(self, options: _fused.Options, torch_form: Callable[[], Tensor], x: Tensor, group_name: str,
                  codec: Optional[Wire]) -> None:
@@ -60,12 +61,14 @@ class _AllReduce(_fused.Call):
     def shape(self, size: int) -> str:
         return f"up to {self.rows} rows of {self.features}"
 
-    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
-        x = self.x
-        if x.dtype not in _fused.DTYPES:
-            raise _fused.Refused(f"x is {x.dtype}")
-        if x.numel() == 0:
+    def require(self) -> None:
+        if self.x.dtype not in _fused.DTYPES:
+            raise _fused.Refused(f"x is {self.x.dtype}")
+        if self.x.numel() == 0:
             raise _fused.Refused("x is empty")
+
+    def make(self, group: Group) -> _fused.Made:
+        x = self.x
         elements = self.rows * self.features
         with group.lock:
             op = AllReduce(group.comm, [elements], x.dtype, codec=self.codec)
@@ -81,7 +84,7 @@ class _AllReduce(_fused.Call):
                 op(whole)
             return whole[:len(given)].view(call.x.shape)
 
-        return ours, [OVERLAPPED]
+        return _fused.Made(ours, [{"ran": SERIAL, "why": "a sum has no product to overlap with"}])
 
 
 def _all_reduce_on_tandem(stock: Callable[[Any, Tensor], Tensor], codec: Optional[Wire]) -> Callable[[Any, Tensor], Tensor]:

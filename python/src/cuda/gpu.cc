@@ -95,7 +95,7 @@ class Rank final : public GpuRank {
  private:
   /// A stream under capture cannot wait for work outside its graph: whoever captures has waited.
   void move_to(cudaStream_t stream) {
-    if (!gpu::is_captured(stream) && !gpu::is_captured(local_)) {
+    if (gpu::capture_of(stream) == gpu::capture_of(local_)) {
       produced_.record(local_);
       produced_.block(stream);
     }

@@ -11,7 +11,7 @@ import runpy
 import sys
 
 from . import enable
-from ._receipts import print_report
+from ._receipts import print_report, report
 
 
 def main() -> None:
@@ -36,6 +36,8 @@ def main() -> None:
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
         runpy.run_path(options.program, run_name="__main__")
+    if options.strict and not report():
+        sys.exit("tandem.torch: no call of PyTorch's fused operators: expected at least one, as --strict requests")
 
 
 if __name__ == "__main__":

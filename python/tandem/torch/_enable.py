@@ -53,13 +53,27 @@ def _options_of(group_name: str) -> Any:
     return _options.get(group_name, _options.get(None))
 
 
+def _torch_form(symm_mem: Any, name: str, device: str) -> Callable[..., Any]:
+    """PyTorch's form of an operator, a function of the operator's arguments: its kernel where the
+    group has symmetric memory, else its decomposition into a collective and a product."""
+    fallback: Callable[..., Any] = getattr(symm_mem, f"_{name}_fallback")
+    if device != "CUDA":
+        return fallback
+    kernel: Callable[..., Any] = getattr(symm_mem, f"_{name}")
+    is_enabled = symm_mem.is_symm_mem_enabled_for_group
+    at = [part.split()[-1] for part in OPERATORS[name].split(") ->")[0].replace(" *,", "").split(", ")].index("group_name")
+
+    def form(*arguments: Any, **options: Any) -> Any:
+        return (kernel if is_enabled(arguments[at]) else fallback)(*arguments, **options)
+
+    return form
+
+
 def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
-    """Kernels of a dispatch key. PyTorch has kernels for CUDA; on the CPU its decomposition into a
-    collective and a product serves instead."""
+    """Kernels of a dispatch key."""
     from . import _fused
 
-    suffix = "" if device == "CUDA" else "_fallback"
-    torchs = {name: getattr(symm_mem, f"_{name}{suffix}") for name in OPERATORS}
+    torchs = {name: _torch_form(symm_mem, name, device) for name in OPERATORS}
 
     def all_gather_matmul(A: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, *,
                           return_A: bool = True) -> Any:
@@ -145,7 +159,7 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
     """Runs PyTorch's fused operators on tandem: torch.ops.symm_mem.fused_all_gather_matmul,
     fused_matmul_reduce_scatter and their scaled forms, which TorchTitan's dist_gemm and vLLM call
     and torch.compile writes into graphs, for CPU and GPU tensors. Call it before the program
-    compiles its model. Values keep their dtype; the sum over ranks is in rank order.
+    compiles its model. Values keep their dtype; tandem's operators sum over ranks in rank order.
 
     group: a ProcessGroup, or its name, that these options are for; None: all groups without
     options. codec: wire format of rows and partial sums. strict: a call that would not overlap
@@ -154,7 +168,10 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
     At the first call of a shape, which is collective over the group, tandem's operators are made
     and compared with PyTorch's kernel: the faster one runs, unless `compare` is False or
     TANDEM_TUNE=0. What tandem cannot run, PyTorch's kernel does; `report` lists every case with its
-    reason.
+    reason. The choice may differ between two runs, and with it the order of sums.
+
+    Sets variables that CUDA and NCCL read once, for the whole program: NCCL_NVLS_ENABLE=0 and others
+    (docs/guide/frameworks.md), unless the user has.
 
     Raises Unsupported for a PyTorch without these operators or with other ones, InvalidArgument for
     a group that is none.

@@ -5,6 +5,7 @@ shapes in the same order, as PyTorch's kernels require too, so they make the sam
 """
 import statistics
 import time
+import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._core import AgGemm, GemmRs, Wire
-from .._errors import DeviceError, Error, InvalidArgument, Mismatch, Unsupported
+from .._errors import InvalidArgument, Mismatch, Unsupported
 from ._groups import Group, group_of
 from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
 
@@ -41,11 +42,20 @@ def _require_product(a: Tensor, weights: Sequence[Tensor]) -> None:
             raise Refused(f"A is {a.dtype} and {name} {tensor.dtype}")
         if tensor.device != a.device:
             raise Refused(f"A is on {a.device} and {name} on {tensor.device}")
-        if tensor.numel() == 0:
-            raise Refused(f"{name} is empty")
     for weight in weights:
         if weight.dim() != 2 or weight.shape[0] != a.shape[-1]:
             raise Refused(f"A {list(a.shape)} and B {list(weight.shape)} are not a product")
+
+
+def _refusal_of_sizes(a: Tensor, weights: Sequence[Tensor]) -> str:
+    """Reason this rank cannot run the product, of sizes that may differ by rank; empty if it can."""
+    for name, tensor in [("A", a)] + [("B", weight) for weight in weights]:
+        if tensor.numel() == 0:
+            return f"{name} is empty"
+        for size in tensor.shape[-1:] if name == "A" else tensor.shape:
+            if a.is_cuda and size * a.element_size() % 16:
+                return f"{size} of {name} {list(tensor.shape)} are no multiple of 16 bytes"
+    return ""
 
 
 def _require_dim(name: str, dim: int, a: Tensor) -> None:
@@ -78,10 +88,10 @@ def _is_kn(weight: Tensor) -> bool:
 
 
 class Plan:
-    """Form of the calls of one shape."""
+    """Form of the calls of one shape in a process group."""
 
-    def __init__(self, run: Callable[..., Any], receipt: Receipt) -> None:
-        self.run, self.receipt = run, receipt
+    def __init__(self, run: Callable[..., Any], receipt: Receipt, group: Any) -> None:
+        self.run, self.receipt, self.group = run, receipt, weakref.ref(group)
         self.is_captured = False  # a CUDA graph may replay its operators
 
 
@@ -93,7 +103,11 @@ def clear_plans() -> None:
 
 
 def _key_of(tensor: Tensor) -> Tuple[Any, ...]:
-    return (tuple(tensor.shape), tensor.dtype, tensor.stride(-1) == 1)
+    return (tuple(tensor.shape), tensor.dtype)
+
+
+def _key_of_weight(weight: Tensor) -> Tuple[Any, ...]:
+    return (tuple(weight.shape), weight.dtype, weight.dim() == 2 and _is_kn(weight))
 
 
 def _remember(key: Any, plan: Plan) -> Plan:
@@ -110,14 +124,16 @@ def _is_capturing(a: Tensor) -> bool:
 
 def _time_us(run: Callable[[], Any], device: torch.device) -> float:
     """Time of a call in a row of calls, as in a program whose host runs ahead of its GPU: that of
-    the host or of the GPU, whichever is longer."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    the host or of the GPU, whichever is longer. Waits only for the current stream: another one may
+    wait for something that this rank enqueues later."""
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    if stream:
+        stream.synchronize()
     begin = time.perf_counter()
     for _ in range(CALLS):
         run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if stream:
+        stream.synchronize()
     return (time.perf_counter() - begin) * 1e6 / CALLS
 
 
@@ -135,28 +151,51 @@ def _compare(group: Group, ours: Callable[[], Any], other: Callable[[], Any], de
     return nanoseconds[0] / 1e3, nanoseconds[1] / 1e3
 
 
-def _choose(group: Group, forms: Sequence[str], options: Options, ours: Callable[[], Any],
-            other: Callable[[], Any], device: torch.device) -> Choice:
-    """Choice between tandem's operators, which run in `forms`, and PyTorch's kernel."""
-    ran = OVERLAPPED if OVERLAPPED in forms else SERIAL
-    why = "" if ran == OVERLAPPED else "no overlapped candidate is faster"
-    if not options.measures or options.codec is not None:
-        return Choice(ran, why)
+def _exchange(group: Group, text: str) -> List[str]:
+    """Texts of all ranks: collective."""
+    with group.lock:
+        return [blob.decode() for blob in group.comm._exchange(text.encode())]
+
+
+def _runs_everywhere(group: Group, form: Callable[[], Any]) -> bool:
+    """Whether the framework's form runs on all ranks: without peer access or symmetric memory
+    PyTorch's kernels raise. Collective."""
+    failure = ""
     try:
-        local, torchs = _compare(group, ours, other, device)
-    except Error:
+        form()
+    except torch.OutOfMemoryError:
         raise
-    except Exception:  # PyTorch's kernel cannot run here: no peer access, no symmetric memory
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    return not any(_exchange(group, failure))
+
+
+def _choose(group: Group, made: "Made", options: Options, ours: Callable[[], Any],
+            other: Callable[[], Any], device: torch.device) -> Choice:
+    """Choice between tandem's operators and the framework's form."""
+    overlaps = [receipt["ran"] == OVERLAPPED for receipt in made.receipts]
+    ran = OVERLAPPED if any(overlaps) or not overlaps else SERIAL
+    why = "" if ran == OVERLAPPED else str(made.receipts[0]["why"])
+    if not options.measures or options.codec is not None or not _runs_everywhere(group, other):
         return Choice(ran, why)
+    local, torchs = _compare(group, ours, other, device)
     if torchs < local:
         return Choice(TORCH, f"PyTorch's kernel is faster: {torchs:.1f} us against {local:.1f}", local / torchs)
     return Choice(ran, why, torchs / local if local > 0 else None)
+
+
+class Made(NamedTuple):
+    """Tandem's form, a function of a Call, and the receipts of its operators."""
+
+    run: Callable[..., Any]
+    receipts: Sequence[Dict[str, Any]]
 
 
 class Call:
     """One call of a fused operator: what its plan depends on, and how it is planned."""
 
     op = ""
+    asked = OVERLAPPED
 
     def __init__(self, options: Options, group_name: str, torch_form: Callable[[], Any]) -> None:
         self.options, self.group_name, self.torch_form = options, group_name, torch_form
@@ -174,9 +213,15 @@ class Call:
     def check(self, size: int) -> None:
         """Raises InvalidArgument for a call that no form can run."""
 
-    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
-        """Tandem's form, a function of a Call, and the forms of its operators. Collective. Raises
-        Refused and Error."""
+    def require(self) -> None:
+        """Raises Refused for a call that tandem cannot run, by what is equal on all ranks."""
+
+    def local_facts(self) -> Tuple[str, str]:
+        """Reason this rank cannot run the call, by what may differ by rank; and what must not."""
+        return "", ""
+
+    def make(self, group: Group) -> Made:
+        """Collective. Raises Error."""
         raise NotImplementedError
 
 
@@ -184,7 +229,7 @@ def run(call: Call) -> Any:
     """Runs the call in the form of its plan. Raises Error, and what PyTorch's kernel raises."""
     key = (call.op, call.group_name, call.options, *call.key())
     plan = _plans.get(key)
-    if plan is None:
+    if plan is None or plan.group() is not _group_named(call.group_name):
         plan = _plan(call, key)
     plan.receipt.calls += 1
     plan.is_captured = plan.is_captured or _is_capturing(call.a())
@@ -195,33 +240,60 @@ def _run_torch(call: Call) -> Any:
     return call.torch_form()
 
 
-def _plan(call: Call, key: Any) -> Plan:
-    size = torch._C._distributed_c10d._resolve_process_group(call.group_name).size()
+def _group_named(name: str) -> Any:
+    return torch._C._distributed_c10d._resolve_process_group(name)
 
-    def receipt(choice: Choice) -> Receipt:
-        return receipt_of(call.op, call.shape(size), str(call.a().dtype).replace("torch.", ""), size, choice,
-                          call.options.strict)
+
+def _require_on_all_ranks(call: Call, group: Group) -> None:
+    """Raises Refused, on all ranks alike."""
+    facts = [text.split("\n", 1) for text in _exchange(group, "\n".join(call.local_facts()))]
+    for rank, (refusal, layout) in enumerate(facts):
+        if refusal:
+            raise Refused(f"rank {rank}: {refusal}")
+        if layout != facts[0][1]:
+            raise Refused(f"operands are {facts[0][1]} on rank 0 and {layout} on rank {rank}")
+
+
+def _make(call: Call, size: int) -> Tuple[Group, Made]:
+    """Collective. Raises Refused, on all ranks alike, and Error."""
+    if size == 1:
+        raise Refused("a group of 1 rank has nothing to overlap")
+    call.require()
+    try:
+        group = group_of(call.group_name, call.a().device)
+    except (Unsupported, InvalidArgument) as error:  # of all ranks
+        raise Refused(str(error)) from None
+    _require_on_all_ranks(call, group)
+    try:
+        return group, call.make(group)
+    except Mismatch:  # no form can run it
+        raise
+    except (Unsupported, InvalidArgument) as error:
+        raise Refused(str(error)) from None
+
+
+def _plan(call: Call, key: Any) -> Plan:
+    process_group = _group_named(call.group_name)
+    size = process_group.size()
+
+    def plan(form: Callable[..., Any], choice: Choice) -> Plan:
+        dtype = str(call.a().dtype).replace("torch.", "")
+        receipt = receipt_of(call.op, call.shape(size), dtype, size, choice, call.options.strict, call.asked)
+        return Plan(form, receipt, process_group)
 
     call.check(size)
     if _is_capturing(call.a()):
         why = "the first call of this shape is inside a CUDA graph's capture: expected one before it"
-        return Plan(_run_torch, receipt(Choice(TORCH, why)))
+        return plan(_run_torch, Choice(TORCH, why))
     try:
-        if size == 1:
-            raise Refused("a group of 1 rank has nothing to overlap")
-        group = group_of(call.group_name, call.a().device)
-        ours, forms = call.make(group)
+        group, made = _make(call, size)
     except Refused as refused:
-        return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(refused)))))
-    except Mismatch:  # no form can run it
-        raise
-    except (Unsupported, InvalidArgument, DeviceError) as error:
-        return _remember(key, Plan(_run_torch, receipt(Choice(TORCH, str(error)))))
+        return _remember(key, plan(_run_torch, Choice(TORCH, str(refused))))
     with torch.no_grad():
-        choice = _choose(group, forms, call.options, lambda: ours(call), call.torch_form, call.a().device)
+        choice = _choose(group, made, call.options, lambda: made.run(call), call.torch_form, call.a().device)
     if choice.ran == TORCH:
-        return _remember(key, Plan(_run_torch, receipt(choice)))
-    return _remember(key, Plan(ours, receipt(choice)))
+        return _remember(key, plan(_run_torch, choice))
+    return _remember(key, plan(made.run, choice))
 
 
 class AllGatherMatmul(Call):
@@ -238,21 +310,31 @@ class AllGatherMatmul(Call):
         return self.tensor
 
     def key(self) -> Tuple[Any, ...]:
-        return (_key_of(self.tensor), self.tensor.device, self.dim, self.returns_a, *map(_key_of, self.bs))
+        return (_key_of(self.tensor), self.tensor.device, self.dim, self.returns_a, *map(_key_of_weight, self.bs))
 
     def shape(self, size: int) -> str:
         columns = "+".join(str(b.shape[-1]) for b in self.bs)
         k = self.tensor.shape[-1]
         return f"m {self.tensor.numel() // max(1, k) * size} n {columns} k {k}"
 
-    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
-        a, bs = self.tensor, self.bs
-        if not bs:
+    def require(self) -> None:
+        if not self.bs:
             raise Refused("no B")
-        _require_dim("gather_dim", self.dim, a)
-        _require_product(a, bs)
-        # The largest product hides the gather; the others follow with the gathered A.
-        first = max(range(len(bs)), key=lambda i: bs[i].shape[1])
+        _require_dim("gather_dim", self.dim, self.tensor)
+        _require_product(self.tensor, self.bs)
+
+    def first(self) -> int:
+        """Index of the product that hides the gather, the largest; the others follow with the
+        gathered A."""
+        return max(range(len(self.bs)), key=lambda i: self.bs[i].shape[1])
+
+    def local_facts(self) -> Tuple[str, str]:
+        first = self.first()
+        layout = "[K, N]" if _is_kn(self.bs[first]) else "[N, K]"
+        return _refusal_of_sizes(self.tensor, self.bs), f"B {first} in {layout}"
+
+    def make(self, group: Group) -> Made:
+        a, bs, first = self.tensor, self.bs, self.first()
         keeps = self.returns_a or len(bs) > 1
         weight = _dense(bs[first])
         k, n = weight.shape
@@ -274,7 +356,7 @@ class AllGatherMatmul(Call):
                     for i, b in enumerate(weights)]
             return _unflatten(whole, x, call.dim, length) if call.returns_a else None, outs
 
-        return ours, [op.strategy]
+        return Made(ours, [op.receipt])
 
 
 class MatmulReduceScatter(Call):
@@ -291,7 +373,7 @@ class MatmulReduceScatter(Call):
         return self.tensor
 
     def key(self) -> Tuple[Any, ...]:
-        return (_key_of(self.tensor), self.tensor.device, self.dim, self.reduce_op, _key_of(self.b))
+        return (_key_of(self.tensor), self.tensor.device, self.dim, self.reduce_op, _key_of_weight(self.b))
 
     def shape(self, size: int) -> str:
         k = self.tensor.shape[-1]
@@ -303,12 +385,17 @@ class MatmulReduceScatter(Call):
             raise InvalidArgument(f"{self.op}: {a.shape[dim]} entries along scatter_dim {dim}: expected a multiple of "
                                   f"the group's {size} ranks")
 
-    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
-        a = self.tensor
+    def require(self) -> None:
         if self.reduce_op not in ("sum", "avg"):
             raise Refused(f"reduce_op {self.reduce_op}")
-        _require_dim("scatter_dim", self.dim, a)
-        _require_product(a, [self.b])
+        _require_dim("scatter_dim", self.dim, self.tensor)
+        _require_product(self.tensor, [self.b])
+
+    def local_facts(self) -> Tuple[str, str]:
+        return _refusal_of_sizes(self.tensor, [self.b]), "B in " + ("[K, N]" if _is_kn(self.b) else "[N, K]")
+
+    def make(self, group: Group) -> Made:
+        a = self.tensor
         weight = _dense(self.b)
         k, n = weight.shape
         with group.lock:
@@ -321,9 +408,9 @@ class MatmulReduceScatter(Call):
                 out = op(_rows(x, call.dim), _dense(call.b).t())
             if call.reduce_op == "avg":
                 out = out.div_(group.size)
-            return _unflatten(out, x, call.dim, x.shape[call.dim] // group.size)
+            return _unflatten(out, x, call.dim, x.shape[call.dim] // group.size).contiguous()
 
-        return ours, [op.strategy]
+        return Made(ours, [op.receipt])
 
 
 class Scaled(Call):
@@ -338,12 +425,12 @@ class Scaled(Call):
         return self.tensor
 
     def key(self) -> Tuple[Any, ...]:
-        return (_key_of(self.tensor), self.tensor.device, *map(_key_of, self.bs))
+        return (_key_of(self.tensor), self.tensor.device, *map(_key_of_weight, self.bs))
 
     def shape(self, size: int) -> str:
         k = self.tensor.shape[-1]
         rows = self.tensor.numel() // max(1, k) * (size if "gather" in self.op else 1)
         return f"m {rows} n {'+'.join(str(b.shape[-1]) for b in self.bs)} k {k}"
 
-    def make(self, group: Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+    def require(self) -> None:
         raise Refused(f"operands of {self.tensor.dtype} with scales")

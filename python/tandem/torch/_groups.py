@@ -38,21 +38,26 @@ def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float)
     return gather
 
 
-def default_deadline() -> float:
-    return float(os.environ.get("TANDEM_DEADLINE_S") or 60)
+def deadline_of(group: Any, device: torch.device) -> float:
+    """Seconds of a wait: TANDEM_DEADLINE_S, else the process group's timeout."""
+    if named := os.environ.get("TANDEM_DEADLINE_S"):
+        return float(named)
+    try:
+        return float(group._get_backend(device).options._timeout.total_seconds())
+    except (AttributeError, RuntimeError):  # a backend without options
+        return 600.0
 
 
 def connect(store: Any, prefix: str, rank: int, size: int, device: torch.device,
-            deadline: Optional[float] = None) -> World:
+            deadline: float) -> World:
     """Collective: world of the ranks that share the store. GPU ranks use the current device, and
     their calls follow its current stream."""
-    seconds = default_deadline() if deadline is None else deadline
-    gather = store_gather(store, prefix, rank, size, seconds)
+    gather = store_gather(store, prefix, rank, size, deadline)
     if device.type == "cuda":
         with torch.cuda.device(device):
             stream = torch.cuda.current_stream().cuda_stream
-            return World._of(_core._connected(rank, size, gather, stream, seconds))
-    return _launched(_core._connected(rank, size, gather, None, seconds))
+            return World._of(_core._connected(rank, size, gather, stream, deadline))
+    return _launched(_core._connected(rank, size, gather, None, deadline))
 
 
 class Group:
@@ -65,11 +70,13 @@ class Group:
         self.lock = threading.RLock()
         store = c10d._get_process_group_store(group)
         number = store.add(f"tandem/{device.type}/worlds/{self.rank}", 1)  # a store may outlive a group
-        self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device)
+        deadline = deadline_of(group, device)
+        self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device, deadline)
         self.comm = self.world.comm()
 
 
 _groups: Dict[Tuple[str, str], Group] = {}
+_locks: Dict[Tuple[str, str], threading.Lock] = {}
 _lock = threading.Lock()
 
 
@@ -81,8 +88,13 @@ def group_of(name: str, device: torch.device) -> Group:
     if found is not None and found.of() is group and not found.comm.closed:
         return found
     with _lock:
-        if found is not None:  # of a process group that was destroyed
-            found.world.close()
+        lock = _locks.setdefault((name, device.type), threading.Lock())
+    with lock:  # one for each group: another thread may connect another one meanwhile
+        other = _groups.get((name, device.type))
+        if other is not None and other.of() is group and not other.comm.closed:
+            return other
+        if other is not None:  # of a process group that was destroyed
+            other.world.close()
         made = _groups[name, device.type] = Group(group, device)
     return made
 

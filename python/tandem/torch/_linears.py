@@ -101,7 +101,10 @@ class WeightGradient(_fused.Call):
             return self.into.add_(torch.mm(left, right))
         return torch.mm(left, right) if self.dtype == x.dtype else torch.mm(left.to(self.dtype), right.to(self.dtype))
 
-    def make(self, group: _groups.Group) -> Tuple[Callable[..., Any], Sequence[str]]:
+    def local_facts(self) -> Tuple[str, str]:
+        return _fused._refusal_of_sizes(self.x, [self.dy]), ""
+
+    def make(self, group: _groups.Group) -> _fused.Made:
         n, k = self.dy.shape[-1], self.x.shape[-1]
         rows = self.a().numel() // self.a().shape[-1] * group.size
         # Like the layers' (_products.py): GPU ranks gather the rows uncompressed here.
@@ -124,7 +127,7 @@ class WeightGradient(_fused.Call):
                     op(dy, x, dw.t())
             return dw if call.into is not None else dw.to(call.dtype)
 
-        return ours, [op.strategy]
+        return _fused.Made(ours, [op.receipt])
 
 
 def weight_gradient(op: str, x: Tensor, dy: Tensor, group_name: str, *, gathers_x: bool,

@@ -23,9 +23,9 @@ class Receipt:
 
     __slots__ = ("op", "shape", "dtype", "group", "asked", "choice", "calls")
 
-    def __init__(self, op: str, shape: str, dtype: str, group: int, choice: Choice) -> None:
+    def __init__(self, op: str, shape: str, dtype: str, group: int, choice: Choice, asked: str) -> None:
         self.op, self.shape, self.dtype, self.group = op, shape, dtype, group
-        self.asked, self.choice, self.calls = OVERLAPPED, choice, 0
+        self.asked, self.choice, self.calls = asked, choice, 0
 
     def row(self) -> Dict[str, Any]:
         speedup = self.choice.speedup
@@ -43,15 +43,17 @@ def is_strict(requested: bool) -> bool:
     return requested or os.environ.get("TANDEM_STRICT", "0") not in ("", "0")
 
 
-def receipt_of(op: str, shape: str, dtype: str, group: int, choice: Choice, strict: bool) -> Receipt:
-    """The receipt of that row. Raises Unsupported, before anything runs, if `strict` and the form
-    is not the requested one."""
-    if choice.ran != OVERLAPPED and is_strict(strict):
+def receipt_of(op: str, shape: str, dtype: str, group: int, choice: Choice, strict: bool,
+               asked: str = OVERLAPPED) -> Receipt:
+    """The receipt of that row. Raises Unsupported, before anything runs, if `strict` and overlap was
+    requested and is not what would run. asked: 'serial' for a collective without a product, whose
+    form is only a question of time."""
+    if asked == OVERLAPPED != choice.ran and is_strict(strict):
         raise Unsupported(f"{op}: {shape}, {dtype}, {group} ranks: would run as {choice.ran}: {choice.why}: expected "
                           f"{OVERLAPPED}, as strict requests")
     key = (op, shape, dtype, group, choice)
     with _lock:
-        return _receipts.setdefault(key, Receipt(op, shape, dtype, group, choice))
+        return _receipts.setdefault(key, Receipt(op, shape, dtype, group, choice, asked))
 
 
 def clear() -> None:
@@ -62,8 +64,10 @@ def clear() -> None:
 def report() -> List[Dict[str, Any]]:
     """What PyTorch's fused operators ran as in this process since `enable`: a list of {"op",
     "shape", "dtype", "group" (ranks), "asked", "ran", "why", "calls", "speedup"}. ran: 'overlapped',
-    'serial' (tandem's operators one after the other) or 'torch' (PyTorch's kernel). speedup: time of
-    the fastest alternative over that of the form that ran, None if not measured."""
+    'serial' (tandem's operators one after the other) or 'torch' (PyTorch's kernel). calls: those that
+    the host made; a CUDA graph's replays are none. speedup: time of the fastest alternative over that
+    of the form that ran, None if not measured. A product that a program or compiler did not hand to
+    these operators makes no call, and no row."""
     with _lock:
         return [receipt.row() for receipt in _receipts.values() if receipt.calls]
 

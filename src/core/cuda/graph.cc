@@ -10,6 +10,13 @@ bool is_captured(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+uint64_t capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long number = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, &number), "a stream's capture");
+  return status == cudaStreamCaptureStatusActive ? number : 0;
+}
+
 Graph::Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
   cudaGraph_t graph = nullptr;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <type_traits>
@@ -11,6 +12,8 @@ namespace tandem::gpu {
 
 /// Whether `stream` is being captured.
 bool is_captured(cudaStream_t stream);
+/// Number of the capture that `stream` is part of; 0: none.
+uint64_t capture_of(cudaStream_t stream);
 
 class Graph {
  public:

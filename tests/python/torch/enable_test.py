@@ -64,6 +64,52 @@ class Values(OnRanks):
             exact = sum(x.double() @ w.double() for x, w in zip(xs, weights)) / (r if op == "avg" else 1)
             self.close(out, exact.chunk(r, dim)[self.rank], (shape, dim, n, dtype, is_kn, op))
 
+    def test_strides_are_those_that_compilers_expect(self):
+        """Inductor relies on the strides of PyTorch's decomposition."""
+        name, r = self.group.group_name, self.size
+        for shape, dim in (((2 * r, 8), 0), ((2 * r, 3, 8), 0), ((2, 3 * r, 8), 1)):
+            x, weight = torch.randn(shape), torch.randn(8, 4)
+            got, expected = scatter(x, weight, "sum", dim, name), symm_mem._fused_matmul_reduce_scatter_fallback(
+                x, weight, "sum", dim, name)
+            self.assertEqual((got.shape, got.stride()), (expected.shape, expected.stride()), (shape, dim))
+            gathered, outs = gather(x, [weight], dim, name)
+            whole, products = symm_mem._fused_all_gather_matmul_fallback(x, [weight], dim, name)
+            self.assertEqual((outs[0].shape, outs[0].stride()), (products[0].shape, products[0].stride()), (shape, dim))
+            self.assertEqual((gathered.shape, gathered.stride()), (whole.shape, whole.stride()), (shape, dim))
+
+    def test_weights_that_lie_differently_have_plans_of_their_own(self):
+        name, x = self.group.group_name, torch.randn(2, 8)
+        whole, packed = torch.randn(12, 8), torch.randn(12, 16)
+        for weight in (whole.t(), packed[:, :8].t(), whole.t().contiguous(), packed.t()[:8]):
+            _, outs = gather(x, [weight], 0, name)
+            rows = [torch.empty(2, 8) for _ in range(self.size)]
+            dist.all_gather(rows, x)
+            self.close(outs[0], torch.cat(rows).double() @ weight.double())
+
+    def test_ranks_that_differ_take_one_form(self):
+        """One rank cannot run the call, or stores its weight in another layout: all take PyTorch's."""
+        if self.size == 1:
+            self.skipTest("needs two ranks")
+        name, x = self.group.group_name, torch.randn(2, 8)
+        for weight, reason in ((torch.randn(8, 0 if self.rank else 4), "rank 1: B is empty"),
+                               (torch.randn(8, 4) if self.rank else torch.randn(4, 8).t(), r"\[N, K\] on rank 0")):
+            _receipts.clear()
+            _, outs = gather(x, [weight], 0, name)
+            self.assertEqual(outs[0].shape, (2 * self.size, weight.shape[1]))
+            row, = tandem.torch.report()
+            self.assertEqual(row["ran"], "torch")
+            self.assertRegex(row["why"], reason)
+
+    def test_groups_may_be_made_again(self):
+        """A plan ends with its process group, although another one may get its name."""
+        name = self.group.group_name
+        gather(torch.ones(2, 8), [torch.ones(8, 4)], 0, name)
+        plan, = _fused._plans.values()
+        with mock.patch.object(plan, "group", lambda: None):
+            gather(torch.ones(2, 8), [torch.ones(8, 4)], 0, name)
+        again, = _fused._plans.values()
+        self.assertIsNot(plan, again)
+
     def test_results_do_not_alias(self):
         """A gathered A lives on while later calls gather others."""
         name, weight = self.group.group_name, torch.randn(8, 8)
@@ -165,7 +211,7 @@ class Reports(OnRanks):
             "empty rows": (lambda: gather(f32[:0], [f32.t()], 0, name), "empty"),
             "empty scatter": (lambda: scatter(rows[:0], f32.t(), "sum", 0, name), "empty"),
             "last dimension": (lambda: gather(torch.randn(2, 8), [torch.randn(8 * r, 4)], 1, name), "A's last"),
-            "last dimension, square": (lambda: gather(wide, [torch.randn(8 * r, 4)], 2, name), "A's last"),
+            "last dimension, three": (lambda: gather(wide, [torch.randn(8 * r, 4)], 2, name), "A's last"),
             "no weights": (lambda: gather(f32, [], 0, name), "no B"),
             "integers": (lambda: gather(f32.int(), [f32.t().int()], 0, name), "int32"),
             "empty columns": (lambda: gather(f32, [torch.randn(8, 0)], 0, name), "empty"),
