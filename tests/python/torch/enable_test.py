@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 import torch.distributed._symmetric_memory as symm_mem
 
 import tandem
@@ -155,6 +156,26 @@ class Values(OnRanks):
         x, weight = torch.randn(2, 8), torch.randn(8, 4)
         compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
         self.assertTrue(torch.equal(compiled(x, weight), program(x, weight)))
+
+    def test_inductor_writes_the_operators_into_graphs(self):
+        """Its asynchronous tensor parallelism, on CPU ranks: collectives around products are fused, and
+        the compiled program's values and strides are those of the program."""
+        if self.size != 2:
+            self.skipTest("on two ranks only, as it compiles")
+
+        def program(x, up, down):
+            whole = collectives.all_gather_tensor(x, 1, self.group)
+            return collectives.reduce_scatter_tensor((whole @ up).relu() @ down, "sum", 1, self.group)
+
+        operands = torch.randn(2, 4, 16), torch.randn(16, 8), torch.randn(8, 16)
+        expected = program(*operands)
+        self.assertEqual(tandem.torch.report(), [])
+        got = torch.compile(program)(*operands)
+        self.assertTrue(torch.allclose(got, expected, atol=1e-5))
+        self.assertEqual(got.stride(), expected.stride())
+        rows = {row["op"]: row for row in tandem.torch.report()}
+        self.assertEqual(rows["fused_matmul_reduce_scatter"]["calls"], 1)
+        self.assertIn(rows["fused_matmul_reduce_scatter"]["ran"], ("overlapped", "serial"))
 
     def test_threads_call_in_turn(self):
         """Backward passes may run on another thread than forward passes."""
