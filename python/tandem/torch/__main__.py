@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 
+from .._errors import Error
 from . import enable
 from ._receipts import print_report, report
 
@@ -28,7 +29,10 @@ def main() -> None:
     is_module = options.module or not os.path.exists(options.program)
     if is_module and importlib.util.find_spec(options.program.split(".")[0]) is None:
         parser.error(f"PROGRAM: {options.program}: expected a file or a module")
-    enable(codec=options.codec, strict=options.strict)
+    try:
+        enable(codec=options.codec, strict=options.strict)
+    except Error as error:
+        parser.error(str(error))
     atexit.register(print_report, int(os.environ.get("RANK", "0")))
     sys.argv = [options.program, *options.arguments]
     if is_module:
