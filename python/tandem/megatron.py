@@ -50,13 +50,17 @@ def _accumulate(op: str, ctx: Any, x: Tensor, dy: Tensor, weight: Tensor, gather
     return make(main_grad.shape, dtype=x.dtype, device=x.device)
 
 
+def _save(ctx: Any, x: Tensor, weight: Tensor, fuses: bool, group_name: str) -> None:
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+    ctx.fuses, ctx.group_name, ctx.main_grad = fuses, group_name, _main_grad(weight, fuses)
+
+
 class _Column(torch.autograd.Function):
     """all-gather(x [sequence / ranks, batch, K]) @ weight.T + bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, fuses: bool, group_name: str) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.fuses, ctx.group_name, ctx.main_grad = fuses, group_name, _main_grad(weight, fuses)
+        _save(ctx, x, weight, fuses, group_name)
         ctx.has_bias = bias is not None
         y = _linears.gather_linear(COLUMN, x, [weight], group_name)[0]
         return y if bias is None else y + bias
@@ -79,8 +83,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, fuses: bool, group_name: str) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.fuses, ctx.group_name, ctx.main_grad = fuses, group_name, _main_grad(weight, fuses)
+        _save(ctx, x, weight, fuses, group_name)
         return _linears.linear_scatter(ROW, x, weight, group_name)
 
     @staticmethod

@@ -13,7 +13,7 @@ from .. import _core
 from .._core import Wire
 from .._errors import InvalidArgument, IoError, Unsupported
 
-OLDEST = (2, 8)
+OLDEST = (2, 8)  # PyTorch with c10d's present interface and the fused operators
 LIMITS = ("it serves torch.distributed's calls and DDP, but not FSDP2, functional collectives, torch.compile, tags "
           "or coalesced calls, and its calls are blocking")
 
@@ -36,6 +36,10 @@ def deadline_of(timeout: float) -> float:
     """Seconds of a wait: the group's timeout, at most TANDEM_DEADLINE_S if that is set."""
     named = os.environ.get("TANDEM_DEADLINE_S")
     return min(1e9, max(0.001, min(timeout, float(named)) if named else timeout))
+
+
+def is_new_enough() -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST
 
 
 @lru_cache(maxsize=None)
@@ -80,7 +84,7 @@ def bytes_sent(group: Optional[Any] = None) -> int:
 
 def register() -> None:
     """No-op for a PyTorch without torch.distributed, or older than OLDEST."""
-    if dist.is_available() and tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST:
+    if dist.is_available() and is_new_enough():
         dist.Backend.register_backend("tandem", _create, extended_api=True, devices=["cpu"])
 
 

@@ -11,8 +11,8 @@ from .. import _core
 from .._core import Wire
 from .._errors import Unsupported
 from . import _receipts
+from ._backend import OLDEST, is_new_enough
 
-OLDEST = (2, 8)  # PyTorch with these operators
 OPERATORS = {
     "fused_all_gather_matmul":
         "(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])",
@@ -36,7 +36,7 @@ _undo: List[Callable[[], None]] = []
 def _require_torch() -> Any:
     """PyTorch's module of the operators. Raises Unsupported if this PyTorch has others."""
     version = torch.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if not is_new_enough():
         raise Unsupported(f"enable: PyTorch {version}: expected {OLDEST[0]}.{OLDEST[1]} or newer, which has "
                           "torch.ops.symm_mem's fused operators")
     import torch.distributed._symmetric_memory as symm_mem
@@ -182,7 +182,7 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
 
     name = None if group is None else _groups.name_of(group)
     wire = codec if codec is None or isinstance(codec, Wire) else Wire(codec)
-    options = _fused.Options(wire, strict, compare and os.environ.get("TANDEM_TUNE", "1") != "0")
+    options = _fused.Options(wire, strict, compare and _fused.may_measure())
     if _kernels is None:
         set_gpu_environment()
         _kernels = _register(symm_mem)

@@ -3,6 +3,7 @@
 A plan owns its operators and its receipt. All ranks of a group call the same operators with the same
 shapes in the same order, as PyTorch's kernels require too, so they make the same plans.
 """
+import os
 import statistics
 import time
 import weakref
@@ -28,6 +29,10 @@ class Options(NamedTuple):
     codec: Optional[Wire] = None
     strict: bool = False
     measures: bool = True
+
+
+def may_measure() -> bool:
+    return os.environ.get("TANDEM_TUNE", "1") != "0"
 
 
 class Refused(Exception):

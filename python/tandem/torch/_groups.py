@@ -1,5 +1,4 @@
 """Comm of a torch.distributed.ProcessGroup, connected over the group's store at its first use."""
-import os
 import threading
 import time
 import weakref
@@ -13,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from .. import _core
 from .._errors import InvalidArgument, Timeout
 from .._world import World, _launched
+from ._backend import deadline_of
 
 def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float) -> Callable[[bytes], bytes]:
     """Gathers bytes of all ranks through a torch.distributed store. Raises Timeout naming a rank
@@ -38,10 +38,8 @@ def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float)
     return gather
 
 
-def deadline_of(group: Any, device: torch.device) -> float:
-    """Seconds of a wait: TANDEM_DEADLINE_S, else the process group's timeout."""
-    if named := os.environ.get("TANDEM_DEADLINE_S"):
-        return float(named)
+def _timeout_of(group: Any, device: torch.device) -> float:
+    """Seconds of the process group's timeout."""
     try:
         return float(group._get_backend(device).options._timeout.total_seconds())
     except (AttributeError, RuntimeError):  # a backend without options
@@ -70,7 +68,7 @@ class Group:
         self.lock = threading.RLock()
         store = c10d._get_process_group_store(group)
         number = store.add(f"tandem/{device.type}/worlds/{self.rank}", 1)  # a store may outlive a group
-        deadline = deadline_of(group, device)
+        deadline = deadline_of(_timeout_of(group, device))
         self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device, deadline)
         self.comm = self.world.comm()
 

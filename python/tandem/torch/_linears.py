@@ -1,6 +1,5 @@
 """Products of other frameworks' tensor-parallel linears on tandem's operators, each planned, measured
 and reported under the framework's name, as PyTorch's fused operators are (_fused.py)."""
-import os
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
@@ -17,7 +16,7 @@ Form = Callable[[], Any]
 def options_of(group_name: str) -> _fused.Options:
     """Options that `enable` was given for the group; the defaults without it."""
     options: Optional[_fused.Options] = _enable._options_of(group_name)
-    return options or _fused.Options(measures=os.environ.get("TANDEM_TUNE", "1") != "0")
+    return options or _fused.Options(measures=_fused.may_measure())
 
 
 def note_stock(op: str, shape: str, dtype: torch.dtype, group_name: str, ranks: int, why: str) -> None:
