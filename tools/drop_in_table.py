@@ -38,14 +38,41 @@ def calls(file):
     return f"{about(found)} {summary}\n\n{markdown(titles, rows)}"
 
 
+WITHOUT = "no_collectives"
+
+
+def over(forms, theirs):
+    """Time of a form over that of Tandem's fastest."""
+    return f'{forms[theirs] / min(time for form, time in forms.items() if form.startswith("tandem")):.2f}'
+
+
+def title(form):
+    return "without collectives, ms" if form == WITHOUT else f"`{form}`, ms"
+
+
 def layers(files):
     """Steps of the layers."""
     found = [r for file in files.split(",") for r in results(file)]
     names = list(found[0]["time_us"]["step"])
-    rows = [[r["model"], str(r["layers"]), str(r["seq"]), *(f'{r["time_us"]["step"].get(n, 0) / 1e3:.1f}' for n in names),
-             *(f'{r["time_us"]["step"][n] / min(r["time_us"]["step"][f] for f in names if f.startswith("tandem")):.2f}'
-               for n in names if not n.startswith("tandem"))] for r in found]
-    titles = ["model", "layers", "tokens", *(f"`{n}`, ms" for n in names),
-              *(f"over `{n}`" for n in names if not n.startswith("tandem"))]
+    compared = [name for name in names if name != WITHOUT and not name.startswith("tandem")]
+    rows = [[r["model"], str(r["layers"]), str(r["seq"]), *(f'{r["time_us"]["step"][n] / 1e3:.1f}' for n in names),
+             *(over(r["time_us"]["step"], n) for n in compared)] for r in found]
+    titles = ["model", "layers", "tokens", *map(title, names), *(f"over `{n}`" for n in compared)]
     text = about(found).replace("µs, medians", "medians")
     return f"{text}\n\n{markdown(titles, rows)}"
+
+
+def megatron(file):
+    """Passes of a GPT under Megatron-Core: a run for each form."""
+    found = results(file)
+    cases = {}
+    for r in found:
+        cases.setdefault((r["layers"], r["seq"], r["batch"]), {})[r["form"]] = r
+    forms = ("stock", "tandem", WITHOUT)
+    rows = []
+    for (count, seq, batch), runs in cases.items():
+        loss = abs(runs["tandem"]["loss"] / runs["stock"]["loss"] - 1)
+        times = {form: runs[form]["time_us"]["step"] for form in forms}
+        rows.append([str(count), f"{batch} × {seq}", *(f"{times[form] / 1e3:.1f}" for form in forms), over(times, "stock"), f"{loss:.0e}"])
+    titles = ["layers", "tokens", *map(title, forms), "over `stock`", "losses differ by"]
+    return f'{about(found).replace("µs, medians", "medians")}\n\n{markdown(titles, rows)}'

@@ -5,8 +5,11 @@ layers under tensor and sequence parallelism, for torchrun. FILE receives a list
 Linears are TorchTitan's (torchtitan.models.common.dist_gemm: AllGatherLinear, AllGatherLinearMulti
 and LinearReduceScatter); attention is PyTorch's. Forms: `plain` gathers and scatters with NCCL
 around torch.mm; `dist_gemm` is TorchTitan's on PyTorch's kernels; `tandem` is TorchTitan's in a
-group that tandem.torch.enable() was called for, and `tandem_titan` has tandem.titan's functions, too. A step is forward, backward and a fused AdamW update. Losses and gradients of
-all forms are compared in the same run; two runs of `tandem` must have the same bits."""
+group that tandem.torch.enable() was called for; `tandem_titan` has tandem.titan's functions, too,
+and `tandem_kept` lets them keep the gathered rows, as `plain` does. `no_collectives` is `plain` on
+what would have been gathered: wrong values, and the time of a step that hides all communication. A
+step is forward, backward and a fused AdamW update. Losses and gradients of all other forms are
+compared in the same run; two runs of tandem's must have the same bits."""
 import argparse
 import datetime
 import os
@@ -23,6 +26,7 @@ from torchtitan.models.common import dist_gemm
 
 import tandem.titan
 import tandem.torch
+from tandem.torch import _titan
 
 MODELS = {"llama-8b": (4096, 32, 8, 128, 14336), "llama-70b": (8192, 64, 8, 128, 28672), "tiny": (128, 4, 2, 32, 256)}
 STEPS = 20
@@ -56,21 +60,49 @@ class Scattered(torch.autograd.Function):
         return out
 
 
+def stand_in(rows, like, _made={}):
+    """Random values instead of a collective's result, made once for a shape."""
+    shape = rows, like.shape[1]
+    if shape not in _made:
+        _made[shape] = torch.randn(shape, device=like.device, dtype=like.dtype)
+    return _made[shape].detach()
+
+
+class NotGathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return stand_in(x.shape[0] * dist.get_world_size(), x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return stand_in(dy.shape[0] // dist.get_world_size(), dy)
+
+
+class NotScattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return stand_in(x.shape[0] // dist.get_world_size(), x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return stand_in(dy.shape[0] * dist.get_world_size(), dy)
+
+
 class Plain:
-    """Linears of `plain`."""
+    """Linears of `plain`, or without its collectives."""
 
-    @staticmethod
-    def column(x, weight):
-        return F.linear(Gathered.apply(x), weight)
+    def __init__(self, gather, scatter):
+        self.gather, self.scatter = gather, scatter
 
-    @staticmethod
-    def pair(x, one, two):
-        whole = Gathered.apply(x)
+    def column(self, x, weight):
+        return F.linear(self.gather(x), weight)
+
+    def pair(self, x, one, two):
+        whole = self.gather(x)
         return F.linear(whole, one), F.linear(whole, two)
 
-    @staticmethod
-    def row(x, weight):
-        return Scattered.apply(F.linear(x, weight))
+    def row(self, x, weight):
+        return self.scatter(F.linear(x, weight))
 
 
 class Titan:
@@ -90,12 +122,18 @@ class Titan:
 
 
 class TandemTitan(Titan):
-    """TorchTitan's linears as tandem.titan.enable() replaces them."""
+    """TorchTitan's linears as tandem.titan.enable(keep_gathered=keeps) replaces them."""
+
+    def __init__(self, group, keeps):
+        super().__init__(group)
+        self.keeps = keeps
 
     def column(self, x, weight):
+        _titan._keeps_gathered = self.keeps
         return tandem.titan.AllGatherLinear.apply(x, weight, None, *self.group)
 
     def pair(self, x, one, two):
+        _titan._keeps_gathered = self.keeps
         return tandem.titan.AllGatherLinearMulti.apply(x, one, two, *self.group)
 
 
@@ -192,8 +230,8 @@ def main():
     x = torch.randn(options.seq // dist.get_world_size(), MODELS[options.model][0], device=device, dtype=dtype)
     tandems = dist.new_group()
     tandem.torch.enable(tandems)  # other groups keep PyTorch's kernels
-    forms = {"plain": Plain, "dist_gemm": Titan(dist.group.WORLD), "tandem": Titan(tandems),
-             "tandem_titan": TandemTitan(tandems)}
+    forms = {"plain": Plain(Gathered.apply, Scattered.apply), "dist_gemm": Titan(dist.group.WORLD), "tandem": Titan(tandems),
+             "tandem_titan": TandemTitan(tandems, False), "tandem_kept": TandemTitan(tandems, True)}
     if not on_gpu:
         del forms["dist_gemm"]  # PyTorch has no kernel for it
     torch.use_deterministic_algorithms(True)  # PyTorch's attention: else the bits of two runs differ
@@ -202,6 +240,7 @@ def main():
     if dist.get_rank() == 0:
         print("losses", losses, flush=True)
     if not options.check_only:
+        forms["no_collectives"] = Plain(NotGathered.apply, NotScattered.apply)
         optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-6, fused=True)
         times = {form: [] for form in forms}
         for repeat in range(3 + STEPS):

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""megatron_gpt.py FILE (stock|tandem) [--layers N] [--seq S] [--batch B]: passes of a GPT under
+"""megatron_gpt.py FILE (stock|tandem|no_collectives) [--layers N] [--seq S] [--batch B]: passes of a GPT under
 Megatron-Core's local layer spec with tensor and sequence parallelism, for torchrun, stock or after
 tandem.megatron.enable(). FILE is appended to: one run for each, since stock's overlap requires
 CUDA_DEVICE_MAX_CONNECTIONS=1 and tandem's 32. The loss and the norms of gradients stand beside the
-time for comparison."""
+time for comparison. no_collectives: stock, whose gathers and scatters of rows are left out once the
+loss is known, the time of a pass that hides them all."""
 import argparse
 import datetime
 import json
@@ -26,6 +27,7 @@ from megatron.core import parallel_state
 from megatron.core.models import backends
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import layers, mappings
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import transformer_block
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -63,10 +65,27 @@ def make_model(options):
     return model.cuda().bfloat16()
 
 
+class Done:
+    def wait(self):
+        pass
+
+
+def leave_out_collectives():
+    """From now on the rows of other ranks are what the memory holds."""
+    def nothing(output, *_, **__):
+        return Done()
+
+    for module in (layers, mappings):
+        for name in ("dist_all_gather_func", "dist_reduce_scatter_func"):
+            if hasattr(module, name):
+                setattr(module, name, nothing)
+    dist.all_gather_into_tensor = dist.reduce_scatter_tensor = nothing
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("file")
-    parser.add_argument("form", choices=["stock", "tandem"])
+    parser.add_argument("form", choices=["stock", "tandem", "no_collectives"])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seq", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=4)
@@ -90,6 +109,8 @@ def main():
 
     loss = passes().item()
     norms = [p.grad.float().norm().item() for p in model.parameters() if p.grad is not None]
+    if FORM == "no_collectives":
+        leave_out_collectives()
     times = []
     for repeat in range(4 + STEPS):
         torch.cuda.synchronize()

@@ -124,7 +124,7 @@ class Operator : public Living<Operator> {
   }
 
   /// Copy of the gather that AgGemm saves, since that ends with the operator.
-  nb::object gathered(nb::object like, nb::object out) {
+  nb::object gathered(nb::object like, nb::object out, bool local) {
     comm_->open(name());
     const Tensor whole = op_->gathered();
     const bool fresh = out.is_none();
@@ -137,12 +137,12 @@ class Operator : public Living<Operator> {
         throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
                                           name(), t.describe(), whole.describe()));
       }
-      comm_->use(name(), like, [&](Communicator&) {  // which may have been closed since
-        if (GpuRank* const gpu = comm_->gpu()) {
-          gpu->copy(t.data(), whole.data(), whole.bytes());
-        } else if (whole.bytes() > 0) {
-          std::memcpy(t.data(), whole.data(), whole.bytes());
-        }
+      comm_->use(name(), like, [&](Communicator& c) {  // which may have been closed since
+        if (local) return copy_rows(t, whole);
+        const Shard mine = shard_of(shape_.m, c.size(), c.rank());
+        const int64_t end = mine.begin + mine.count;
+        copy_rows(t.rows(0, mine.begin), whole.rows(0, mine.begin));
+        copy_rows(t.rows(end, shape_.m - end), whole.rows(end, shape_.m - end));
       });
     }
     return written(like, std::move(out), fresh);
@@ -201,6 +201,11 @@ class Operator : public Living<Operator> {
     comm_->open(name());
     return op_->desc();
   }
+  void copy_rows(const Tensor& to, const Tensor& from) const {
+    if (from.bytes() == 0) return;
+    if (GpuRank* const gpu = comm_->gpu()) return gpu->copy(to.data(), from.data(), from.bytes());
+    std::memcpy(to.data(), from.data(), from.bytes());
+  }
   nb::object new_out(nb::handle x) const {
     const OperandDesc& out = op_->desc().out;
     const bool widens = row_.gradient;
@@ -230,7 +235,8 @@ constexpr const char* kCallAgGemm =
 constexpr const char* kGathered =
     "A copy of the rows [M, K] of all ranks that the last call gathered, in out or in a new tensor "
     "of\n"
-    "the framework and dtype of `like`. Raises InvalidArgument without keep_gathered.";
+    "the framework and dtype of `like`; local False: without this rank's rows, which the caller has.\n"
+    "Raises InvalidArgument without keep_gathered.";
 constexpr const char* kCallGemmRs =
     "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [this rank's rows, N], of the\n"
     "dtype or f32, written and returned, or None for a new one; bias: [N], if constructed with "
@@ -336,7 +342,8 @@ nb::object class_of(const OperatorRow& row, const nb::object& base) {
     bind("__call__", text.of_call, &Operator::product, x, weight, out, bias);
   }
   if (row.keep_gathered) {
-    bind("gathered", kGathered, &Operator::gathered, nb::arg("like").none(), out);
+    bind("gathered", kGathered, &Operator::gathered, nb::arg("like").none(), out, nb::kw_only(),
+         nb::arg("local") = true);
   }
   return made;
 }

@@ -136,6 +136,10 @@ class Products(unittest.TestCase):
                 out = make(np.zeros((12, 7), "f4"))
                 self.assertIs(op.gathered(local, out), out)
                 np.testing.assert_array_equal(back(out), x)
+                remote = op.gathered(local, make(np.full((12, 7), 9, "f4")), local=False)
+                np.testing.assert_array_equal(rows_of(back(remote), comm), np.full_like(rows_of(x, comm), 9))
+                others = np.setdiff1d(np.arange(12), rows_of(np.arange(12), comm))
+                np.testing.assert_array_equal(back(remote)[others], x[others])
                 for bad in (make(np.zeros((7, 12), "f4")), make(np.zeros((12, 14), "f4"))[:, ::2]):
                     with self.assertRaisesRegex(tandem.InvalidArgument, "gathered: out"):
                         op.gathered(local, bad)

@@ -8,6 +8,7 @@ import statistics
 import time
 import weakref
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -20,6 +21,7 @@ from ._receipts import OVERLAPPED, SERIAL, TORCH, Choice, Receipt, receipt_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS, CALLS = 5, 4  # of a comparison with PyTorch's kernel
+MIN_BESIDE = 16 << 20  # bytes of rows that are copied under a product; a smaller copy takes less time than its start
 MAX_PLANS = 256  # of a process; then the oldest is dropped that no CUDA graph has
 
 
@@ -121,6 +123,11 @@ def _remember(key: Any, plan: Plan) -> Plan:
         oldest = next((each for each, kept in _plans.items() if not kept.is_captured), key)
         del _plans[oldest]
     return plan
+
+
+@lru_cache(maxsize=None)
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _is_capturing(a: Tensor) -> bool:
@@ -301,6 +308,22 @@ def _plan(call: Call, key: Any) -> Plan:
     return _remember(key, plan(made.run, choice))
 
 
+def _with_gathered(op: AgGemm, rows: Tensor, weight: Tensor, group: Group) -> Tuple[Tensor, Tensor]:
+    """The product and the rows of all ranks, of which this rank's are copied under the product if they
+    are many."""
+    if not rows.is_cuda or rows.nbytes < MIN_BESIDE:
+        return op(rows, weight), op.gathered(rows)
+    whole = rows.new_empty((op.m, rows.shape[1]))
+    current, beside = torch.cuda.current_stream(), _stream_beside(rows.device)
+    beside.wait_stream(current)
+    with torch.cuda.stream(beside):
+        whole[group.rank * len(rows):][:len(rows)].copy_(rows)
+    product = op(rows, weight)
+    op.gathered(rows, whole, local=False)
+    current.wait_stream(beside)
+    return product, whole
+
+
 class AllGatherMatmul(Call):
     """(A gathered along gather_dim, [A @ B for each B])."""
 
@@ -353,10 +376,9 @@ class AllGatherMatmul(Call):
             with torch.no_grad(), group.lock:
                 rows = _rows(x, call.dim)
                 length = x.shape[call.dim] * group.size
-                product = op(rows, _dense(weights[first]).t())
                 if not keeps:
-                    return None, [_unflatten(product, x, call.dim, length)]
-                whole = op.gathered(rows)
+                    return None, [_unflatten(op(rows, _dense(weights[first]).t()), x, call.dim, length)]
+                product, whole = _with_gathered(op, rows, _dense(weights[first]).t(), group)
             outs = [_unflatten(product if i == first else torch.mm(whole, b), x, call.dim, length)
                     for i, b in enumerate(weights)]
             return _unflatten(whole, x, call.dim, length) if call.returns_a else None, outs

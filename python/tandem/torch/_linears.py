@@ -42,19 +42,19 @@ def scattered(partial: Tensor, group_name: str) -> Tensor:
 
 
 def gather_linear(op: str, x: Tensor, weights: Sequence[Tensor], group_name: str,
-                  stock: Optional[Form] = None) -> List[Tensor]:
-    """[all-gather(x) @ weight.T for each weight [N, K]]; x: this rank's rows [rows, ..., K]. stock:
-    the framework's form, to compare with."""
+                  stock: Optional[Form] = None, keep: bool = False) -> List[Tensor]:
+    """[all-gather(x) @ weight.T for each weight [N, K]], and with `keep` all-gather(x) after them; x:
+    this rank's rows [rows, ..., K]. stock: the framework's form, to compare with."""
 
-    def torch_form() -> Tuple[None, List[Tensor]]:
+    def torch_form() -> Tuple[Tensor, List[Tensor]]:
         whole = gathered(x, group_name)
-        return None, [torch.matmul(whole, weight.t()) for weight in weights]
+        return whole, [torch.matmul(whole, weight.t()) for weight in weights]
 
     call = _fused.AllGatherMatmul(options_of(group_name), stock or torch_form, x, [weight.t() for weight in weights],
-                                  0, group_name, False)
+                                  0, group_name, keep)
     call.op = op
-    outs: List[Tensor] = _fused.run(call)[1]
-    return outs
+    whole, outs = _fused.run(call)
+    return [*outs, whole] if keep else list(outs)
 
 
 def linear_scatter(op: str, x: Tensor, weight: Tensor, group_name: str, stock: Optional[Form] = None) -> Tensor:

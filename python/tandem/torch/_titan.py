@@ -17,16 +17,19 @@ OP = "torchtitan.AllGatherLinear"
 
 # Operators rather than functions, so that torch.compile puts them into its graphs.
 _library = torch.library.Library("tandem", "FRAGMENT")
-_library.define("titan_gather_linear(Tensor x, Tensor[] weights, str group_name) -> Tensor[]")
+_library.define("titan_gather_linear(Tensor x, Tensor[] weights, str group_name, bool keep) -> Tensor[]")
 _library.define("titan_weight_gradient(Tensor x, Tensor dy, str group_name) -> Tensor")
 
 
-def _gather_linear(x: Tensor, weights: Sequence[Tensor], group_name: str) -> List[Tensor]:
-    """[all-gather(x) @ weight.T for each weight]."""
+_keeps_gathered = False
+
+
+def _gather_linear(x: Tensor, weights: Sequence[Tensor], group_name: str, keep: bool) -> List[Tensor]:
+    """[all-gather(x) @ weight.T for each weight], and with `keep` all-gather(x) after them."""
     kernel = symm_mem._fused_all_gather_matmul if x.is_cuda else symm_mem._fused_all_gather_matmul_fallback
     # Without the gathered rows PyTorch's kernel may use NVLink multicast.
     torch_form = lambda: kernel(x, [weight.t() for weight in weights], 0, group_name, return_A=True)
-    return _linears.gather_linear(OP, x, weights, group_name, torch_form)
+    return _linears.gather_linear(OP, x, weights, group_name, torch_form, keep)
 
 
 def _weight_gradient(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
@@ -40,14 +43,36 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("tandem::titan_gather_linear", lib=_library)
-def _(x: Tensor, weights: Sequence[Tensor], group_name: str) -> List[Tensor]:
+def _(x: Tensor, weights: Sequence[Tensor], group_name: str, keep: bool) -> List[Tensor]:
     rows = x.shape[0] * torch.distributed.distributed_c10d._resolve_process_group(group_name).size()
-    return [x.new_empty((rows, weight.shape[0])) for weight in weights]
+    return [x.new_empty((rows, columns)) for columns in [w.shape[0] for w in weights] + [x.shape[1]] * keep]
 
 
 @torch.library.register_fake("tandem::titan_weight_gradient", lib=_library)
 def _(x: Tensor, dy: Tensor, group_name: str) -> Tensor:
     return x.new_empty((dy.shape[1], x.shape[1]))
+
+
+def _forward(ctx: Any, x: Tensor, weights: Sequence[Tensor], group_name: str) -> List[Tensor]:
+    """Products, of which the backward pass uses x or, kept, the gathered x."""
+    ctx.group_name, ctx.kept = group_name, _keeps_gathered
+    outs: List[Tensor] = torch.ops.tandem.titan_gather_linear(x, weights, group_name, ctx.kept)
+    ctx.save_for_backward(outs[-1] if ctx.kept else x, *weights)
+    return outs
+
+
+def _dw(ctx: Any, x: Tensor, dy: Tensor) -> Tensor:
+    """dy.T @ all-gather(x), where x is gathered already if it was kept."""
+    if ctx.kept:
+        return torch.mm(dy.t(), x)
+    dw: Tensor = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name)
+    return dw
+
+
+def _dx(ctx: Any, dy: Tensor, weight: Tensor) -> Tensor:
+    """This rank's rows of dy @ weight, summed over ranks."""
+    dx: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, weight, "sum", 0, ctx.group_name)
+    return dx
 
 
 @spmd_types.register_autograd_function
@@ -57,10 +82,7 @@ class AllGatherLinear(stock.AllGatherLinear):
     @staticmethod
     def forward(ctx: Any, x_shard_m: Tensor, w_shard_n: Tensor, bias_shard_n: Gradient, group: Any,
                 group_name: str) -> Tensor:
-        x = x_shard_m.contiguous()
-        y: Tensor = torch.ops.tandem.titan_gather_linear(x, [w_shard_n], group_name)[0]
-        ctx.save_for_backward(x, w_shard_n)
-        ctx.group_name = group_name
+        y = _forward(ctx, x_shard_m.contiguous(), [w_shard_n], group_name)[0]
         ctx.has_bias = bias_shard_n is not None
         return y if bias_shard_n is None else y + bias_shard_n
 
@@ -68,32 +90,30 @@ class AllGatherLinear(stock.AllGatherLinear):
     def backward(ctx: Any, grad_y_shard_n: Tensor) -> Tuple[Gradient, ...]:
         x, w = ctx.saved_tensors
         dy = grad_y_shard_n.contiguous()
-        dx = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, w, "sum", 0, ctx.group_name)
-        dw = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name)
+        dx, dw = _dx(ctx, dy, w), _dw(ctx, x, dy)
         db = dy.sum(dim=0) if ctx.has_bias else None
         return dx, dw, db, None, None
 
 
 @spmd_types.register_autograd_function
 class AllGatherLinearMulti(stock.AllGatherLinearMulti):
-    """TorchTitan's AllGatherLinearMulti: one gather of x_shard_m for two linears, and one for the
-    gradients of both weights."""
+    """TorchTitan's AllGatherLinearMulti: one gather of x_shard_m for two linears. The gradient of
+    x_shard_m is the sum of two products: joining gradients and weights for a single one copies both."""
 
     @staticmethod
     def forward(ctx: Any, x_shard_m: Tensor, wa_shard_n: Tensor, wb_shard_n: Tensor, group: Any,
                 group_name: str) -> Tuple[Tensor, Tensor]:
-        x = x_shard_m.contiguous()
-        ya, yb = torch.ops.tandem.titan_gather_linear(x, [wa_shard_n, wb_shard_n], group_name)
-        ctx.save_for_backward(x, wa_shard_n, wb_shard_n)
-        ctx.group_name = group_name
-        return ya, yb
+        outs = _forward(ctx, x_shard_m.contiguous(), [wa_shard_n, wb_shard_n], group_name)
+        return outs[0], outs[1]
 
     @staticmethod
     def backward(ctx: Any, grad_ya_shard_n: Tensor, grad_yb_shard_n: Tensor) -> Tuple[Gradient, ...]:
         x, wa, wb = ctx.saved_tensors
-        dy = torch.cat((grad_ya_shard_n, grad_yb_shard_n), dim=1)
-        dx = torch.ops.symm_mem.fused_matmul_reduce_scatter(dy, torch.cat((wa, wb), dim=0), "sum", 0, ctx.group_name)
-        dw = torch.ops.tandem.titan_weight_gradient(x, dy, ctx.group_name)
+        dya, dyb = grad_ya_shard_n.contiguous(), grad_yb_shard_n.contiguous()
+        dx = _dx(ctx, dya, wa) + _dx(ctx, dyb, wb)
+        if ctx.kept:
+            return dx, _dw(ctx, x, dya), _dw(ctx, x, dyb), None, None
+        dw = _dw(ctx, x, torch.cat((dya, dyb), dim=1))
         return dx, dw[:wa.shape[0]], dw[wa.shape[0]:], None, None
 
 
@@ -107,10 +127,13 @@ def _require_signature(ours: Any, theirs: Any) -> None:
                           "TorchTitan 0.3")
 
 
-def enable() -> None:
+def enable(*, keep_gathered: bool = False) -> None:
     """Calls `tandem.torch.enable`, unless the program has, and replaces TorchTitan's AllGatherLinear
-    and AllGatherLinearMulti. Raises Unsupported for a TorchTitan whose functions take other
+    and AllGatherLinearMulti. keep_gathered: they save the gathered x instead of this rank's rows, and
+    the backward pass gathers nothing. Raises Unsupported for a TorchTitan whose functions take other
     arguments, and what `tandem.torch.enable` raises."""
+    global _keeps_gathered
+    _keeps_gathered = keep_gathered
     if _undo:
         return
     ours = (AllGatherLinear, AllGatherLinearMulti)

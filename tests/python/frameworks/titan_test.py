@@ -113,8 +113,18 @@ class Functions(unittest.TestCase):
         self.compare(self.multi, dist_gemm.AllGatherLinearMulti.apply)
         self.compare(self.linear_reduce_scatter, dist_gemm.LinearReduceScatter.apply)
         # x is gathered once in the forward pass and once for the weights' gradient, also for a pair.
-        self.assertEqual(calls(), {_titan.OP: 4, f"{_titan.OP} wgrad": 4, "fused_matmul_reduce_scatter": 6,
+        self.assertEqual(calls(), {_titan.OP: 4, f"{_titan.OP} wgrad": 4, "fused_matmul_reduce_scatter": 8,
                                    "fused_all_gather_matmul": 2})
+
+    def test_kept_rows_are_gathered_once(self):
+        tandem.titan.enable(keep_gathered=True)
+        try:
+            self.compare(self.all_gather_linear, dist_gemm.AllGatherLinear.apply)
+            self.compare(self.multi, dist_gemm.AllGatherLinearMulti.apply)
+            self.assertEqual(calls(), {_titan.OP: 4, "fused_matmul_reduce_scatter": 6})
+            self.assertEqual(self.saved(), [(6 * self.ranks, K), (N, K)])
+        finally:
+            tandem.titan.enable()
 
     def test_torchtitans_functions_match_with_enable_only(self):
         tandem.titan.disable()
@@ -133,13 +143,17 @@ class Functions(unittest.TestCase):
         finally:
             _titan._linears.weight_gradient = gradient
 
-    def test_they_save_this_ranks_rows_only(self):
+    def saved(self):
+        """Shapes of the tensors that AllGatherLinear saves."""
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tuple(tensor.shape)) or tensor,
                                                       lambda tensor: tensor):
             x, w = leaf(values(6, K, seed=1)), leaf(values(N, K, seed=2))
             dist_gemm.AllGatherLinear.apply(x, w, None, self.group, self.group.group_name)
-        self.assertEqual(saved, [(6, K), (N, K)])
+        return saved
+
+    def test_they_save_this_ranks_rows_only(self):
+        self.assertEqual(self.saved(), [(6, K), (N, K)])
 
     def test_compiled_functions_match(self):
         def pair(x, wa, wb, group, name):
