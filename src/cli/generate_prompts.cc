@@ -216,7 +216,7 @@ void generate_all(Communicator& tp, const GenerateArguments& arguments, const St
       "{} texts, {} tokens in {:.3f} s ({:.1f} tokens/s): {} steps of {:.1f} rows, {} pages; {} "
       "texts computed again for lack of pages",
       lines.size(), tokens, took.count(), double(tokens) / took.count(), stats.steps,
-      double(stats.rows) / double(std::max<int64_t>(1, stats.steps)), engine.pages().size(),
+      double(stats.rows) / double(std::max<int64_t>(1, stats.steps)), engine.num_pages(),
       stats.preempted));
 }
 

@@ -38,6 +38,7 @@ struct ServeArguments {
   int ranks = 1;
   DeviceOptions devices;
   int64_t batch = 16, context = 0, prompt_rows = 0, mixed_rows = 0, queue = 256;
+  bool share_prefixes = true;
 };
 
 /// Last folder of the model's path.
@@ -81,6 +82,7 @@ EngineOptions engine_options(const ServeArguments& arguments, const ServedModel&
   if (options.mixed_rows == 0 && arguments.devices.on_gpus()) options.mixed_rows = kGpuMixedRows;
   set_step_rows(options, prompt_rows(arguments.prompt_rows, arguments.devices),
                 arguments.devices.on_gpus());
+  options.share_prefixes = arguments.share_prefixes;
   options.codec = policy;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = model.stored->tokenizer.get();
@@ -165,10 +167,11 @@ void run(ServeArguments arguments) {
     tp.require_same("the model", stored.identity);
     tp.require_same(
         "options",
-        fmt::format("--context {} --batch {} --prompt-rows {} --mixed-rows {} "
+        fmt::format("--context {} --batch {} --prompt-rows {} --mixed-rows {} {} "
                     "--dtype {} --weights {} --codec {}",
                     model.capacity, arguments.batch, arguments.prompt_rows, arguments.mixed_rows,
-                    arguments.dtype, arguments.weights, policy.describe()));
+                    arguments.share_prefixes ? "" : "--no-shared-prefixes", arguments.dtype,
+                    arguments.weights, policy.describe()));
     policy.require_used(stored.config, tp.size());
     serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
   });
@@ -210,6 +213,9 @@ void add_serve(CLI::App& app) {
                                "delay less (default: all on CPUs, {} on GPUs)",
                                kGpuMixedRows))
       ->check(CLI::Range(1, 1 << 16));
+  command->add_flag("!--no-shared-prefixes", arguments->share_prefixes,
+                    "Compute the first tokens of a prompt although the cache has those of another "
+                    "text");
   command
       ->add_option("--queue", arguments->queue,
                    "Max sequences that are generated or wait; others get status 429")

@@ -150,7 +150,7 @@ TEST_P(GpuEngine, CancelledRequestsEndAndOthersKeepTheirTexts) {
       of_cpu.push_back(expected[i]);
     }
     expect_texts(found, of_cpu, "others");
-    EXPECT_EQ(engine.pages().free(), engine.pages().size());
+    EXPECT_EQ(engine.free_pages(), engine.num_pages());
   });
 }
 

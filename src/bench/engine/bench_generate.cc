@@ -250,6 +250,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.mixed_rows = q.mixed_rows;
   set_step_rows(options, q.prompt_rows, tp.on_gpu());
   options.int8_weights = !q.weights.empty();
+  options.share_prefixes = false;  // each batch has the same prompts
   Engine engine(tp, config, options);
   tp.on_gpu() ? set_periodic_weights(tp, engine) : engine.initialize(1);
 

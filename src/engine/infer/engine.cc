@@ -105,11 +105,18 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       mixed_rows_(resolved.options.mixed_rows),
       window_(max_window(tp, config)),
       pool_(resolved.options.pages),
+      shares_(resolved.options.share_prefixes && window_ == 0),
+      prefixes_(pool_),
       decoder_(model_.context, max_rows_, max_sequences_, resolved.options.overlap) {}
 
 void Engine::initialize(uint64_t seed) {
   initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());
   parameters_changed();
+}
+
+void Engine::parameters_changed() {
+  while (prefixes_.unused() > 0) prefixes_.drop_oldest();
+  model_.parameters_changed();
 }
 
 void check(const Request& request, const ModelConfig& config, int64_t capacity) {
@@ -173,9 +180,11 @@ std::vector<TokenEvent> Engine::step() {
   const std::span<const Sampled> sampled = decoder_.run(rows_);
   ++stats_.steps;
   stats_.rows += int64_t(rows_.tokens.size());
+  offer_pages();
   std::vector<TokenEvent> events;
   for (size_t i = 0; i < chosen_.size(); ++i) {
     events.push_back(choose(*chosen_[i], i, sampled[i]));
+    events.back().shared = std::exchange(chosen_[i]->found, 0);
   }
   score_prompts(events);
   std::erase_if(running_,
@@ -199,6 +208,30 @@ void Engine::return_pages_before_windows() {
     pool_.give_back(unread);
     std::ranges::fill(unread, 0);  // a valid page, but of other tokens
     sequence->returned = end;
+  }
+}
+
+void Engine::share_prefix(Sequence& sequence) {
+  // Rows whose logits score the tokens after them are computed.
+  if (!shares_ || sequence.request.prompt_alternatives >= 0) return;
+  const std::span tokens(sequence.tokens);
+  sequence.prefix = prefixes_.enter(tokens.first(tokens.size() - 1));
+  sequence.pages = prefixes_.pages(sequence.prefix);
+  sequence.shared = sequence.pages.size();
+  sequence.cached = int64_t(sequence.shared) * kPageTokens;
+}
+
+void Engine::offer_pages() {
+  for (const auto& each : running_) {
+    Sequence& sequence = *each;
+    if (sequence.prefix == nullptr) continue;
+    for (; int64_t(sequence.shared + 1) * kPageTokens <= sequence.cached; ++sequence.shared) {
+      const auto tokens = std::span(sequence.tokens)
+                              .subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
+      int32_t& page = sequence.pages[sequence.shared];
+      sequence.prefix = prefixes_.extend(sequence.prefix, tokens, page);
+      page = prefixes_.page(sequence.prefix);
+    }
   }
 }
 
@@ -230,7 +263,7 @@ void Engine::plan_chunks() {
 /// Plans as many rows as have pages; false if none has.
 bool Engine::plan_chunk(Sequence& sequence) {
   const int64_t room =
-      (int64_t(sequence.pages.size()) + pool_.free()) * kPageTokens - sequence.cached;
+      (int64_t(sequence.pages.size()) + free_pages()) * kPageTokens - sequence.cached;
   if (room <= 0) return false;
   const int64_t rows = step_rows_ - int64_t(rows_.tokens.size());
   const int64_t count = std::min({sequence.left(), rows, room});
@@ -249,17 +282,26 @@ void Engine::admit() {
     // With a window, a prompt may need more pages than there are at once.
     int64_t end = int64_t(sequence.tokens.size());
     if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
-    if (promised > pool_.size() && pages_of(end) >= pool_.free() && !running_.empty()) return;
+    share_prefix(sequence);
+    const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
+    if (promised > pool_.size() && missing >= free_pages() && !running_.empty()) {
+      release(sequence);
+      sequence.cached = 0;
+      return;
+    }
+    if (sequence.written() == 0) sequence.found = sequence.cached;
+    stats_.shared_tokens += sequence.found;
     take_pages(sequence, end);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    add_rows(*running_.back(), end, true);
+    add_rows(*running_.back(), end - running_.back()->cached, true);
   }
 }
 
 bool Engine::take_pages(Sequence& sequence, int64_t end) {
   const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
-  if (missing > pool_.free()) return false;
+  if (missing > free_pages()) return false;
+  while (missing > pool_.free()) prefixes_.drop_oldest();
   for (int64_t i = 0; i < missing; ++i) sequence.pages.push_back(pool_.take());
   return true;
 }
@@ -276,9 +318,10 @@ bool Engine::preempt_after(const Sequence& sequence) {
 }
 
 void Engine::release(Sequence& sequence) {
-  pool_.give_back(std::span(sequence.pages).subspan(sequence.returned));
+  pool_.give_back(std::span(sequence.pages).subspan(sequence.returned + sequence.shared));
+  prefixes_.leave(std::exchange(sequence.prefix, nullptr));
   sequence.pages.clear();
-  sequence.returned = 0;
+  sequence.returned = sequence.shared = 0;
 }
 
 /// Plans the next `count` tokens of a sequence, or as many as there are rows left.

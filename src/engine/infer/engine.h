@@ -19,6 +19,7 @@
 
 #include "engine/infer/batch_decoder.h"
 #include "engine/infer/cache/page_pool.h"
+#include "engine/infer/cache/prefix_tree.h"
 #include "engine/infer/continuation.h"
 #include "engine/infer/rank_model.h"
 #include "engine/infer/sampling/logits_processors.h"
@@ -35,6 +36,9 @@ struct EngineOptions {
                            ///< less, but it has one at least for each sequence; 0: `rows`
   int64_t pages = 0;  ///< pages of the cache; 0: for `sequences` sequences of `capacity` tokens,
                       ///< or their windows
+  /// Texts with the same first tokens share their pages (cache/prefix_tree.h), unless all layers
+  /// have windows.
+  bool share_prefixes = true;
   OverlapOptions overlap = {};  ///< of the experts, and on GPUs of steps of `rows` rows
   CodecPolicy codec = {};
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
@@ -86,6 +90,7 @@ struct TokenEvent {
   std::string stop = {};         ///< string that ended the text
   std::vector<Sampled> alternatives = {};  ///< likeliest tokens in its place, likeliest first
   std::string error = {};
+  int64_t shared = 0;  ///< first tokens of the prompt that were in the cache, with the first event
   /// Scores of the prompt's tokens from the second on, with the first event, if asked for.
   std::vector<TokenScore> prompt = {};
 };
@@ -99,8 +104,8 @@ class Engine {
   /// As in Generator.
   Tensor parameters() const { return model_.weights.values(); }
   const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
-  /// With int8_weights called once: parameters() then has no data.
-  void parameters_changed() { model_.parameters_changed(); }
+  /// While no request is unfinished. With int8_weights called once: parameters() then has no data.
+  void parameters_changed();
 
   /// Random weights, as a new model's.
   void initialize(uint64_t seed);
@@ -120,10 +125,13 @@ class Engine {
 
   struct Stats {
     int64_t steps = 0, rows = 0;
-    int64_t preempted = 0;  ///< sequences that gave their pages back
+    int64_t preempted = 0;      ///< sequences that gave their pages back
+    int64_t shared_tokens = 0;  ///< of prompts, that were in the cache
   };
   const Stats& stats() const { return stats_; }
-  const PagePool& pages() const { return pool_; }
+  int64_t num_pages() const { return pool_.size(); }
+  /// Pages that no text uses, some of which hold what later ones may share.
+  int64_t free_pages() const { return pool_.free() + prefixes_.unused(); }
 
  private:
   /// Options with their defaults.
@@ -143,6 +151,9 @@ class Engine {
     std::vector<TokenScore> scores;  ///< of the prompt's tokens from the second on
     std::vector<int32_t> pages;      ///< of tokens 0, kPageTokens, ...
     size_t returned = 0;             ///< first pages, which the window has left
+    size_t shared = 0;               ///< first pages, which are those of the path to `prefix`
+    PrefixTree::Node* prefix = nullptr;
+    int64_t found = 0;  ///< tokens of the prompt that were in the cache, until the first event
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
     /// The last token of a prompt is in a chunk, however the prompt is divided.
@@ -156,6 +167,10 @@ class Engine {
   /// Max pages that a sequence has at once.
   int64_t max_pages(const Sequence& sequence) const;
   void return_pages_before_windows();
+  /// Gives a sequence that begins the pages of its first tokens, except the last one.
+  void share_prefix(Sequence& sequence);
+  /// Offers the full pages of the step's sequences to later ones.
+  void offer_pages();
   void plan_tokens();
   void plan_chunks();
   void admit();
@@ -178,6 +193,8 @@ class Engine {
   int64_t step_rows_ = 0;  // max of the step that is being planned
   int64_t window_;         // tokens whose pages a sequence needs to continue; 0: all
   PagePool pool_;
+  bool shares_;
+  PrefixTree prefixes_;
   BatchDecoder decoder_;
   int64_t next_id_ = 0;
   Sequences waiting_, running_;  // both in the order of their ids, running ones first

@@ -180,11 +180,12 @@ void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) 
       const std::lock_guard lock(mutex_);
       stats_.unfinished -= num_cancelled;
       for (const TokenEvent& event : events) stats_.unfinished -= event.finish ? 1 : 0;
-      stats_.pages = engine.pages().size();
-      stats_.pages_used = stats_.pages - engine.pages().free();
+      stats_.pages = engine.num_pages();
+      stats_.pages_used = stats_.pages - engine.free_pages();
       stats_.steps = engine.stats().steps;
       stats_.rows = engine.stats().rows;
       stats_.preempted = engine.stats().preempted;
+      stats_.shared_tokens = engine.stats().shared_tokens;
       stats_.receipts = receipts();
     }
     if (!events.empty()) listener(std::move(events));

@@ -19,7 +19,7 @@ class ServeLoop {
   struct Stats {
     int64_t unfinished = 0;  ///< requests that run or wait
     int64_t pages_used = 0, pages = 0;
-    int64_t steps = 0, rows = 0, preempted = 0;
+    int64_t steps = 0, rows = 0, preempted = 0, shared_tokens = 0;  ///< as the engine's
     std::vector<Receipt> receipts = {};  ///< of rank 0's operators that steps have called
   };
   /// Receives the tokens of each step on rank 0, on the thread of `run`.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,16 @@
 namespace tandem::test {
 
 constexpr int64_t kCapacity = 200;
+
+/// Ranks as threads, with one kernel thread each.
+inline void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, [&](Communicator& tp) {
+    set_kernel_threads(1);
+    body(tp);
+  });
+}
 
 struct Choice {
   uint64_t seed, count = 0;
@@ -114,7 +125,7 @@ inline std::vector<Written> run_all(Engine& engine, const std::vector<Request>& 
       idle_steps = 0;
     }
   }
-  EXPECT_EQ(engine.pages().free(), engine.pages().size());
+  EXPECT_EQ(engine.free_pages(), engine.num_pages());
   return all;
 }
 
@@ -122,7 +133,9 @@ inline std::vector<Written> run_all(Engine& engine, const std::vector<Request>& 
 inline std::vector<Written> run_separately(Communicator& tp, const ModelConfig& config, DType dtype,
                                            const CodecPolicy& codec,
                                            const std::vector<Request>& requests) {
-  Engine engine(tp, config, {.dtype = dtype, .sequences = 1, .rows = 1, .codec = codec});
+  Engine engine(
+      tp, config,
+      {.dtype = dtype, .sequences = 1, .rows = 1, .share_prefixes = false, .codec = codec});
   fill_engine(engine, config, tp);
   std::vector<Written> all;
   for (const Request& request : requests) {

@@ -28,15 +28,6 @@ class EngineTest : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, EngineTest, ::testing::ValuesIn(engine_variants()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
-  WorldOptions world;
-  world.ranks = ranks;
-  run_threads(world, [&](Communicator& tp) {
-    set_kernel_threads(1);
-    body(tp);
-  });
-}
-
 TEST_P(EngineTest, OneRequestHasTheTokensOfTheGenerator) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(GetParam());
@@ -226,7 +217,7 @@ TEST(Engine, CancelledRequestsEndAndOthersKeepTheirTokens) {
       if (cancelled.contains(int64_t(i))) continue;
       EXPECT_EQ(tokens[i], expected[i].tokens);
     }
-    EXPECT_EQ(engine.pages().free(), engine.pages().size());
+    EXPECT_EQ(engine.free_pages(), engine.num_pages());
   });
 }
 
@@ -274,7 +265,7 @@ TEST(Engine, TextsWithWindowsTakePagesForTheirWindowsOnly) {
         fill_engine(generator, config, tp);
         Engine engine(tp, config, {.sequences = c.sequences, .rows = c.rows, .pages = c.pages});
         fill_engine(engine, config, tp);
-        EXPECT_EQ(engine.pages().size(), c.pages > 0 ? c.pages : 3 * 3);
+        EXPECT_EQ(engine.num_pages(), c.pages > 0 ? c.pages : 3 * 3);
         const auto all = run_all(engine, requests, {uint64_t(c.rows)});
         for (size_t i = 0; i < requests.size(); ++i) {
           std::vector<int32_t> tokens;
