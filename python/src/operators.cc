@@ -124,7 +124,7 @@ class Operator : public Living<Operator> {
   }
 
   /// Copy of the gather that AgGemm saves, since that ends with the operator.
-  nb::object gathered(nb::object like, nb::object out, bool local) {
+  nb::object gathered(nb::object like, nb::object out, bool with_local) {
     comm_->open(name());
     const Tensor whole = op_->gathered();
     const bool fresh = out.is_none();
@@ -138,10 +138,10 @@ class Operator : public Living<Operator> {
                                           name(), t.describe(), whole.describe()));
       }
       comm_->use(name(), like, [&](Communicator& c) {  // which may have been closed since
-        if (local) return copy_rows(t, whole);
-        const Shard mine = shard_of(shape_.m, c.size(), c.rank());
-        const int64_t end = mine.begin + mine.count;
-        copy_rows(t.rows(0, mine.begin), whole.rows(0, mine.begin));
+        if (with_local) return copy_rows(t, whole);
+        const Shard local = shard_of(shape_.m, c.size(), c.rank());
+        const int64_t end = local.begin + local.count;
+        copy_rows(t.rows(0, local.begin), whole.rows(0, local.begin));
         copy_rows(t.rows(end, shape_.m - end), whole.rows(end, shape_.m - end));
       });
     }
@@ -235,7 +235,8 @@ constexpr const char* kCallAgGemm =
 constexpr const char* kGathered =
     "A copy of the rows [M, K] of all ranks that the last call gathered, in out or in a new tensor "
     "of\n"
-    "the framework and dtype of `like`; local False: without this rank's rows, which the caller has.\n"
+    "the framework and dtype of `like`; local False: without this rank's rows, which the caller "
+    "has.\n"
     "Raises InvalidArgument without keep_gathered.";
 constexpr const char* kCallGemmRs =
     "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [this rank's rows, N], of the\n"

@@ -1,0 +1,90 @@
+#include "bench/engine/bench_serve.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+int64_t draw_length(const LengthDistribution& of, uint64_t seed, const char* what, uint64_t i) {
+  const double length = of.median * std::exp(of.sigma * double(normal(seed, stream_of(what), i)));
+  return std::clamp(int64_t(std::llround(length)), of.min, of.max);
+}
+
+}  // namespace
+
+std::vector<TimedRequest> make_load(const ServeLoad& load) {
+  int64_t count = load.requests;
+  if (count == 0) count = std::max<int64_t>(32, 8 * load.streams);
+  std::vector<TimedRequest> requests;
+  double at = 0;
+  for (uint64_t i = 0; i < uint64_t(count); ++i) {
+    const auto token = [&](uint64_t of, uint64_t index) {
+      return int32_t(philox(load.seed, of, index)[0] % uint64_t(load.vocab));
+    };
+    std::vector<int32_t> prompt;
+    if (uniform(load.seed, stream_of("shared"), i) < load.share) {
+      for (uint64_t j = 0; j < uint64_t(load.prefix); ++j) prompt.push_back(token(0, j));
+    }
+    const int64_t length =
+        load.prompt > 0 ? load.prompt : draw_length(kChatPrompts, load.seed, "prompt", i);
+    const int64_t end = std::max(length, int64_t(prompt.size()) + 1);
+    while (int64_t(prompt.size()) < end) prompt.push_back(token(1 + i, prompt.size()));
+    const int64_t max_tokens =
+        load.max_tokens > 0 ? load.max_tokens : draw_length(kChatTexts, load.seed, "text", i);
+    if (load.rate > 0) {
+      at -= std::log1p(-double(uniform(load.seed, stream_of("arrivals"), i))) / load.rate;
+    }
+    const nlohmann::json body = {{"model", load.model},
+                                 {"prompt", prompt},
+                                 {"max_tokens", max_tokens},
+                                 {"temperature", 0},
+                                 {"ignore_eos", true},
+                                 {"stream", true},
+                                 {"stream_options", {{"include_usage", true}}}};
+    requests.push_back({.at_s = at, .body = body.dump()});
+  }
+  return requests;
+}
+
+ServeTimes quantiles(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  const auto at = [&](double share) {
+    const auto rank = int64_t(std::ceil(share * double(values.size())));
+    return values[size_t(std::max<int64_t>(1, rank) - 1)];
+  };
+  return {at(0.5), at(0.9), at(0.99)};
+}
+
+ServeResult summarize(std::span<const TimedText> texts, double seconds) {
+  ServeResult result;
+  result.seconds = seconds;
+  std::vector<double> first, next, whole;
+  for (const TimedText& text : texts) {
+    if (text.end_s == 0) continue;  // not sent
+    ++result.requests;
+    if (!text.error.empty()) {
+      if (result.error.empty()) result.error = text.error;
+      continue;
+    }
+    ++result.whole;
+    result.prompt_tokens += text.prompt_tokens;
+    result.tokens += text.tokens;
+    result.cached_tokens += text.cached_tokens;
+    whole.push_back(text.end_s);
+    if (!text.arrivals_s.empty()) first.push_back(text.arrivals_s.front());
+    for (size_t i = 1; i < text.arrivals_s.size(); ++i) {
+      next.push_back(text.arrivals_s[i] - text.arrivals_s[i - 1]);
+    }
+  }
+  result.first_token = quantiles(std::move(first));
+  result.next_token = quantiles(std::move(next));
+  result.text = quantiles(std::move(whole));
+  return result;
+}
+
+}  // namespace tandem

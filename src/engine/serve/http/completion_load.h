@@ -1,0 +1,51 @@
+// Requests for streamed texts to any server with OpenAI's API, many at once, and the times of their
+// parts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+struct ServerUrl {
+  std::string host, port;
+  std::string path;  ///< before /v1, without a last slash
+};
+
+/// Parses "http://HOST[:PORT][/PATH]", with an IPv6 address in brackets. Throws InvalidArgument.
+ServerUrl parse_server_url(const std::string& text);
+
+struct TimedRequest {
+  double at_s = 0;   ///< time to send it, since the first
+  std::string body;  ///< of POST /v1/completions, with "stream": true
+};
+
+struct TimedText {
+  /// Seconds to each part of the text, from the time to send the request, or later only because
+  /// `streams` texts were awaited, if that is 0.
+  std::vector<double> arrivals_s;
+  double end_s = 0;  ///< to the end of the answer
+  int64_t prompt_tokens = 0, tokens = 0, cached_tokens = 0;
+  std::string error = "not sent";  ///< empty: the text is whole
+};
+
+struct CompletionLoad {
+  ServerUrl url;
+  std::string key;          ///< sent as a bearer token, unless empty
+  int streams = 1;          ///< texts that are awaited at once
+  double deadline_s = 600;  ///< of one request
+};
+
+/// Name of the first model that the server lists. Throws IoError if it does not answer.
+std::string served_model(const CompletionLoad& load);
+
+/// Sends the requests in order, and returns their texts. `done`: called after each with its number.
+/// If no server answers any more, the rest are not sent.
+std::vector<TimedText> send_requests(const CompletionLoad& load,
+                                     std::span<const TimedRequest> requests,
+                                     const std::function<void(const TimedText&)>& done);
+
+}  // namespace tandem
