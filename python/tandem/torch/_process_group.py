@@ -95,6 +95,8 @@ class PythonGroup(dist.ProcessGroup):
         op = getattr(op, "op", op)
         if op not in COMBINE:
             raise ValueError(f"{op}: without a C++ compiler: expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR")
+        if op == Op.AVG and x.dtype == torch.bool:
+            raise ValueError("AVG of Bool: expected a number")
         if op in (Op.SUM, Op.AVG, Op.MAX) and x.dtype in NATIVE:
             whole = _flat(x)
             codec = self._options.codec if op != Op.MAX and x.is_floating_point() else None
@@ -107,7 +109,10 @@ class PythonGroup(dist.ProcessGroup):
             whole = parts[0]
             for part in parts[1:]:
                 whole = COMBINE[op](whole, part)
-        return whole / self.size() if op == Op.AVG else whole
+        if op != Op.AVG:
+            return whole
+        is_integer = not (x.is_floating_point() or x.is_complex())
+        return torch.div(whole, self.size(), rounding_mode="trunc" if is_integer else None)
 
     def allreduce(self, tensors: List[Tensor], opts: Any = None) -> Any:
         def call() -> None:

@@ -67,6 +67,15 @@ class Reductions(Case):
             dist.all_reduce(x, op=Op.AVG)
             self.same(x, (sum(values(r, (9,), dtype) for r in range(SIZE))) / SIZE)
 
+    def test_average_of_integers_is_rounded_to_zero(self):
+        for dtype in (torch.int32, torch.int64, torch.int8, torch.uint8):
+            x, shard = values(RANK, (9 * SIZE,), dtype), torch.empty(9, dtype=dtype)
+            want = torch.div(sum(values(r, (9 * SIZE,), dtype) for r in range(SIZE)), SIZE, rounding_mode="trunc")
+            dist.reduce_scatter_tensor(shard, x.clone(), op=Op.AVG)
+            self.same(shard, want[9 * RANK:9 * (RANK + 1)])
+            dist.all_reduce(x, op=Op.AVG)
+            self.same(x, want)
+
     def test_premultiplied_sum(self):
         x, out = values(RANK, (4 * SIZE,), torch.float32), torch.empty(4)
         factor = dist._make_nccl_premul_sum(0.5)
@@ -378,8 +387,7 @@ class Errors(Case):
         x = torch.ones(4)
         refusals = [
             (ValueError, "all_reduce: BAND of Float: expected an integer dtype", lambda: dist.all_reduce(x, op=Op.BAND)),
-            (ValueError, "all_reduce: AVG of Long: expected a floating dtype",
-             lambda: dist.all_reduce(x.long(), op=Op.AVG)),
+            (ValueError, "all_reduce: AVG of Bool: expected a number", lambda: dist.all_reduce(x.bool(), op=Op.AVG)),
             (ValueError, r"expected 4 numbers|expected \d numbers whose sum is 4",
              lambda: dist.all_to_all_single(x.clone(), x, [1] * SIZE, [9] * SIZE)),
             (ValueError, "expected a tensor|expected .* elements",

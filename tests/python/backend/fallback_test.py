@@ -11,8 +11,8 @@ from group import RANK, dist, start, tandem, torch
 from tandem.torch import _backend, _compile
 
 SERVED = {
-    calls_test.Reductions: ["all_reduce", "sums_in_rank_order", "average", "reduce", "reduce_scatter",
-                            "reduce_scatter_of_uneven_shards"],
+    calls_test.Reductions: ["all_reduce", "sums_in_rank_order", "average", "average_of_integers_is_rounded_to_zero", "reduce",
+                            "reduce_scatter", "reduce_scatter_of_uneven_shards"],
     calls_test.Gathers: ["all_gather", "all_gather_of_uneven_tensors", "broadcast", "gather_and_scatter", "objects"],
     calls_test.AllToAll: ["equal_shards", "splits"],
     calls_test.Messages: ["short_messages_leave_before_they_are_received"],

@@ -25,10 +25,10 @@ inline const char* name_of(Op op) {
 inline void check_op(const char* what, at::ScalarType type, Op op) {
   const bool is_bitwise = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
   const bool is_ordered = op == Op::MIN || op == Op::MAX;
-  const bool is_scaled = op == Op::AVG || op == Op::PREMUL_SUM;
   const char* expected = nullptr;
   if (is_bitwise && !at::isIntegralType(type, true)) expected = "an integer dtype";
-  if (is_scaled && at::isIntegralType(type, true)) expected = "a floating dtype";
+  if (op == Op::AVG && type == at::kBool) expected = "a number";
+  if (op == Op::PREMUL_SUM && at::isIntegralType(type, true)) expected = "a floating dtype";
   if (is_ordered && at::isComplexType(type)) expected = "a real dtype";
   if (op == Op::UNUSED) expected = "an op";
   TORCH_CHECK_VALUE(!expected, what, ": ", name_of(op), " of ", toString(type), ": expected ",
@@ -96,8 +96,14 @@ class Reducer {
     return factor->tensor_factor.defined() ? x.mul_(factor->tensor_factor)
                                            : x.mul_(factor->double_factor);
   }
+  /// Averages of integers are rounded towards zero, as NCCL's.
   void scale_back(at::Tensor x) const {
-    if (op_ == Op::AVG) x.div_(world_.size());
+    if (op_ != Op::AVG) return;
+    if (at::isIntegralType(x.scalar_type(), false)) {
+      x.div_(world_.size(), "trunc");
+    } else {
+      x.div_(world_.size());
+    }
   }
 
   void combine(at::Tensor& sum, const at::Tensor& x) const {
