@@ -247,9 +247,9 @@ class Operator : public Living<Operator> {
   }
   nb::object new_out(nb::handle x) const {
     const OperandDesc& out = op_->desc().out;
-    const bool converts = out.dtype != shape_.dtype;
+    const bool names_dtype = row_.gradient || out.dtype != shape_.dtype;
     return new_result(x, std::array{out.rows, out.columns}, name(),
-                      converts ? name_of(out.dtype).data() : nullptr,
+                      names_dtype ? name_of(out.dtype).data() : nullptr,
                       row_.gradient ? Fill::zeros : Fill::none);
   }
   void set_result(const Options& options) {
@@ -293,8 +293,8 @@ constexpr const char* kCallAgGemm =
     "one.\n"
     "Rows are dense. e4m3: out is of out_dtype; x_scale and weight_scale, contiguous f32 of any "
     "shape,\n"
-    "have one element, x_scale's equal on all ranks, or one per row of x and weight. Raises "
-    "InvalidArgument naming the operand, Timeout, Aborted.";
+    "have one element, x_scale's equal on all ranks, or one per row of x and weight.\n"
+    "Raises InvalidArgument naming the operand, Timeout, Aborted.";
 constexpr const char* kGathered =
     "A copy of the rows [M, K] of all ranks that the last call gathered, in out or in a new tensor "
     "of\n"
@@ -303,8 +303,8 @@ constexpr const char* kCallGemmRs =
     "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [this rank's rows, N], of the\n"
     "dtype or f32, written and returned, or None for a new one; bias: [N], if constructed with "
     "one.\n"
-    "Rows are dense. e4m3: out is of out_dtype; scales: as of AgGemm. Raises InvalidArgument "
-    "naming the operand, Timeout, Aborted.";
+    "Rows are dense. e4m3: out is of out_dtype; scales: as of AgGemm.\n"
+    "Raises InvalidArgument naming the operand, Timeout, Aborted.";
 constexpr const char* kCallGemmAr =
     "x: [M, K]; weight: [N, K] (weight_kn: w.T of a [K, N] w); out: [M, N], written and returned, "
     "or\n"
@@ -330,10 +330,8 @@ constexpr const char* kGemmAr =
     "k: input features of this rank. codec: wire format of partial products and sums;\n"
     "allow_uncompressed, strict, out_dtype, scaling: as of AgGemm, but with other dtypes than "
     "e4m3\n"
-    "the result has the dtype. add_norm: calls add the sum to a residual and normalize it. "
-    "Collective to construct and to call. Raises InvalidArgument, Mismatch, "
-    "Timeout,\n"
-    "Aborted.";
+    "the result has the dtype. add_norm: calls add the sum to a residual and normalize it.\n"
+    "Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
     "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
