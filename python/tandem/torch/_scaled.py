@@ -178,7 +178,7 @@ class AllGatherScaledMatmul(_fused.Call):
         if rows is None:
             return self.a_scale
         scales = _fused._rows(self.a_scale, self.dim)
-        return _api.all_gather(group.comm, scales) if rows == 1 else scales.contiguous()
+        return _api.all_gather(group.comm, _aligned(scales)) if rows == 1 else scales.contiguous()
 
     def make(self, group: Group) -> Made:
         a, first = self.tensor, self.first()

@@ -119,6 +119,7 @@ class Operators(Scaled):
                 (lambda: op(x, weight, x_scale=one.bfloat16(), weight_scale=one), r"scales.x is bf16\[1\]: expected f32\[1\]"),
                 (lambda: by_row(x, weight, x_scale=scales(4, 1), weight_scale=one), r"weight is f32\[1\]: expected f32\[6\]"),
                 (lambda: by_row(x, weight, x_scale=scales(8)[::2], weight_scale=scales(6)), "x_scale: f32.*contiguous"),
+                (lambda: op(bytearray(32), weight, x_scale=one, weight_scale=one), "x: bytearray for a result in bf16"),
                 (lambda: op(x.float(), weight, x_scale=one, weight_scale=one), r"x is f32\[4, 8\]: expected e4m3\[4, 8\]"),
                 (lambda: tandem.GemmAr(comm, 4, 6, 8, "f32")(x.float(), weight.float(), x_scale=one, weight_scale=one),
                  "scales given: expected none with dtype f32"),
