@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""calls.py FILE [MODEL…]: PyTorch's fused operators of a layer (torch.ops.symm_mem) with PyTorch's
-kernels and with tandem's, for torchrun on GPUs. MODEL: llama-8b or llama-70b. FILE receives a list
-of results.
+"""calls.py FILE [--fp8] [MODEL…]: PyTorch's fused operators of a layer (torch.ops.symm_mem) with
+PyTorch's kernels and with tandem's, for torchrun on GPUs. MODEL: llama-8b or llama-70b. FILE
+receives a list of results. --fp8: the scaled operators instead, of e4m3 with scales by row.
 
 Forms: `eager` is NCCL and torch.mm in sequence; `torch` is PyTorch's kernel; `tandem` is what
 tandem.torch.enable() runs, PyTorch's kernel included where it is faster, and `ours` always
@@ -29,13 +29,15 @@ TOKENS = [16, 64, 256, 1024, 2048, 4096, 8192, 16384]
 CALLS = 20
 
 
-def cases(model):
-    """name, operator, n over all ranks, k: forward products, and those of backward passes."""
+def cases(model, fp8):
+    """name, operator, n over all ranks, k: forward products; of bf16 also those of backward passes."""
     h, qkv, ffn = MODELS[model].values()
     yield "qkv", "gather", [qkv], h
     yield "gate_up", "gather", [ffn, ffn], h
     yield "out", "scatter", h, h
     yield "down", "scatter", h, ffn
+    if fp8:
+        return
     yield "qkv dx", "scatter_kn", h, qkv
     yield "down dx", "gather_kn", [ffn], h
 
@@ -85,6 +87,72 @@ def scattering(m, n, k, group, is_kn):
             lambda result: error(result[:count], exact))
 
 
+def quantized(values):
+    """e4m3 codes of the rows and their scales [rows, 1]."""
+    scale = values.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 448
+    return (values.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def decoded(codes, scale):
+    return codes.double() * scale.double()
+
+
+def gathering_fp8(m, widths, k, group):
+    world, bf16 = dist.get_world_size(), torch.bfloat16
+    x, scale = quantized(uniform(m // world, k))
+    stored = [quantized(uniform(n // world, k)) for n in widths]
+    weights, scales = [w.t() for w, _ in stored], [s.t().contiguous() for _, s in stored]
+    whole, whole_scale = torch.empty(m, k, device="cuda", dtype=x.dtype), torch.empty(m, 1, device="cuda")
+
+    def eager():
+        dist.all_gather_into_tensor(whole.view(torch.uint8), x.view(torch.uint8))
+        dist.all_gather_into_tensor(whole_scale, scale)
+        return whole, [torch._scaled_mm(whole, w, whole_scale, s, out_dtype=bf16) for w, s in zip(weights, scales)]
+
+    eager()
+    exact = [decoded(whole[-32:], whole_scale[-32:]) @ decoded(w, s) for w, s in zip(weights, scales)]
+    codes = whole[-32:].double()
+
+    def wrong(result):
+        gathered, outs = result
+        return max([error(gathered[-32:], codes)] + [error(o[-32:], e) for o, e in zip(outs, exact)])
+
+    def call(kernel):
+        count = len(weights)
+        return lambda name=group: kernel(x, weights, scale, scales, 0, name, [None] * count, [None] * count, [bf16] * count,
+                                         [False] * count)
+
+    name = "fused_all_gather_scaled_matmul"
+    return eager, call(getattr(symm_mem, f"_{name}")), call(getattr(torch.ops.symm_mem, name)), wrong
+
+
+def scattering_fp8(m, n, k, group):
+    world, bf16 = dist.get_world_size(), torch.bfloat16
+    x, scale = quantized(uniform(m, k // world))
+    stored, weight_scale = quantized(uniform(n, k // world))
+    weight, weight_scale = stored.t(), weight_scale.t().contiguous()
+    out = torch.empty(m // world, n, device="cuda", dtype=bf16)
+
+    def eager():
+        dist.reduce_scatter_tensor(out, torch._scaled_mm(x, weight, scale, weight_scale, out_dtype=bf16))
+        return out
+
+    rows = m // world
+    count = min(rows, 32)
+    of_weight = decoded(weight, weight_scale)
+    partial = torch.stack([decoded(x[at:at + count], scale[at:at + count]) @ of_weight for at in range(0, m, rows)])
+    dist.all_reduce(partial)
+    exact = partial[dist.get_rank()]
+
+    def call(kernel):
+        # PyTorch's kernel changes the list of the result's shape.
+        return lambda name=group: kernel(x, weight, scale, weight_scale, "sum", 0, 0, name, [m, n], out_dtype=bf16)
+
+    name = "fused_scaled_matmul_reduce_scatter"
+    return (eager, call(getattr(symm_mem, f"_{name}")), call(getattr(torch.ops.symm_mem, name)),
+            lambda result: error(result[:count], exact))
+
+
 def medians(forms, once, rounds=15):
     draw, names = random.Random(2), list(forms)
     times = {name: [] for name in names}
@@ -117,16 +185,30 @@ def host_us(call):
     return us
 
 
-def measure(timer, model, name, op, n, k, m, groups):
-    made = (scattering if "scatter" in op else gathering)(m, n, k, groups[0], op.endswith("_kn"))
+def measure(timer, model, name, op, n, k, m, groups, fp8):
+    if fp8:
+        made = (scattering_fp8 if op == "scatter" else gathering_fp8)(m, n, k, groups[0])
+    else:
+        made = (scattering if "scatter" in op else gathering)(m, n, k, groups[0], op.endswith("_kn"))
     eager, torchs, fused, wrong = made
     forms = {"eager": eager, "torch": torchs, "tandem": fused, "ours": lambda: fused(groups[1])}
-    worst = {form: slowest([wrong(call())])[0] for form, call in forms.items()}
+    worst, refused = {}, {}
+    for form, call in list(forms.items()):
+        try:
+            got = call()
+        except RuntimeError as said:  # PyTorch's kernel, of a shape or scaling: on all ranks
+            if form != "torch":
+                raise
+            refused[form] = str(said).split("\n")[0]
+            del forms[form]
+            continue
+        worst[form] = slowest([wrong(got)])[0]
     assert max(worst.values()) < 2e-2, worst
     small = m <= 1024
     result = {"op": op, "model": model, "product": name, "ranks": dist.get_world_size(), "m": m, "n": n, "k": k,
-              "dtype": "bf16", "time_us": timer.medians(forms), "called_us": medians(forms, called_us),
-              "host_us": medians(forms, host_us, 5) if small else None, "error": worst, "commit": commit(), **about("bench/drop_in/calls.py")}
+              "dtype": "e4m3, a scale per row" if fp8 else "bf16", "time_us": timer.medians(forms),
+              "called_us": medians(forms, called_us), "host_us": medians(forms, host_us, 5) if small else None,
+              "error": worst, "refused": refused, "commit": commit(), **about("bench/drop_in/calls.py")}
     for field in ("time_us", "called_us", "host_us"):
         if result[field]:
             result[field] = {form: round(us, 2) for form, us in result[field].items()}
@@ -134,7 +216,9 @@ def measure(timer, model, name, op, n, k, m, groups):
 
 
 def main():
-    path, models = sys.argv[1], sys.argv[2:] or list(MODELS)
+    fp8 = "--fp8" in sys.argv
+    path, *models = [each for each in sys.argv[1:] if each != "--fp8"]
+    models = models or list(MODELS)
     local = int(os.environ["LOCAL_RANK"])
     tandem.torch.enable()  # before CUDA starts, as it sets variables that CUDA reads once
     torch.cuda.set_device(local)
@@ -145,9 +229,9 @@ def main():
     torch.manual_seed(1 + dist.get_rank())
     timer, results = Timer(), []
     for model in models:
-        for name, op, n, k in cases(model):
+        for name, op, n, k in cases(model, fp8):
             for m in TOKENS:
-                results.append(measure(timer, model, name, op, n, k, m, groups))
+                results.append(measure(timer, model, name, op, n, k, m, groups, fp8))
                 if dist.get_rank() == 0:
                     print(model, name, m, results[-1]["time_us"], results[-1]["called_us"], flush=True)
                 keep(path, results)

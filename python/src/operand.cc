@@ -256,10 +256,10 @@ nb::object frameworks(const char* name) {
 }  // namespace
 
 nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
-                      const char* dtype) {
+                      const char* dtype, Fill fill) {
   nb::list sizes;
   for (const int64_t size : shape) sizes.append(size);
-  nb::object result = frameworks("empty")(x, nb::tuple(sizes), dtype);
+  nb::object result = frameworks("empty")(x, nb::tuple(sizes), dtype, fill == Fill::zeros);
   if (!result.is_none()) return result;
   throw InvalidArgument(fmt::format(
       "{}: out: none given, and x is a {}: expected out, or x of NumPy, PyTorch, CuPy or JAX", op,
@@ -289,11 +289,9 @@ DType dtype_from(nb::handle object) {
     name = nb::cast<std::string>(nb::str(object));  // torch.float32, numpy.dtype("float32")
   }
   if (name.rfind("torch.", 0) == 0) name.erase(0, 6);
-  const std::pair<const char*, const char*> others[] = {{"float32", "f32"},
-                                                        {"bfloat16", "bf16"},
-                                                        {"float16", "f16"},
-                                                        {"int32", "i32"},
-                                                        {"uint8", "u8"}};
+  const std::pair<const char*, const char*> others[] = {
+      {"float32", "f32"}, {"bfloat16", "bf16"}, {"float16", "f16"},
+      {"int32", "i32"},   {"uint8", "u8"},      {"float8_e4m3fn", "e4m3"}};
   for (const auto& [remote, ours] : others) {
     if (name == remote) name = ours;
   }

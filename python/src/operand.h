@@ -56,10 +56,12 @@ class Operand {
 /// True for a JAX array, also one made by new_result or writable. JAX has no current stream.
 bool is_jax(nb::handle object);
 
+/// Elements of a new tensor whose dtype is given.
+enum class Fill : bool { none, zeros };
 /// New tensor of x's framework, with x's dtype unless `dtype` is given. Throws InvalidArgument
 /// naming `op` if x has no framework: then `out` must be given.
 nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
-                      const char* dtype = nullptr);
+                      const char* dtype = nullptr, Fill fill = Fill::zeros);
 /// x, or a writable copy if its framework's arrays are immutable.
 nb::object writable(nb::handle x);
 /// Array returned to the caller for `out`: one made by new_result or writable (`fresh`), or the

@@ -20,7 +20,7 @@ struct Torch {
            *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr,
            *is_cuda = nullptr, *get_device = nullptr, *is_inference = nullptr,
            *transpose_in_place = nullptr;
-  std::array<std::pair<PyObject*, DType>, 5> dtypes{};
+  std::array<std::pair<PyObject*, DType>, 6> dtypes{};  // null: not in this version
 };
 
 PyObject* attribute(PyObject* object, std::initializer_list<const char*> path) {
@@ -44,7 +44,8 @@ const Torch& torch() {
                    {attribute(module, {"bfloat16"}), DType::bf16},
                    {attribute(module, {"float16"}), DType::f16},
                    {attribute(module, {"int32"}), DType::i32},
-                   {attribute(module, {"uint8"}), DType::u8}}};
+                   {attribute(module, {"uint8"}), DType::u8},
+                   {attribute(module, {"float8_e4m3fn"}), DType::e4m3}}};
   for (const auto& [name, to] :
        {std::pair{"requires_grad", &known.requires_grad}, std::pair{"dtype", &known.dtype},
         std::pair{"shape", &known.shape}, std::pair{"stride", &known.stride},

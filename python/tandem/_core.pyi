@@ -100,10 +100,19 @@ class AgGemm(_Operator):
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
         strict: bool = False,
+        out_dtype: Optional[DTypeLike] = None,
+        scaling: str = "tensor",
         keep_gathered: bool = False,
     ) -> None: ...
     def __call__(
-        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+        self,
+        x: Array,
+        weight: Any,
+        out: Optional[Array] = None,
+        bias: Optional[Any] = None,
+        *,
+        x_scale: Optional[Any] = None,
+        weight_scale: Optional[Any] = None,
     ) -> Array: ...
     def gathered(self, like: Array, out: Optional[Array] = None, *, local: bool = True) -> Array: ...
 
@@ -123,9 +132,18 @@ class GemmRs(_Operator):
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
         strict: bool = False,
+        out_dtype: Optional[DTypeLike] = None,
+        scaling: str = "tensor",
     ) -> None: ...
     def __call__(
-        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+        self,
+        x: Array,
+        weight: Any,
+        out: Optional[Array] = None,
+        bias: Optional[Any] = None,
+        *,
+        x_scale: Optional[Any] = None,
+        weight_scale: Optional[Any] = None,
     ) -> Array: ...
 
 class GemmAr(_Operator):
@@ -144,11 +162,20 @@ class GemmAr(_Operator):
         codec: CodecLike = None,
         allow_uncompressed: bool = False,
         strict: bool = False,
+        out_dtype: Optional[DTypeLike] = None,
+        scaling: str = "tensor",
         add_norm: bool = False,
     ) -> None: ...
     @overload
     def __call__(
-        self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
+        self,
+        x: Array,
+        weight: Any,
+        out: Optional[Array] = None,
+        bias: Optional[Any] = None,
+        *,
+        x_scale: Optional[Any] = None,
+        weight_scale: Optional[Any] = None,
     ) -> Array: ...
     @overload
     def __call__(
@@ -158,6 +185,8 @@ class GemmAr(_Operator):
         out: Optional[Array] = None,
         bias: Optional[Any] = None,
         *,
+        x_scale: Optional[Any] = None,
+        weight_scale: Optional[Any] = None,
         residual: Any,
         gain: Any,
         hidden: Optional[Array] = None,

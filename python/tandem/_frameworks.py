@@ -31,15 +31,18 @@ class Fresh:
         return self.array.__dlpack_device__()
 
 
-def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
-    """New tensor like x of that shape; with dtype 'f32' or 'u8': zeros of that type. None if x has
-    no framework."""
+def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str], zeros: bool = True) -> Any:
+    """New tensor like x of that shape, or of dtype 'f32' or 'u8', of PyTorch also 'bf16' or 'f16':
+    then of zeros, if asked for. None if x has no framework. Raises InvalidArgument for a dtype that
+    x's framework lacks."""
     if _is_instance(x, "torch", "Tensor"):
         torch = sys.modules["torch"]
         if dtype:
-            other = {"f32": torch.float32, "u8": torch.uint8}[dtype]
-            return torch.zeros(shape, dtype=other, device=x.device)
+            other = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "u8": torch.uint8}[dtype]
+            return (torch.zeros if zeros else torch.empty)(shape, dtype=other, device=x.device)
         return torch.empty(shape, dtype=x.dtype, device=x.device)
+    if dtype in ("bf16", "f16"):
+        raise InvalidArgument(f"x: {type(x).__name__} for a result in {dtype}: expected a tensor of PyTorch, or out")
     if _is_instance(x, "cupy", "ndarray"):
         cupy = sys.modules["cupy"]
         with x.device:

@@ -11,8 +11,9 @@
 namespace tandem {
 
 Memory random_buffer(DType dtype, int64_t elements, uint64_t seed) {
-  if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("random buffer of {}: expected f32 or bf16", name_of(dtype)));
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::e4m3) {
+    throw InvalidArgument(
+        fmt::format("random buffer of {}: expected f32, bf16 or e4m3", name_of(dtype)));
   }
   constexpr int64_t kPeriod = 4096;
   Memory memory(size_t(elements) * size_of(dtype));
@@ -21,6 +22,8 @@ Memory random_buffer(DType dtype, int64_t elements, uint64_t seed) {
     const float value = uniform(seed, 0, uint64_t(i)) * 2 - 1;
     if (dtype == DType::f32) {
       reinterpret_cast<float*>(memory.data())[i] = value;
+    } else if (dtype == DType::e4m3) {
+      reinterpret_cast<Float8E4M3*>(memory.data())[i] = Float8E4M3::from_float(value);
     } else {
       reinterpret_cast<BFloat16*>(memory.data())[i] = BFloat16::from_float(value);
     }

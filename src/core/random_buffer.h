@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-/// `elements` of f32 or bf16, random in [-1, 1), with a period of a few thousand: cheap to fill.
-/// Throws InvalidArgument for another dtype.
+/// `elements` of f32, bf16 or e4m3, random in [-1, 1), with a period of a few thousand: cheap to
+/// fill. Throws InvalidArgument for another dtype.
 Memory random_buffer(DType dtype, int64_t elements, uint64_t seed);
 
 }  // namespace tandem

@@ -50,6 +50,8 @@ struct OpDesc {
   bool scaled_by_row() const { return scaled() && scaling == Scaling::row; }
   /// Dtype of out and bias, and on GPUs of the partial sums.
   DType result() const { return scaled() || out_dtype == DType::f32 ? out_dtype : dtype; }
+  /// Dtype of partial sums on CPU ranks.
+  DType partial() const { return scaled() ? out_dtype : dtype; }
 };
 
 /// Formatting of a field. `text`: appended to the previous fields, with {} for a value.

@@ -125,9 +125,9 @@ TEST_P(OverlapErrors, WrongShapesAndOptionsAreNamed) {
     EXPECT_EQ(error_of<I>([&] {
                 GemmRs(comm, {1, 6, 4, DType::f16});
               }),
-              "gemm_rs: dtype f16: expected f32 or bf16");
-    EXPECT_EQ(error_of<I>([&] { AgGemm(comm, {.m = 1, .n = 16, .k = 16, .dtype = DType::e4m3}); }),
-              "ag_gemm: dtype e4m3: expected f32 or bf16 on CPU ranks");
+              "gemm_rs: dtype f16: expected f32, bf16 or e4m3");
+    EXPECT_EQ(error_of<I>([&] { AgWgrad(comm, {.m = 1, .n = 16, .k = 16, .dtype = DType::e4m3}); }),
+              "ag_wgrad: dtype e4m3: expected f32 or bf16");
     EXPECT_EQ(error_of<I>([&] {
                 GemmAr(comm, {1, 6, 4}, {Strategy::overlapped, 17});
               }),

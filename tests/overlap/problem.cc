@@ -19,6 +19,8 @@ Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool t
       const int64_t offset = i * tensor_.stride(0) + j * tensor_.stride(1);
       if (dtype == DType::f32) {
         tensor_.as<float>()[offset] = value;
+      } else if (dtype == DType::e4m3) {
+        tensor_.as<Float8E4M3>()[offset] = Float8E4M3::from_float(value);
       } else {
         tensor_.as<BFloat16>()[offset] = BFloat16::from_float(value);
       }
@@ -28,8 +30,9 @@ Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool t
 
 double at(const Tensor& t, int64_t row, int64_t column) {
   const int64_t offset = row * t.stride(0) + column * t.stride(1);
-  return double(t.dtype() == DType::f32 ? t.as<float>()[offset]
-                                        : t.as<BFloat16>()[offset].to_float());
+  if (t.dtype() == DType::f32) return double(t.as<float>()[offset]);
+  if (t.dtype() == DType::e4m3) return double(t.as<Float8E4M3>()[offset].to_float());
+  return double(t.as<BFloat16>()[offset].to_float());
 }
 
 double Matrix::at(int64_t row, int64_t column) const {

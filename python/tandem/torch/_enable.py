@@ -71,7 +71,7 @@ def _torch_form(symm_mem: Any, name: str, device: str) -> Callable[..., Any]:
 
 def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
     """Kernels of a dispatch key."""
-    from . import _fused
+    from . import _fused, _scaled
 
     torchs = {name: _torch_form(symm_mem, name, device) for name in OPERATORS}
 
@@ -90,21 +90,19 @@ def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
             return torch_form()
         return _fused.run(_fused.MatmulReduceScatter(options, torch_form, A, B, reduce_op, scatter_dim, group_name))
 
-    def scaled(name: str, group_at: int) -> Callable[..., Any]:
-        def kernel(A: Tensor, B: Any, *more: Any, **options_of_call: Any) -> Any:
-            group_name = more[group_at]
-            options = _options_of(group_name)
-            torch_form = partial(torchs[name], A, B, *more, **options_of_call)
+    def scaled(name: str, call: Any, group_at: int) -> Callable[..., Any]:
+        def kernel(*arguments: Any, **options_of_call: Any) -> Any:
+            options = _options_of(arguments[group_at])
+            torch_form = _scaled.torch_form_of(torchs[name], arguments, options_of_call)
             if options is None:
                 return torch_form()
-            weights = [B] if isinstance(B, Tensor) else B
-            return _fused.run(_fused.Scaled(name, options, torch_form, A, weights, group_name))
+            return _fused.run(call(options, torch_form, *arguments, **options_of_call))
 
         return kernel
 
+    gather, scatter = _scaled.AllGatherScaledMatmul, _scaled.ScaledMatmulReduceScatter
     return {"fused_all_gather_matmul": all_gather_matmul, "fused_matmul_reduce_scatter": matmul_reduce_scatter,
-            "fused_all_gather_scaled_matmul": scaled("fused_all_gather_scaled_matmul", 3),
-            "fused_scaled_matmul_reduce_scatter": scaled("fused_scaled_matmul_reduce_scatter", 5)}
+            gather.op: scaled(gather.op, gather, 5), scatter.op: scaled(scatter.op, scatter, 7)}
 
 
 def _register(symm_mem: Any) -> Any:

@@ -438,26 +438,3 @@ class MatmulReduceScatter(Call):
             return _unflatten(out, x, call.dim, x.shape[call.dim] // group.size).contiguous()
 
         return Made(ours, [op.receipt])
-
-
-class Scaled(Call):
-    """A product of scaled fp8 operands, which PyTorch's kernel runs."""
-
-    def __init__(self, op: str, options: Options, torch_form: Callable[[], Any], a: Tensor, bs: Sequence[Tensor],
-                 group_name: str) -> None:
-        super().__init__(options, group_name, torch_form)
-        self.op, self.tensor, self.bs = op, a, bs
-
-    def a(self) -> Tensor:
-        return self.tensor
-
-    def key(self) -> Tuple[Any, ...]:
-        return (_key_of(self.tensor), self.tensor.device, *map(_key_of_weight, self.bs))
-
-    def shape(self, size: int) -> str:
-        k = self.tensor.shape[-1]
-        rows = self.tensor.numel() // max(1, k) * (size if "gather" in self.op else 1)
-        return f"m {rows} n {'+'.join(str(b.shape[-1]) for b in self.bs)} k {k}"
-
-    def require(self) -> None:
-        raise Refused(f"operands of {self.tensor.dtype} with scales")

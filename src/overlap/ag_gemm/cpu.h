@@ -3,8 +3,10 @@
 // decoded, so that all ranks multiply the same bits. A single rank sends and encodes nothing.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "overlap/contract/rows_product.h"
 #include "overlap/gather/cpu.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
@@ -20,10 +22,14 @@ class AgGemmCpu {
 
  private:
   void run(Strategy form, int chunks, bool encoded, const Operands& operands);
+  /// Scales of gathered rows starting at `row`, of e4m3.
+  const float* scales_of(const Operands& operands, int64_t row) const;
 
   int rank_, world_;
   OpDesc desc_;
+  RowsProduct product_;
   ShardGather gather_;
+  std::optional<ShardGather> scales_;  ///< with a scale per row
 };
 
 }  // namespace tandem

@@ -23,13 +23,12 @@ constinit const OperatorRow kAgGemmRow{
 
 OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
-  const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
   OpDesc desc = gemm_desc(kAgGemmRow, s);
   desc.keep_gathered = s.keep_gathered;
   desc.local_n = true;
   desc.chunk_rows = s.m / comm.size();
   desc.x = {"x", rows, s.k, s.dtype, s.dtype};
-  desc.out = {"out", s.m, s.n, result, DType::f32};
+  desc.out = {"out", s.m, s.n, desc.result(), DType::f32};
   return desc;
 }
 

@@ -51,11 +51,22 @@ void check_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
   }
 }
 
-void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype) {
-  check_extents(op, m, n, k);
-  if (dtype != DType::f32 && dtype != DType::bf16) {
-    throw InvalidArgument(fmt::format("{}: dtype {}: expected f32 or bf16{}", op, name_of(dtype),
-                                      dtype == DType::e4m3 ? " on CPU ranks" : ""));
+void check_shape(const OpDesc& desc) {
+  check_extents(desc.op, desc.m, desc.n, desc.k);
+  const auto is_summed = [](DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; };
+  if (!desc.scaled() || desc.gradient) {
+    if (is_summed(desc.dtype)) return;
+    throw InvalidArgument(fmt::format("{}: dtype {}: expected f32{}", desc.op, name_of(desc.dtype),
+                                      desc.gradient ? " or bf16" : ", bf16 or e4m3"));
+  }
+  if (!is_summed(desc.out_dtype)) {
+    throw InvalidArgument(
+        fmt::format("{}: e4m3 to {}: expected an out_dtype of f32 or bf16 on CPU "
+                    "ranks",
+                    desc.op, name_of(desc.out_dtype)));
+  }
+  if (desc.weight_kn) {
+    throw InvalidArgument(fmt::format("{}: e4m3 weight [K, N]: expected [N, K]", desc.op));
   }
 }
 
@@ -101,6 +112,18 @@ void check_add_norm(std::string_view op, bool expected, const AddNorm* given) {
     throw InvalidArgument(
         fmt::format("{}: eps {}: expected a finite number of at least 0", op, given->eps));
   }
+}
+
+void check_scales(const OpDesc& desc, const Scales* given) {
+  if (desc.scaled() != (given != nullptr)) {
+    throw InvalidArgument(fmt::format("{}: scales {}: expected {} with dtype {}", desc.op,
+                                      given ? "given" : "missing", desc.scaled() ? "them" : "none",
+                                      name_of(desc.dtype)));
+  }
+  if (!given) return;
+  const bool by_row = desc.scaled_by_row();
+  check_vector(desc.op, "scales.x", given->x, by_row ? desc.x.rows : 1, DType::f32);
+  check_vector(desc.op, "scales.weight", given->weight, by_row ? desc.n : 1, DType::f32);
 }
 
 void check_bias(std::string_view op, bool expected, const Tensor* given) {

@@ -8,6 +8,7 @@
 #include "tandem/communicator.h"
 #include "tandem/norm.h"
 #include "tandem/tensor.h"
+#include "tune/op_desc.h"
 
 namespace tandem {
 
@@ -16,8 +17,8 @@ namespace tandem {
 void check_extents(std::string_view op, int64_t m, int64_t n, int64_t k);
 /// Throws InvalidArgument unless M, N and K are at most 2^30, as kernels and NCCL count in int.
 void check_gpu_extents(std::string_view op, int64_t m, int64_t n, int64_t k);
-/// CPU ranks: checks extents and dtype.
-void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dtype);
+/// CPU ranks: checks extents, dtypes and what e4m3 does not support.
+void check_shape(const OpDesc& desc);
 
 /// Requires `tensor` to be a CPU matrix [rows, columns] of `dtype` (or of `other`), each row dense.
 void check_rows(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
@@ -31,6 +32,8 @@ void check_vector(std::string_view op, std::string_view operand, const Tensor& t
 
 /// Requires `given` if and only if `expected`, with a usable eps.
 void check_add_norm(std::string_view op, bool expected, const AddNorm* given);
+/// Requires scales if and only if the dtype is e4m3, f32, contiguous CPU vectors: [1] or [rows].
+void check_scales(const OpDesc& desc, const Scales* given);
 /// Requires a bias if and only if the shape has one.
 void check_bias(std::string_view op, bool expected, const Tensor* given);
 /// Requires a [rows, columns] operand with dense columns if the shape has weight_kn, else dense

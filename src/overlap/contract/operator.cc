@@ -117,10 +117,7 @@ void check_operands(const OpDesc& desc, const Operands& operands) {
   check(desc.out, out);
   check_bias(desc.op, desc.bias, bias);
   if (bias) check_vector(desc.op, "bias", *bias, desc.n, out.dtype());
-  if (scales) {
-    throw InvalidArgument(
-        fmt::format("{}: scales given: expected none with dtype {}", desc.op, name_of(desc.dtype)));
-  }
+  check_scales(desc, scales);
   check_add_norm(desc.op, desc.add_norm, add_norm);
   if (add_norm) {
     const DType dtype = out.dtype();
@@ -145,6 +142,10 @@ void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands
   call.reads(desc.x.name, x);
   call.reads(desc.weight.name, weight);
   if (bias) call.reads("bias", *bias);
+  if (scales) {
+    call.reads("scales.x", scales->x);
+    call.reads("scales.weight", scales->weight);
+  }
   if (!add_norm) return;
   call.writes("hidden", add_norm->hidden);
   call.reads("residual", add_norm->residual);
@@ -152,9 +153,12 @@ void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands
 }
 
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options) {
-  check_shape(desc.op, desc.m, desc.n, desc.k, desc.dtype);
+  check_shape(desc);
   const Wire& wire = options.wire.is_none() ? desc.wire : options.wire;
-  if (!wire.is_none()) codec::require_encodable(wire, desc.dtype);
+  if (!wire.is_none()) {
+    codec::require_encodable(
+        wire, desc.collective == Collective::all_gather ? desc.dtype : desc.partial());
+  }
   chunk_counts(desc.op, options, desc.chunk_rows);  // throws for unsupported chunk counts
   comm.require_same(desc.op,
                     fmt::format("{} {} chunks {}{}", agreement(desc), name_of(options.strategy),
@@ -174,9 +178,18 @@ Choice choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOpt
   const Tensor added = bias.memory.view(desc.out.dtype, {desc.bias ? desc.n : 0});
   std::optional<AddNormScratch> tail;
   if (desc.add_norm) tail.emplace(desc.out);
-  const Operands operands{x.tensor,   weight.tensor,
-                          out.tensor, desc.bias ? &added : nullptr,
-                          nullptr,    tail ? &tail->add_norm : nullptr};
+  const int64_t x_scales = desc.scaled_by_row() ? desc.x.rows : 1;
+  const int64_t weight_scales = desc.scaled_by_row() ? desc.n : 1;
+  const Memory x_memory = random_buffer(DType::f32, x_scales, 2);
+  const Memory weight_memory = random_buffer(DType::f32, weight_scales, 3);
+  const Scales scales{x_memory.view(DType::f32, {x_scales}),
+                      weight_memory.view(DType::f32, {weight_scales})};
+  const Operands operands{x.tensor,
+                          weight.tensor,
+                          out.tensor,
+                          desc.bias ? &added : nullptr,
+                          desc.scaled() ? &scales : nullptr,
+                          tail ? &tail->add_norm : nullptr};
   std::vector<std::string> names;
   for (const Candidate& candidate : candidates) names.push_back(candidate.name);
   return tune(

@@ -59,7 +59,7 @@ class OverlapOperator : public CommunicatorOwner {
 /// differs from the shape, if an output is read-only, or if it overlaps another operand, except a
 /// residual that hidden replaces exactly.
 void check_call(const OpDesc& desc, const Operands& operands);
-/// For CPU ranks, which support no scales: check_call, and throws unless all operands match `desc`.
+/// For CPU ranks: check_call, and throws unless all operands match `desc`.
 void check_operands(const OpDesc& desc, const Operands& operands);
 
 /// "ag_gemm m 64, n 32, k 48, operator 2": equal on all ranks. Counts the operators of `comm`.

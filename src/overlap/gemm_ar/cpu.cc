@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "collectives/partial_sums.h"
-#include "gemm/gemm.h"
 #include "kernels/norm.h"
 #include "observe/recorder.h"
 #include "overlap/contract/encoded_candidates.h"
@@ -15,7 +14,7 @@ using namespace schedule;
 
 namespace {
 size_t result_bytes(const OpDesc& desc) {
-  return size_t(desc.m * desc.n) * size_of(desc.dtype);
+  return size_t(desc.m * desc.n) * size_of(desc.partial());
 }
 
 bool sends_uncompressed(const OpDesc& desc) {
@@ -30,7 +29,8 @@ size_t whole_messages(size_t bytes) {
 size_t uncompressed_area(const OpDesc& desc, int world, bool one_shot) {
   if (!sends_uncompressed(desc)) return 0;
   const int64_t rows = ar_rows_bound(desc.m, world, kMaxChunks);
-  return size_t(one_shot ? std::max(desc.m, rows) : rows) * size_t(desc.n) * size_of(desc.dtype);
+  return size_t(one_shot ? std::max(desc.m, rows) : rows) * size_t(desc.n) *
+         size_of(desc.partial());
 }
 
 // One-shot moves world / 2 times the bytes but takes one latency instead of two.
@@ -66,8 +66,9 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
       desc_(desc),
-      row_bytes_(size_t(desc.n) * size_of(desc.dtype)),
-      messages_(desc.wire, desc.dtype, desc.n),
+      product_(desc),
+      row_bytes_(size_t(desc.n) * size_of(desc.partial())),
+      messages_(desc.wire, desc.partial(), desc.n),
       encoded_area_(max_bytes(messages_, world_,
                               [this](int panels, int owner, int panel) {
                                 return rows_of(panels, owner, panel).count;
@@ -107,11 +108,11 @@ std::byte* GemmArCpu::partial(int64_t row) const {
   return workspace_.scratch() + size_t(row) * row_bytes_;
 }
 
-void GemmArCpu::product(int panel, int panels, const Operands& call) {
+void GemmArCpu::product(int panel, int panels) {
   const Range rows = split(desc_.m, panels, panel);
-  const Tensor out(partial(rows.begin), desc_.dtype, {rows.count, desc_.n});
+  const Tensor out(partial(rows.begin), desc_.partial(), {rows.count, desc_.n});
   const ScopedLabel label("gemm_ar", panel);
-  gemm(call.x.rows(rows.begin, rows.count), call.weight.transposed(), out);
+  product_.run_local(rows.begin, rows.count, out);
 }
 
 void GemmArCpu::send_partials(int panel, int panels) {
@@ -139,8 +140,8 @@ void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
   std::byte* sums = workspace_.shared() + results_at_ + size_t(rows.begin) * row_bytes_;
   {
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
-    sum_rows(partials_, desc_.dtype, call.bias, call.add_norm, rows.begin,
-             Tensor(sums, desc_.dtype, {rows.count, desc_.n}));
+    sum_rows(partials_, desc_.partial(), call.bias, call.add_norm, rows.begin,
+             Tensor(sums, desc_.partial(), {rows.count, desc_.n}));
   }
   for (int step = 0; step + 1 < world_; ++step) {
     workspace_.put(rs_owner(rank_, world_, step), results_at_ + size_t(rows.begin) * row_bytes_,
@@ -165,7 +166,8 @@ void GemmArCpu::collect(int panel, int panels, const Operands& call) {
 
 void GemmArCpu::run_one_shot(const Operands& call) {
   workspace_.begin();
-  product(0, 1, call);
+  product_.begin(call);
+  product(0, 1);
   for (int step = 0; step + 1 < world_; ++step) {
     workspace_.put(rs_owner(rank_, world_, step), size_t(rank_) * area_, partial(0),
                    size_t(desc_.m) * row_bytes_, partial_signal(rank_, 0));
@@ -176,28 +178,30 @@ void GemmArCpu::run_one_shot(const Operands& call) {
     if (source != rank_) workspace_.await(partial_signal(source, 0), source, 0);
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
-  sum_rows(partials_, desc_.dtype, call.bias, call.add_norm, 0, sums_of(call, 0, desc_.m));
+  sum_rows(partials_, desc_.partial(), call.bias, call.add_norm, 0, sums_of(call, 0, desc_.m));
   norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 
 void GemmArCpu::run_alone(const Operands& call) {
-  gemm(call.x, call.weight.transposed(), call.out, {call.bias, false});
+  product_.begin(call);
+  product_.run_local(0, desc_.m, call.out, call.bias);
   if (!call.add_norm) return;
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
   for (int64_t row = 0; row < desc_.m; ++row) {
     const std::byte* const product[] = {call.out.rows(row, 1).as<std::byte>()};
-    sum_rows(product, desc_.dtype, nullptr, call.add_norm, row, sums_of(call, row, 1));
+    sum_rows(product, desc_.partial(), nullptr, call.add_norm, row, sums_of(call, row, 1));
   }
   norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 
 void GemmArCpu::run(int panels, bool encoded, const Operands& call) {
   workspace_.begin();
+  product_.begin(call);
   // Pipelined over panels: while panel p is computed, sums of p - 1 are sent and those of p - 2
   // received.
   for (int panel = 0; panel < panels + 2; ++panel) {
     if (panel < panels) {
-      product(panel, panels, call);
+      product(panel, panels);
       encoded ? send_encoded_partials(panel, panels) : send_partials(panel, panels);
     }
     if (panel >= 1 && panel <= panels) {

@@ -16,6 +16,7 @@
 
 #include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
+#include "overlap/contract/rows_product.h"
 #include "schedule/ring.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
@@ -39,7 +40,7 @@ class GemmArCpu {
   void run(int panels, bool encoded, const Operands& call);
   void run_one_shot(const Operands& call);
   void run_alone(const Operands& call);
-  void product(int panel, int panels, const Operands& call);
+  void product(int panel, int panels);
   void send_partials(int panel, int panels);
   void reduce(int panel, int panels, const Operands& call);
   void collect(int panel, int panels, const Operands& call);
@@ -52,6 +53,7 @@ class GemmArCpu {
 
   int rank_, world_;
   OpDesc desc_;
+  RowsProduct product_;
   size_t row_bytes_;
   RowMessages messages_;
   size_t encoded_area_;         ///< bytes of messages of one owner's rows; 0 without a wire format

@@ -27,7 +27,7 @@ void GemmArCpu::send_encoded_partials(int panel, int panels) {
     size_t bytes = 0;
     {
       const ScopedSpan span(SpanKind::compute, "gemm_ar", panel, owner);
-      const Tensor values(partial(rows.begin), desc_.dtype, {rows.count, desc_.n});
+      const Tensor values(partial(rows.begin), desc_.partial(), {rows.count, desc_.n});
       bytes = messages_.encode(values, messages);
     }
     if (owner == rank_) continue;
@@ -61,8 +61,8 @@ void GemmArCpu::reduce_encoded(int panel, int panels, const Operands& call) {
       messages_.decode(messages, rows.count, decoded(source));
       partials_[size_t(source)] = decoded(source);
     }
-    const Tensor to(sums, desc_.dtype, {rows.count, desc_.n});
-    reduce_partials(partials_, desc_.dtype, call.bias, to);
+    const Tensor to(sums, desc_.partial(), {rows.count, desc_.n});
+    reduce_partials(partials_, desc_.partial(), call.bias, to);
     bytes = messages_.encode(to, result);
   }
   for (int step = 0; step + 1 < world_; ++step) {
@@ -92,7 +92,7 @@ void GemmArCpu::take_sums(const Range& rows, const std::byte* messages, std::byt
   const Tensor residual = tail.residual.rows(rows.begin, rows.count);
   const Tensor hidden = tail.hidden.rows(rows.begin, rows.count);
   const std::byte* const partial_sums[] = {sums};
-  reduce_partials(partial_sums, desc_.dtype, nullptr, hidden, &residual);
+  reduce_partials(partial_sums, desc_.partial(), nullptr, hidden, &residual);
   rms_norm(Exec{}, hidden, tail.gain, tail.eps, out);
 }
 

@@ -37,7 +37,7 @@ OpDesc gemm_ar_desc(const Communicator&, const GemmAr::Shape& s) {
   desc.local_k = true;
   desc.chunk_rows = s.m;
   desc.x = {"x", s.m, s.k, s.dtype, s.dtype};
-  desc.out = {"out", s.m, s.n, s.dtype, s.dtype};
+  desc.out = {"out", s.m, s.n, desc.result(), desc.result()};
   return desc;
 }
 

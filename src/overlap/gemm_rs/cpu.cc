@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "collectives/partial_sums.h"
-#include "gemm/gemm.h"
 #include "observe/recorder.h"
 #include "overlap/contract/encoded_candidates.h"
 #include "schedule/ring.h"
@@ -22,9 +21,10 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
       desc_(desc),
-      row_bytes_(size_t(desc.n) * size_of(desc.dtype)),
+      product_(desc),
+      row_bytes_(size_t(desc.n) * size_of(desc.partial())),
       max_rows_(split(desc.m, comm.size(), 0).count),
-      messages_(desc.wire, desc.dtype, desc.n),
+      messages_(desc.wire, desc.partial(), desc.n),
       encoded_area_(max_bytes(messages_, world_,
                               [this](int chunks, int owner, int chunk) {
                                 return rows_of(chunks, owner, chunk).count;
@@ -61,7 +61,7 @@ void GemmRsCpu::send(int chunks, int owner, int chunk, bool encoded) {
   size_t at = size_t(in_shard) * row_bytes_, bytes = size_t(rows.count) * row_bytes_;
   if (encoded) {
     const ScopedSpan span(SpanKind::compute, "gemm_rs", chunk_id(owner, chunks, chunk));
-    const Tensor partial(workspace_.scratch(), desc_.dtype, {desc_.m, desc_.n});
+    const Tensor partial(workspace_.scratch(), desc_.partial(), {desc_.m, desc_.n});
     at = messages_before(chunks, owner, chunk);
     std::byte* messages =
         workspace_.scratch() + partial_bytes_ + size_t(owner) * encoded_area_ + at;
@@ -91,23 +91,24 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
       partials_[size_t(source)] = area + size_t(in_shard) * row_bytes_;
     }
   }
-  reduce_partials(partials_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));
+  reduce_partials(partials_, desc_.partial(), operands.bias,
+                  operands.out.rows(in_shard, rows.count));
 }
 
 void GemmRsCpu::run(Strategy form, int chunks, bool encoded, const Operands& operands) {
-  const Tensor &x = operands.x, b = operands.weight.transposed();
   const ScopedLabel label("gemm_rs", -1);
-  if (world_ == 1) return gemm(x, b, operands.out, {operands.bias, false});
+  product_.begin(operands);
+  if (world_ == 1) return product_.run_local(0, desc_.m, operands.out, operands.bias);
   workspace_.begin();
-  const Tensor partial(workspace_.scratch(), desc_.dtype, {desc_.m, desc_.n});
-  if (form == Strategy::serial) gemm(x, b, partial);
+  const Tensor partial(workspace_.scratch(), desc_.partial(), {desc_.m, desc_.n});
+  if (form == Strategy::serial) product_.run_local(0, desc_.m, partial);
   for (int step = 0; step < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const Range rows = rows_of(chunks, owner, chunk);
       if (form == Strategy::overlapped) {
         const ScopedLabel tile("gemm_rs", chunk_id(owner, chunks, chunk));
-        gemm(x.rows(rows.begin, rows.count), b, partial.rows(rows.begin, rows.count));
+        product_.run_local(rows.begin, rows.count, partial.rows(rows.begin, rows.count));
       }
       if (owner != rank_) {
         send(chunks, owner, chunk, encoded);

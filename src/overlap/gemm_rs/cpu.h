@@ -6,6 +6,7 @@
 
 #include "collectives/rows/row_messages.h"
 #include "collectives/symmetric_workspace.h"
+#include "overlap/contract/rows_product.h"
 #include "schedule/ring.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
@@ -29,6 +30,7 @@ class GemmRsCpu {
 
   int rank_, world_;
   OpDesc desc_;
+  RowsProduct product_;
   size_t row_bytes_;  ///< row bytes of partial sums
   int64_t max_rows_;  ///< max rows of any shard
   RowMessages messages_;

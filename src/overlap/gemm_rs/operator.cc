@@ -21,12 +21,11 @@ constinit const OperatorRow kGemmRsRow{
 };
 
 OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
-  const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
   OpDesc desc = gemm_desc(kGemmRsRow, s);
   desc.local_k = true;
   desc.chunk_rows = s.m / comm.size();
   desc.x = {"x", s.m, s.k, s.dtype, s.dtype};
-  desc.out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, result, DType::f32};
+  desc.out = {"out", shard_of(s.m, comm.size(), comm.rank()).count, s.n, desc.result(), DType::f32};
   return desc;
 }
 

@@ -237,6 +237,33 @@ TEST_P(Fp8, EveryCandidateMatchesReferenceOnOddShapes) {
   });
 }
 
+TEST_P(Fp8, KeptRowsAreTheCodesOfAllRanks) {
+  run([](GpuCommunicator& comm) {
+    const LtContext lt;
+    for (const Scaling scaling : kScalings) {
+      for (const Shape3& size : {Shape3{33, 48, 80}, {256 * comm.size(), 512, 1024}}) {
+        OpDesc shape = scaled_shape(size.m, size.n, size.k, scaling);
+        shape.keep_gathered = true;
+        gpu::AgGemm ag(comm, lt, shape);
+        const ScaledOperands o = scaled_ag_operands(comm, shape, 3);
+        const Matrix all(DType::e4m3, {size.m, size.k});
+        fill_uniform(all.tensor, o.reference.seed, o.reference.x_stream, 0, comm.stream());
+        const uint64_t whole = digest(all.tensor, comm.stream());
+        for (const Candidate& candidate : candidates_of(ag)) {
+          const std::string what = fmt::format("{} {}", candidate.name, describe_scaled(shape));
+          poison(o.out.tensor, comm.stream());
+          poison(ag.gathered(), comm.stream());
+          comm.synchronize();
+          comm.barrier("poisoned");
+          candidate.run({o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales});
+          EXPECT_EQ(digest(ag.gathered(), comm.stream()), whole) << what;
+          expect_right(comm, o, what, candidate.name);
+        }
+      }
+    }
+  });
+}
+
 // Two sets of operands alternate through the same operators: scales of the last call would show.
 TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](GpuCommunicator& comm) {
@@ -374,10 +401,6 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
     OpDesc kn = shape;
     kn.weight_kn = true;
     EXPECT_THROW(gpu::AgGemm(comm, lt, kn), InvalidArgument);
-    EXPECT_THROW(
-        tandem::AgGemm(comm,
-                       {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .keep_gathered = true}),
-        Unsupported);
     tandem::GemmAr ar(comm,
                       {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = Scaling::row},
                       {Strategy::serial});

@@ -222,8 +222,6 @@ class Reports(OnRanks):
         f32, f64 = torch.randn(2, 8), torch.randn(2, 8).double()
         rows = torch.randn(2 * r, 8)
         wide = torch.randn(2, 2, 8)
-        fp8 = torch.randn(16, 16).to(torch.float8_e4m3fn)
-        scale = torch.tensor(1.0)
         return {
             "group of one": (lambda: gather(f32, [f32.t()], 0, alone.group_name), "a group of 1 rank"),
             "group of one, scatter": (lambda: scatter(f32, f32.t(), "sum", 0, alone.group_name), "a group of 1 rank"),
@@ -236,8 +234,6 @@ class Reports(OnRanks):
             "no weights": (lambda: gather(f32, [], 0, name), "no B"),
             "integers": (lambda: gather(f32.int(), [f32.t().int()], 0, name), "int32"),
             "empty columns": (lambda: gather(f32, [torch.randn(8, 0)], 0, name), "empty"),
-            "scaled": (lambda: torch.ops.symm_mem.fused_all_gather_scaled_matmul(
-                fp8, [fp8.t()], scale, [scale], 0, name, [None], [None], [torch.float32], [False]), "scales"),
         }
 
     def test_planted_configurations(self):

@@ -158,10 +158,6 @@ void agree_on_candidates(GpuCommunicator& comm, const OpDesc& desc, const Overla
       fmt::format("strategy {}{} codec {}{}{}", name_of(options.strategy),
                   fused ? " with kernels for sm_90a" : "", desc.wire.describe(),
                   desc.allow_uncompressed ? " or uncompressed" : "", strictness(options.strict)));
-  if (desc.scaled() && desc.keep_gathered) {
-    throw Unsupported(
-        fmt::format("{}: keep_gathered with dtype e4m3: expected f32, bf16 or f16", desc.op));
-  }
 }
 
 }  // namespace tandem::gpu
