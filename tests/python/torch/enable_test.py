@@ -174,8 +174,77 @@ class Values(OnRanks):
         self.assertTrue(torch.allclose(got, expected, atol=1e-5))
         self.assertEqual(got.stride(), expected.stride())
         rows = {row["op"]: row for row in tandem.torch.report()}
+        self.assertEqual(rows["torch.compile matmul_reduce_scatter"]["ran"], "fused")
         self.assertEqual(rows["fused_matmul_reduce_scatter"]["calls"], 1)
         self.assertIn(rows["fused_matmul_reduce_scatter"]["ran"], ("overlapped", "serial"))
+
+    def compiled(self, program, *operands):
+        """Compiles and checks the program; returns the report's rows of the graph, by operator."""
+        torch._dynamo.reset()
+        _receipts.clear()
+        expected = program(*operands)
+        self.assertTrue(torch.allclose(torch.compile(program)(*operands), expected, atol=1e-4))
+        return {row["op"]: row for row in tandem.torch.report() if row["op"].startswith("torch.compile")}
+
+    def test_pairs_of_compiled_graphs_are_listed(self):
+        """Those that Inductor fused, again if the graph is from its cache, and planted ones that it left."""
+        if self.size != 2:
+            self.skipTest("on two ranks only, as it compiles")
+
+        def both(x, up, down):
+            return scattered((gathered(x) @ up).relu() @ down)
+
+        def biased(x, weight, bias):
+            return torch.addmm(bias, gathered(x), weight)
+
+        def used_twice(x, weight):
+            product = x @ weight
+            return torch.cat([scattered(product), product])
+
+        def without_pairs(x, weight):
+            return weight @ gathered(gathered(x @ weight))
+
+        def gathered(x):
+            return collectives.all_gather_tensor(x, 0, self.group)
+
+        def scattered(x):
+            return collectives.reduce_scatter_tensor(x, "sum", 0, self.group)
+
+        gather_op, scatter_op = "torch.compile all_gather_matmul", "torch.compile matmul_reduce_scatter"
+        for _ in range(2):
+            rows = self.compiled(both, torch.randn(4, 16), torch.randn(16, 6), torch.randn(6, 10))
+            self.assertEqual(set(rows), {gather_op, scatter_op})
+            for op, shape in ((gather_op, "m 8 n 6 k 16"), (scatter_op, "m 8 n 10 k 6")):
+                self.assertEqual(rows[op], {"op": op, "shape": shape, "dtype": "float32", "group": 2, "asked": "overlapped",
+                                            "ran": "fused", "why": "", "calls": 1, "speedup": None})
+        planted = [(biased, [(4, 8), (8, 8), (8,)], gather_op, "the product is addmm, which adds: expected mm"),
+                   (used_twice, [(4, 8), (8, 8)], scatter_op, "the product has another use")]
+        for program, shapes, op, why in planted:
+            row = self.compiled(program, *map(torch.randn, shapes))[op]
+            self.assertEqual((row["ran"], row["why"], row["calls"]), ("torch", why, 1))
+        self.assertEqual(self.compiled(without_pairs, torch.randn(2, 8), torch.randn(8, 8)), {})
+
+        tandem.torch.enable(strict=True, compare=False)
+        with self.assertRaisesRegex(Exception, "torch.compile all_gather_matmul: m 8 n 8 k 8, float32, 2 ranks: left "
+                                               "alone: the product is addmm.*: expected fused, as strict requests"):
+            self.compiled(biased, torch.randn(4, 8), torch.randn(8, 8), torch.randn(8))
+        tandem.torch.enable(self.group, compare=False)  # for this group not strict
+        self.assertEqual(self.compiled(biased, torch.randn(4, 8), torch.randn(8, 8), torch.randn(8))[gather_op]["calls"], 1)
+
+    def test_a_pass_that_the_user_has_set_runs(self):
+        """And is set again by `disable`."""
+        if self.size != 2:
+            self.skipTest("on two ranks only, as it compiles")
+        graphs = []
+        tandem.torch.disable()
+        with mock.patch.object(torch._inductor.config, "post_grad_custom_post_pass", graphs.append):
+            tandem.torch.enable(compare=False)
+            rows = self.compiled(lambda x, w: collectives.all_gather_tensor(x, 0, self.group) @ w, torch.randn(2, 8),
+                                 torch.randn(8, 8))
+            self.assertEqual([row["ran"] for row in rows.values()], ["fused"])
+            self.assertEqual(len(graphs), 1)
+            tandem.torch.disable()
+            self.assertEqual(torch._inductor.config.post_grad_custom_post_pass, graphs.append)
 
     def test_threads_call_in_turn(self):
         """Backward passes may run on another thread than forward passes."""
