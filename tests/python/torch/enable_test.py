@@ -2,6 +2,8 @@
 says of them; programs that use them."""
 import itertools
 import os
+import sys
+import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -13,7 +15,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import tandem
 from members import OnRanks
-from tandem.torch import _enable, _fused, _receipts
+from tandem.torch import __main__, _enable, _fused, _receipts
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -388,6 +390,34 @@ class Reports(OnRanks):
         exact = torch.cat([x] * self.size) @ weight
         error = (outs[0] - exact).norm() / exact.norm()
         self.assertTrue(1e-4 < error < 2e-2, error)
+
+    def run_program(self, text, *options):
+        """As `python -m tandem.torch` does. Returns the report."""
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as file, mock.patch.dict(os.environ), \
+                mock.patch.object(sys, "path", list(sys.path)), mock.patch("atexit.register"), \
+                mock.patch.object(sys, "argv", ["tandem.torch", *options, file.name]):
+            file.write(text)
+            file.flush()
+            _receipts.clear()
+            __main__.main()
+            return tandem.torch.report()
+
+    def test_strict_programs(self):
+        """Fail where tandem's layers would not overlap, and without a call."""
+        if self.size > 1:
+            self.skipTest("on one rank, whose layers have nothing to overlap")
+        layer = """
+import tandem.torch, torch
+with tandem.World(1) as world:
+    tandem.torch.ColumnParallelLinear(world.comm(), 4, 4, bias=False)(torch.ones(2, 4))
+"""
+        row, = self.run_program(layer)
+        self.assertEqual((row["op"], row["shape"], row["ran"], row["calls"]), ("AgGemm", "m 2 n 4 k 4", "serial", 1))
+        with self.assertRaisesRegex(tandem.Unsupported, "a group of 1 rank has nothing to overlap"):
+            self.run_program(layer, "--strict")
+        self.assertEqual(self.run_program("x = 1"), [])
+        with self.assertRaisesRegex(SystemExit, "no call of PyTorch's fused operators or of tandem's layers: expected"):
+            self.run_program("x = 1", "--strict")
 
     def test_disable(self):
         tandem.torch.disable()
