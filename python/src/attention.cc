@@ -18,6 +18,7 @@
 #include "comm.h"
 #include "integer.h"
 #include "operand.h"
+#include "receipts.h"
 #include "tandem/cross_attention.h"
 #include "tandem/dtype.h"
 
@@ -59,9 +60,11 @@ class ContextLayer : public Living<ContextLayer> {
                const ContextAttentionOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
     if (shape_.keys == 0) shape_.keys = shape_.seq;
-    attention_ = comm_->adopt(comm_->use(kContext, [&](Communicator& c) {
-      return std::make_unique<ContextAttention>(c, shape_, options);
-    }));
+    receipts_ = collect_receipts([&] {
+      attention_ = comm_->adopt(comm_->use(kContext, [&](Communicator& c) {
+        return std::make_unique<ContextAttention>(c, shape_, options);
+      }));
+    });
   }
   ContextLayer(const ContextLayer&) = delete;
   ~ContextLayer() { comm_->drop(attention_); }
@@ -71,6 +74,10 @@ class ContextLayer : public Living<ContextLayer> {
   const ContextAttention& get() const {
     comm_->open(kContext);
     return *attention_;
+  }
+  const LayerReceipts& receipts() const {
+    comm_->open(kContext);
+    return receipts_;
   }
 
   nb::tuple forward(nb::object q, nb::object k, nb::object v, nb::object document_starts,
@@ -131,6 +138,7 @@ class ContextLayer : public Living<ContextLayer> {
   const std::shared_ptr<Comm> comm_;
   ContextAttention::Shape shape_;
   ContextAttention* attention_ = nullptr;
+  LayerReceipts receipts_;
 };
 
 /// Saved state of a forward pass; ends with the world, as its layer does.
@@ -175,9 +183,11 @@ class CrossLayer : public Living<CrossLayer> {
   CrossLayer(std::shared_ptr<Comm> comm, const CrossAttentionShape& shape,
              const ContextAttentionOptions& options)
       : comm_(std::move(comm)), shape_(shape) {
-    layer_ = comm_->adopt(comm_->use(kCross, [&](Communicator& c) {
-      return std::make_unique<CrossAttention>(c, shape_, options);
-    }));
+    receipts_ = collect_receipts([&] {
+      layer_ = comm_->adopt(comm_->use(kCross, [&](Communicator& c) {
+        return std::make_unique<CrossAttention>(c, shape_, options);
+      }));
+    });
   }
   CrossLayer(const CrossLayer&) = delete;
   ~CrossLayer() { comm_->drop(layer_); }
@@ -187,6 +197,10 @@ class CrossLayer : public Living<CrossLayer> {
   const CrossAttention& get() const {
     comm_->open(kCross);
     return *layer_;
+  }
+  const LayerReceipts& receipts() const {
+    comm_->open(kCross);
+    return receipts_;
   }
 
   std::pair<nb::object, std::unique_ptr<CrossBatch>> forward(nb::object x, nb::object visual,
@@ -255,6 +269,7 @@ class CrossLayer : public Living<CrossLayer> {
   const std::shared_ptr<Comm> comm_;
   const CrossAttentionShape shape_;
   CrossAttention* layer_ = nullptr;
+  LayerReceipts receipts_;
 };
 
 /// Properties of both classes.
@@ -279,6 +294,8 @@ void bind_common(nb::class_<Class>& bound) {
       .def_prop_ro(
           "backward_bytes", [](const Class& c) { return c.get().backward_bytes(); },
           "The same of a backward pass.")
+      .def_prop_ro(
+          "receipts", [](const Class& c) { return to_list(c.receipts()); }, kReceiptsOfLayer)
       .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
       .def("__repr__", &Class::describe);
 }
@@ -310,7 +327,7 @@ void construct_context(ContextLayer* self, std::shared_ptr<Comm> comm, const Int
 
 void bind_context(nb::module_& m) {
   nb::class_<ContextLayer> bound(
-      m, "ContextAttention",
+      m, "ContextAttention", nb::is_weak_referenceable(),
       "Attention of this rank's queries over the keys of all ranks.\n\n"
       "batch: sequences; seq, keys (0: seq): positions over all ranks; heads: of queries, a\n"
       "multiple of kv_heads; head_dim: even; dtype: f32 or bf16. causal: a query reads its own\n"
@@ -402,7 +419,7 @@ void bind_cross(nb::module_& m) {
           "bytes", [](const CrossBatch& b) { return b.get().bytes(); },
           "Bytes of its memory, which does not grow with the visual positions.");
   nb::class_<CrossLayer> bound(
-      m, "CrossAttention",
+      m, "CrossAttention", nb::is_weak_referenceable(),
       "Cross-attention of text rows over visual features that are divided among ranks "
       "(LV-XAttn).\n\n"
       "text, visual: positions over all ranks; rank r has the rows shard_of(text, size, r) and\n"

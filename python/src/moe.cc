@@ -16,6 +16,7 @@
 #include "comm.h"
 #include "integer.h"
 #include "operand.h"
+#include "receipts.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"
 #include "tandem/strategy.h"
@@ -74,9 +75,10 @@ class Layer : public Living<Layer> {
   Layer(std::shared_ptr<Comm> comm, const MoeShape& shape, const MoeOptions& options)
       : comm_(std::move(comm)), shape_(shape), trains_(options.backward) {
     comm_->refuse_capture("moe");
-    auto layer = comm_->use(
-        "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); });
-    layer_ = comm_->adopt(std::move(layer));
+    receipts_ = collect_receipts([&] {
+      layer_ = comm_->adopt(comm_->use(
+          "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); }));
+    });
   }
   Layer(const Layer&) = delete;
   ~Layer() {
@@ -93,6 +95,10 @@ class Layer : public Living<Layer> {
   std::string combine_strategy() const {
     comm_->open("moe");
     return std::string(name_of(layer_->combine_strategy()));
+  }
+  nb::object receipts() const {
+    comm_->open("moe");
+    return to_list(receipts_);
   }
   int64_t dropped_routings() const {
     comm_->refuse_capture("moe: dropped_routings");
@@ -165,6 +171,7 @@ class Layer : public Living<Layer> {
   const bool trains_;
   const std::shared_ptr<FreeBatches> free_ = std::make_shared<FreeBatches>();
   MoeLayer* layer_ = nullptr;
+  LayerReceipts receipts_;
 };
 
 void construct(Layer* self, std::shared_ptr<Comm> comm, const Integer& tokens,
@@ -203,7 +210,7 @@ void bind_moe(nb::module_& m) {
                    "Rows that each of this rank's experts computed, own ones and other ranks'. "
                    "Empty on GPU\nranks, whose host learns none.");
   nb::class_<Layer>(
-      m, "MoeLayer",
+      m, "MoeLayer", nb::is_weak_referenceable(),
       "A Mixture-of-Experts layer of SwiGLU experts on ep x tp ranks, ep = size / tp.\n\n"
       "tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of\n"
       "all ranks, a multiple of ep. Rank r has shard_of(ffn, tp, r % tp) of the experts\n"
@@ -240,6 +247,7 @@ void bind_moe(nb::module_& m) {
                    "What was chosen for evenly spread rows before the experts: 'serial' or "
                    "'overlapped'.")
       .def_prop_ro("combine_strategy", &Layer::combine_strategy, "The same, behind the experts.")
+      .def_prop_ro("receipts", &Layer::receipts, kReceiptsOfLayer)
       .def("dropped_routings", &Layer::dropped_routings,
            "Of this rank's rows so far, the choices that GPU ranks left out: of no expert, of one "
            "that the\nrow had, or by a weight that is not finite; on the CPU 0, as such a call "

@@ -477,7 +477,7 @@ Strategy strategy_from(const std::string& name) {
 }
 
 void bind_operators(nb::module_& m) {
-  const auto base = nb::class_<Operator>(m, "_Operator")
+  const auto base = nb::class_<Operator>(m, "_Operator", nb::is_weak_referenceable())
                         .def_prop_ro("m", &Operator::m)
                         .def_prop_ro("n", &Operator::n)
                         .def_prop_ro("k", &Operator::k)

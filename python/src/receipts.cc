@@ -19,6 +19,12 @@ nb::object to_dict(const Receipt& receipt) {
   return to_python(to_json(receipt));
 }
 
+nb::object to_list(const LayerReceipts& receipts) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& each : receipts) rows.push_back(to_json(*each));
+  return to_python(rows);
+}
+
 void bind_receipts(nb::module_& m) {
   m.def(
       "receipts", [] { return to_python(to_json(receipts())); },

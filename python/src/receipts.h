@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "overlap/contract/receipt.h"
+#include "overlap/contract/layer_receipts.h"
 
 namespace tandem::python {
 
@@ -11,6 +11,13 @@ namespace nb = nanobind;
 
 /// Row of receipts.json as a dict.
 nb::object to_dict(const Receipt& receipt);
+/// Rows of receipts.json as a list of dicts.
+nb::object to_list(const LayerReceipts& receipts);
+
+/// Documentation of a layer's property of that name.
+constexpr const char* kReceiptsOfLayer =
+    "Rows of receipts() of its forward pass and, if it can run, its backward pass; those without\n"
+    "calls, too.";
 
 void bind_receipts(nb::module_& m);
 

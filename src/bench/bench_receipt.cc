@@ -53,7 +53,7 @@ Receipt choose_receipt(const BenchRequest& q, const BenchResult& result, int ran
 std::string receipt_lines(const std::vector<Receipt>& receipts, size_t columns) {
   std::string text;
   for (const Receipt& each : receipts) {
-    if (each.ran_as_asked()) continue;
+    if (each.group == 1 || each.ran_as_asked()) continue;
     std::istringstream words(describe(each, each.calls > 0 ? "ran" : "would run"));
     std::string line = "   ";
     for (std::string word; words >> word;) {

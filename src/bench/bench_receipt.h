@@ -12,7 +12,7 @@ namespace tandem {
 /// candidates of `result` by the tuner's rule. The unfused reference is none of them.
 Receipt choose_receipt(const BenchRequest& request, const BenchResult& result, int ranks);
 
-/// Lines, of at most `columns`, for the receipts that are not as asked.
+/// Lines, of at most `columns`, for the receipts of several ranks that are not as asked.
 std::string receipt_lines(const std::vector<Receipt>& receipts, size_t columns);
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_generate.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
@@ -70,6 +71,7 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
   }
   json["preempted"] = r.preempted;
   json["same_separately"] = r.is_same_separately;
+  json["receipt"] = to_json(r.receipts);
   json.update(origin_json(comm));
   return json;
 }
@@ -98,6 +100,7 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
                               100 * r.bytes_per_s() / r.read_bytes_per_s, r.read_bytes_per_s * 1e-9)
                 : "\n";
   }
+  text += receipt_lines(r.receipts, 100);
   return text + fmt::format("  {:.1f} tokens/s; a request {} its tokens with no other\n",
                             r.tokens_per_s, r.is_same_separately ? "has" : "DOES NOT HAVE");
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/bench_receipt.h"
 #include "bench/engine/bench_pipeline.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
@@ -87,7 +88,8 @@ Json to_json(const PipelineBench& q, const PipelineBenchResult& r) {
             {"simulated_us", simulated},
             {"repeats", q.repeats},
             {"bubble", round_to(r.bubble(), 1e4)},
-            {"simulated_bubble", round_to(r.simulated_bubble(), 1e4)}};
+            {"simulated_bubble", round_to(r.simulated_bubble(), 1e4)},
+            {"receipt", to_json(r.receipts)}};
   if (r.linked) {
     json["link"] = "emulated";
     json["exposed"] = round_to(r.exposed(), 1e4);
@@ -118,7 +120,7 @@ std::string row(const PipelineBench& q, const PipelineBenchResult& r) {
                         100 * r.simulated_exposed(), 100 * r.steady_exposed(),
                         100 * r.simulated_steady_exposed());
   }
-  return text + "\n";
+  return text + "\n" + receipt_lines(r.receipts, 100);
 }
 
 void run(const PipelineBenchArguments& arguments) {

@@ -31,6 +31,7 @@ sizes = {"f32": 4, "bf16": 2, "int8": 1 + 2 / 64}
 size, weight_size = sizes[r["dtype"]], sizes[r["weights"]]
 assert (r["op"], r["layers"], r["vocab"]) == ("generate", 1, 1000), r
 assert r["same_separately"] is True, r
+assert r["receipt"] == [], r["receipt"]  # dense layers on CPU ranks: products and all-reduces, no operator that overlaps
 assert r["step_bytes"] == int(weights * weight_size + cached * size), r
 us = r["time_us"]
 assert 0 < us["first_token"] <= r["p99_us"]["first_token"], r

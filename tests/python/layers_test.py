@@ -2,13 +2,17 @@
 features, mixed precision, copies, state dicts."""
 import copy
 import io
+import os
 import unittest
+from unittest import mock
 
 import tandem
-from ranks import on_ranks, rows_of, torch, values
+from ranks import LAUNCHED, on_ranks, rank_counts, rows_of, torch, values
+
+MEASURES = os.environ.get("TANDEM_TUNE") != "0"
 
 if torch:
-    from tandem.torch import _products
+    from tandem.torch import _products, _receipts
     from tandem import torch as layers
 
 
@@ -71,6 +75,73 @@ class ManyNumbersOfTokens(unittest.TestCase):
             layer = layers.ColumnParallelLinear(world.comm(), 4, 4)
             self.assertEqual([cache.comm for cache in _products._caches.values()], [world.comm()])
             del layer
+
+
+@unittest.skipUnless(torch, "python3-torch is not installed")
+class Receipts(unittest.TestCase):
+    def rows(self, shape):
+        """Those of the report with this shape, by operator."""
+        return {row["op"]: row for row in layers.report() if shape in row["shape"].split(" as ")[0]}
+
+    def check(self, rows, expected, ranks):
+        """expected: calls on each rank by operator."""
+        self.assertEqual({op: row["calls"] for op, row in rows.items()},
+                         {op: calls * (1 if LAUNCHED else ranks) for op, calls in expected.items()})
+        for row in rows.values():
+            self.assertEqual((row["dtype"], row["group"], row["asked"]), ("float32", ranks, "overlapped"))
+            self.assertEqual(row["why"] == "", row["ran"] == "overlapped")
+
+    def on_ranks(self, body, shape, expected):
+        for ranks in rank_counts():
+            _receipts.clear()
+            on_ranks(body, [ranks])
+            self.check(self.rows(shape), expected, ranks)
+
+    def test_of_linears(self):
+        """The report counts the calls of a layer's operators in both passes, a copied layer's too."""
+        def body(comm):
+            up = layers.ColumnParallelLinear(comm, 12, 12 * comm.size, bias=False)
+            for layer in (up, copy.deepcopy(up)):
+                for _ in range(2):
+                    layer(torch.ones(3, 12).requires_grad_()).sum().backward()
+            down = layers.RowParallelLinear(comm, 12 * comm.size, 12, bias=False, sequence_parallel=False)
+            down(torch.ones(3 * comm.size, 12))
+
+        self.on_ranks(body, "n 12 k 12", {"AgGemm": 4, "GemmRs": 4, "AgWgrad": 4, "GemmAr": 1})
+
+    def test_of_experts_and_attention(self):
+        def body(comm):
+            experts = layers.Moe(comm, 4, 44, 8, comm.size)
+            experts(torch.ones(4, 44)).sum().backward()
+            with torch.no_grad():
+                experts(torch.ones(4, 44))
+            attention = tandem.ContextAttention(comm, 44, 2, 6)
+            rows = attention.query_chunks[0][1] + attention.query_chunks[1][1]
+            x = torch.ones(rows, 12, requires_grad=True)
+            layers.context_attention(attention, x, x, x).sum().backward()
+            cross = layers.CrossAttention(comm, 44, 4, 8, 8, 2, 4)
+            count = [tandem.shard_of(length, comm.size, comm.rank)[1] for length in (44, 4)]
+            cross(torch.ones(count[0], 8), torch.ones(count[1], 8)).sum().backward()
+
+        passes = {"MoeLayer": 2, "ContextAttention": 1, "CrossAttention": 1}
+        backward = {"MoeLayer backward": 1, "ContextAttention backward": 1, "CrossAttention backward": 1}
+        self.on_ranks(body, " 44 ", {**passes, **backward})
+
+    def test_strict_refuses_before_a_call(self):
+        def body(comm):
+            op = tandem.AgGemm(comm, 3 * comm.size, 4, 52, strategy="serial")
+            layers.call(op, torch.ones(3, 52), torch.ones(4, 52))  # as requested
+            if MEASURES and comm.size > 1:
+                return
+            layer = layers.ColumnParallelLinear(comm, 52, 4)
+            why = "a group of 1 rank has nothing to overlap" if comm.size == 1 else "no times are known"
+            with self.assertRaisesRegex(tandem.Unsupported, f"as serial: {why}.*: expected overlapped"):
+                layer(torch.ones(3, 52))
+            self.assertNotIn(" k 52", str([row for row in layers.report() if row["asked"] == "overlapped"]))
+
+        _receipts.clear()
+        with mock.patch.dict(os.environ, {"TANDEM_STRICT": "1"}):
+            on_ranks(body)
 
 
 @unittest.skipUnless(torch, "python3-torch is not installed")

@@ -12,15 +12,17 @@ import sys
 
 from .._errors import Error
 from . import enable
-from ._receipts import print_report, report
+from ._graphs import FUSED
+from ._receipts import NO_CALL, print_report, report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tandem.torch", usage="%(prog)s [--codec WIRE] [--strict] PROGRAM [ARGUMENT ...]",
-        description="Runs a program whose fused PyTorch operators are tandem's.")
+        description="Runs a program whose fused PyTorch operators are tandem's, and reports what ran.")
     parser.add_argument("--codec", metavar="WIRE", help="wire format of rows and partial sums, such as int8")
-    parser.add_argument("--strict", action="store_true", help="fail at a call that would not overlap, and say why")
+    parser.add_argument("--strict", action="store_true", help="fail at a call that would not overlap, or a compiled graph that leaves a gather or scatter next to "
+                             "its product, and say why")
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, even if there is a file of that name")
     parser.add_argument("program", metavar="PROGRAM", help="file or module to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -29,6 +31,8 @@ def main() -> None:
     is_module = options.module or not os.path.exists(options.program)
     if is_module and importlib.util.find_spec(options.program.split(".")[0]) is None:
         parser.error(f"PROGRAM: {options.program}: expected a file or a module")
+    if options.strict:
+        os.environ["TANDEM_STRICT"] = "1"  # for tandem's layers
     try:
         enable(codec=options.codec, strict=options.strict)
     except Error as error:
@@ -40,8 +44,8 @@ def main() -> None:
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
         runpy.run_path(options.program, run_name="__main__")
-    if options.strict and not report():
-        sys.exit("tandem.torch: no call of PyTorch's fused operators: expected at least one, as --strict requests")
+    if options.strict and not any(row["ran"] != FUSED for row in report()):
+        sys.exit(f"tandem.torch: {NO_CALL}: expected at least one, as --strict requests")
 
 
 if __name__ == "__main__":

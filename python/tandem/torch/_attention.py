@@ -12,6 +12,7 @@ from . import _products as products
 from .._core import Comm, ContextAttention
 from .._core import CrossAttention as CrossAttentionLayer
 from .._errors import InvalidArgument
+from ._receipts import count_call
 
 Gradients = Tuple[Optional[Tensor], ...]
 
@@ -20,6 +21,7 @@ class _ContextAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: ContextAttention, q: Tensor, k: Tensor, v: Tensor,
                 document_starts: Optional[Tensor]) -> Tensor:
+        count_call(operator)
         out, log_sums = operator.forward(q, k, v, document_starts)
         ctx.operator, ctx.document_starts = operator, document_starts
         ctx.save_for_backward(q, k, v, out, log_sums)
@@ -28,6 +30,7 @@ class _ContextAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> Gradients:
+        count_call(ctx.operator, is_backward=True)
         gradients = ctx.operator.backward(*ctx.saved_tensors, dout.contiguous(), ctx.document_starts)
         return None, *gradients, None
 
@@ -51,6 +54,7 @@ class _CrossAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: CrossAttentionLayer, sum_gradients: bool, x: Tensor, visual: Tensor,
                 *weights: Optional[Tensor]) -> Tensor:
+        count_call(layer)
         out, ctx.batch = layer.forward(x, visual, *weights)
         ctx.layer, ctx.sum_gradients = layer, sum_gradients
         ctx.save_for_backward(x, visual, *weights)
@@ -60,6 +64,7 @@ class _CrossAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> Gradients:
         saved = ctx.saved_tensors
+        count_call(ctx.layer, is_backward=True)
         dx, dvisual, *local = ctx.layer.backward(ctx.batch, dout.contiguous(), *saved,
                                                  visual_gradient=ctx.needs_input_grad[3])
         gradients = [gradient for gradient in local if gradient is not None]

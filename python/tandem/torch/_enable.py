@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _core
 from .._core import Wire
 from .._errors import Unsupported
-from . import _receipts
+from . import _graphs, _receipts
 from ._backend import OLDEST, is_new_enough
 
 OPERATORS = {
@@ -49,7 +49,7 @@ def _require_torch() -> Any:
     return symm_mem
 
 
-def _options_of(group_name: str) -> Any:
+def _options_of(group_name: Optional[str]) -> Any:
     return _options.get(group_name, _options.get(None))
 
 
@@ -137,6 +137,11 @@ def _complete_cpu() -> None:
     _undo.append(library._destroy)
 
 
+def _is_strict(group_name: Optional[str]) -> bool:
+    options = _options_of(group_name)
+    return options is not None and _receipts.is_strict(options.strict)
+
+
 def _fuse_in_compiled_programs(symm_mem: Any) -> None:
     """Makes torch.compile put the operators into its graphs (its asynchronous tensor parallelism),
     for groups without symmetric memory too."""
@@ -151,6 +156,9 @@ def _fuse_in_compiled_programs(symm_mem: Any) -> None:
         symm_mem.is_symm_mem_enabled_for_group = is_enabled
 
     _undo.append(undo)
+    _undo.append(_graphs.install(_graphs.Groups(
+        symm_mem.is_symm_mem_enabled_for_group, _is_strict,
+        lambda: sorted((str(name), _is_strict(name)) for name in _options))))
 
 
 def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compare: bool = True) -> None:
@@ -161,7 +169,9 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
 
     group: a ProcessGroup, or its name, that these options are for; None: all groups without
     options. codec: wire format of rows and partial sums. strict: a call that would not overlap
-    raises Unsupported, which says why; TANDEM_STRICT=1 sets it for all.
+    raises Unsupported, which says why, and so does torch.compile for a graph with a gather or
+    scatter next to a product that it leaves alone; TANDEM_STRICT=1 sets it for all, and for tandem's
+    layers.
 
     At the first call of a shape, which is collective over the group, tandem's operators are made
     and compared with PyTorch's kernel: the faster one runs, unless `compare` is False or

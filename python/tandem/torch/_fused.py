@@ -243,7 +243,7 @@ def run(call: Call) -> Any:
     plan = _plans.get(key)
     if plan is None or plan.group() is not _group_named(call.group_name):
         plan = _plan(call, key)
-    plan.receipt.calls += 1
+    plan.receipt.count()
     plan.is_captured = plan.is_captured or _is_capturing(call.a())
     return plan.run(call)
 

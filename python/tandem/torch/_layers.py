@@ -23,6 +23,7 @@ from ._products import (
     tokens_of,
     without_autocast,
 )
+from ._receipts import count_call
 
 if hasattr(torch.library, "custom_op"):  # since PyTorch 2.4
     from ._ops import handle_of
@@ -107,6 +108,7 @@ class _Moe(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor,
                 w_out: Tensor) -> Any:
+        count_call(layer)
         out, ctx.batch = layer.forward(x, experts, weights, w_in, w_out)
         ctx.layer = layer
         ctx.save_for_backward(w_in, w_out)
@@ -116,6 +118,7 @@ class _Moe(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> Tuple[Gradient, ...]:
         w_in, w_out = ctx.saved_tensors
+        count_call(ctx.layer, is_backward=True)
         dx, dweights, dw_in, dw_out = ctx.layer.backward(
             ctx.batch, dout.contiguous(), w_in, w_out)
         return None, dx, None, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
@@ -140,6 +143,7 @@ def call(op: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
     form that torch.compile supports. Has no gradients. Errors are those of the operator."""
     if is_compiling():
         return cast(Tensor, torch.ops.tandem.call(x, weight, bias, id(op)))
+    count_call(op)
     return cast(Tensor, op(x, weight) if bias is None else op(x, weight, bias=bias))
 
 

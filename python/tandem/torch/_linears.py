@@ -22,7 +22,7 @@ def options_of(group_name: str) -> _fused.Options:
 def note_stock(op: str, shape: str, dtype: torch.dtype, group_name: str, ranks: int, why: str) -> None:
     """Counts a call that the framework's own code runs. Raises Unsupported if strict."""
     name = str(dtype).replace("torch.", "")
-    receipt_of(op, shape, name, ranks, Choice(TORCH, why), options_of(group_name).strict).calls += 1
+    receipt_of(op, shape, name, ranks, Choice(TORCH, why), options_of(group_name).strict).count()
 
 
 def gathered(x: Tensor, group_name: str) -> Tensor:

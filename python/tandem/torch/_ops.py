@@ -13,6 +13,7 @@ from . import _products as products
 from .._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, MoeLayer
 from .._errors import InvalidArgument
 from ._products import Product, share, tokens_of
+from ._receipts import count_call
 
 _numbers = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -136,6 +137,7 @@ gather_rows.register_autograd(lambda ctx, dy: (gather_rows_gradient(dy, ctx.comm
 def call(x: Tensor, weight: Tensor, bias: Optional[Tensor], op: int) -> Tensor:
     """op: an operator's id. Has no gradients."""
     made = _named(op, AgGemm, GemmRs, GemmAr, AgWgrad)
+    count_call(made)
     return made(x, weight) if bias is None else made(x, weight, bias=bias)
 
 
@@ -204,9 +206,10 @@ def _moe_layer(handle: int) -> Any:
 def moe(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
         handle: int) -> Tuple[Tensor, Tensor]:
     """Returns (out, ticket); ticket is for moe_gradients."""
+    layer = _moe_layer(handle)
+    count_call(layer)
     with torch.no_grad():
-        out, batch = _moe_layer(handle).forward(x.contiguous(), experts.contiguous(), weights.contiguous(),
-                                                     w_in, w_out)
+        out, batch = layer.forward(x.contiguous(), experts.contiguous(), weights.contiguous(), w_in, w_out)
         return out, _ticket_of(batch)
 
 
@@ -223,8 +226,10 @@ def moe_gradients(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
     ticket_state = _tickets.get(int(ticket.item()))
     if ticket_state is None:
         raise InvalidArgument("moe: the batch of a compiled forward pass is gone: expected one that lives")
+    layer = _moe_layer(handle)
+    count_call(layer, is_backward=True)
     with torch.no_grad():
-        dx, dweights, dw_in, dw_out = _moe_layer(handle).backward(ticket_state.batch, dout.contiguous(), w_in, w_out)
+        dx, dweights, dw_in, dw_out = layer.backward(ticket_state.batch, dout.contiguous(), w_in, w_out)
         return dx, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import _api
 from .._core import AgGemm, AgWgrad, Comm, GemmAr, GemmRs, Wire
 from .._errors import InvalidArgument
+from ._receipts import count_call
 
 Gradient = Optional[Tensor]
 Gradients = Tuple[Gradient, Gradient, Gradient]
@@ -78,8 +79,11 @@ class Operators:
         return self
 
     def __call__(self, kind: Any, m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Any:
+        """The operator, for one call, which is counted."""
         key = (self.features, kind, n, k, dtype, *options.items())
-        return self._cache.get(m, key, lambda: kind(self.comm, m, n, k, dtype, **options))
+        op = self._cache.get(m, key, lambda: kind(self.comm, m, n, k, dtype, **options))
+        count_call(op)
+        return op
 
 
 def autocasts(device: str) -> bool:

@@ -1,10 +1,13 @@
-"""Receipts of PyTorch's fused operators: requested form, form that ran and the reason."""
+"""Receipts of PyTorch's fused operators, tandem's layers and compiled graphs: requested form, form
+that ran and the reason."""
 import os
 import sys
 import threading
+import weakref
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from .._errors import Unsupported
+from . import _graphs
 
 OVERLAPPED, SERIAL, TORCH = "overlapped", "serial", "torch"
 
@@ -27,6 +30,12 @@ class Receipt:
         self.op, self.shape, self.dtype, self.group = op, shape, dtype, group
         self.asked, self.choice, self.calls = asked, choice, 0
 
+    def count(self) -> None:
+        """Counts a call, in the report's row that is equal but for its calls."""
+        key = (self.op, self.shape, self.dtype, self.group, self.asked, self.choice)
+        with _lock:
+            _receipts.setdefault(key, self).calls += 1
+
     def row(self) -> Dict[str, Any]:
         speedup = self.choice.speedup
         return {"op": self.op, "shape": self.shape, "dtype": self.dtype, "group": self.group, "asked": self.asked,
@@ -48,30 +57,79 @@ def receipt_of(op: str, shape: str, dtype: str, group: int, choice: Choice, stri
     """The receipt of that row. Raises Unsupported, before anything runs, if `strict` and overlap was
     requested and is not what would run. asked: 'serial' for a collective without a product, whose
     form is only a question of time."""
-    if asked == OVERLAPPED != choice.ran and is_strict(strict):
-        raise Unsupported(f"{op}: {shape}, {dtype}, {group} ranks: would run as {choice.ran}: {choice.why}: expected "
-                          f"{OVERLAPPED}, as strict requests")
-    key = (op, shape, dtype, group, choice)
-    with _lock:
-        return _receipts.setdefault(key, Receipt(op, shape, dtype, group, choice, asked))
+    receipt = Receipt(op, shape, dtype, group, choice, asked)
+    _require_as_asked(receipt, strict)
+    return receipt
+
+
+def _require_as_asked(receipt: Receipt, strict: bool) -> None:
+    choice = receipt.choice
+    if receipt.asked == OVERLAPPED != choice.ran and is_strict(strict):
+        raise Unsupported(f"{receipt.op}: {receipt.shape}, {receipt.dtype}, {receipt.group} ranks: would run as "
+                          f"{choice.ran}: {choice.why}: expected {OVERLAPPED}, as strict requests")
+
+
+_of_operators: "weakref.WeakKeyDictionary[Any, List[Receipt]]" = weakref.WeakKeyDictionary()
+_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+def _receipts_of(op: Any) -> List[Receipt]:
+    """Receipts of the passes of one of tandem's operators or layers, named after its class."""
+    rows = op.receipts if hasattr(op, "receipts") else [op.receipt]
+    made = []
+    for row, suffix in zip(rows, ("", " backward")):
+        dtype = row["dtype"]
+        shape = " ".join(word for word in row["shape"].split() if word != dtype)
+        choice = Choice(row["ran"], row["why"], row["speedup"])
+        made.append(Receipt(type(op).__name__ + suffix, shape, _NAMES.get(dtype, dtype), row["group"], choice,
+                            SERIAL if row["asked"] == SERIAL else OVERLAPPED))
+    return made
+
+
+def count_call(op: Any, is_backward: bool = False) -> None:
+    """Counts a call that is about to be made of one of tandem's operators, or of a pass of one of its
+    layers. Raises Unsupported if strict, as receipt_of does."""
+    receipts = _of_operators.get(op)
+    if receipts is None:
+        receipts = _of_operators[op] = _receipts_of(op)
+    for receipt in receipts[1:] if is_backward else receipts[:1]:  # without one the call raises
+        _require_as_asked(receipt, False)
+        receipt.count()
 
 
 def clear() -> None:
     with _lock:
+        for receipt in _receipts.values():
+            receipt.calls = 0
         _receipts.clear()
+    _graphs.clear()
 
 
 def report() -> List[Dict[str, Any]]:
-    """What PyTorch's fused operators ran as in this process since `enable`: a list of {"op",
-    "shape", "dtype", "group" (ranks), "asked", "ran", "why", "calls", "speedup"}. ran: 'overlapped',
-    'serial' (tandem's operators one after the other) or 'torch' (PyTorch's kernel). calls: those that
-    the host made; a CUDA graph's replays are none. speedup: time of the fastest alternative over that
-    of the form that ran, None if not measured. A product that a program or compiler did not hand to
-    these operators makes no call, and no row."""
+    """What ran in this process, since it began or since `disable`: a list of {"op", "shape", "dtype",
+    "group" (ranks), "asked", "ran", "why", "calls", "speedup"}, whose op is
+
+    - one of PyTorch's fused operators, such as 'fused_all_gather_matmul', or the name of a framework's
+      layer that tandem runs, since `enable`;
+    - the class of an operator, or of a layer's pass, that tandem.torch's layers and functions call:
+      'AgGemm', 'GemmRs', 'GemmAr', 'AgWgrad', 'MoeLayer', 'ContextAttention', 'CrossAttention',
+      'MoeLayer backward' and so on;
+    - 'torch.compile all_gather_matmul' or 'torch.compile matmul_reduce_scatter', also of scaled
+      products: a gather next to the product that reads it, or a product next to the scatter of its
+      sums, in graphs that Inductor compiled since `enable`.
+
+    ran: 'overlapped', 'serial' (one after the other on tandem), 'torch' (the framework's code), or
+    in compiled graphs 'fused' (the graph calls a fused operator, which has a row of its own) or
+    'torch' (left alone, for the reason `why`). calls: those that the host made, of all ranks that are
+    threads of this process; a CUDA graph's replays are none; of compiled graphs the number of places.
+    speedup: time of the fastest alternative over that of the form that ran, None if not
+    measured. Other products and collectives have no row."""
     with _lock:
-        return [receipt.row() for receipt in _receipts.values() if receipt.calls]
+        rows = [receipt.row() for receipt in _receipts.values()]
+    return rows + _graphs.rows()
 
 
+NO_CALL = "no call of PyTorch's fused operators or of tandem's layers"
 COLUMNS = ("op", "shape", "dtype", "group", "ran", "calls", "speedup", "why")
 
 
@@ -87,5 +145,5 @@ def print_report(rank: int) -> None:
     if rank != 0:
         return
     rows = report()
-    text = table(rows) if rows else "no call of PyTorch's fused operators"
+    text = table(rows) if rows else NO_CALL
     print(f"tandem.torch, rank 0:\n{text}", file=sys.stderr, flush=True)

@@ -251,6 +251,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   set_step_rows(options, q.prompt_rows, tp.on_gpu());
   options.int8_weights = !q.weights.empty();
   options.share_prefixes = false;  // each batch has the same prompts
+  clear_receipts();
   Engine engine(tp, config, options);
   tp.on_gpu() ? set_periodic_weights(tp, engine) : engine.initialize(1);
 
@@ -282,6 +283,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   if (!timed.steps.empty()) result.token_step = times_of(timed.steps);
   result.step_bytes = step_bytes(config, q);
   result.preempted = engine.stats().preempted;
+  result.receipts = receipts();
   if (!tp.on_gpu()) result.read_bytes_per_s = read_rate(tp) * tp.size();
   return result;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "bench/bench.h"
 #include "engine/model/config.h"
@@ -41,6 +42,7 @@ struct GenerateBenchResult {
   double step_bytes = 0;
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;
+  std::vector<Receipt> receipts = {};  ///< of this rank's operators
   /// One request again, with no other: the same tokens and log-probabilities, bit for bit; on GPUs
   /// log-probabilities within 0.1, up to the first token that differs.
   bool is_same_separately = true;

@@ -144,12 +144,19 @@ void run_rank(Communicator& comm, const PipelineShape& shape, const PassCosts& c
   }
 }
 
-PipelineStepTimes time_steps(const PipelineShape& shape, const PassCosts& costs, int repeats) {
+/// `receipts`: adds those of rank 0.
+PipelineStepTimes time_steps(const PipelineShape& shape, const PassCosts& costs, int repeats,
+                             std::vector<Receipt>& receipts) {
   std::vector<StepMoments> steps(size_t(repeats) + 1);
   for (StepMoments& step : steps) step.ends.resize(size_t(shape.ranks));
   WorldOptions world{.ranks = shape.ranks};
   if (costs.transfer > 0) world.link = EmulatedLink{double(kMessageBytes) / costs.transfer, 0};
-  run_threads(world, [&](Communicator& comm) { run_rank(comm, shape, costs, steps); });
+  run_threads(world, [&](Communicator& comm) {
+    clear_receipts();
+    run_rank(comm, shape, costs, steps);
+    if (comm.rank() > 0) return;
+    for (Receipt& each : tandem::receipts()) receipts.push_back(std::move(each));
+  });
   std::vector<double> seconds;
   for (const StepMoments& step : std::span(steps).subspan(1)) {
     const Clock::duration taken = std::ranges::max(step.ends) - step.begin;
@@ -198,13 +205,13 @@ PipelineBenchResult run_pipeline_bench(const PipelineBench& request) {
   PipelineBenchResult result;
   result.busy_us = 1e6 * (costs.forward + costs.backward_input + costs.backward_weight) *
                    request.shape.microbatches * request.shape.chunks;
-  result.unlinked = time_steps(request.shape, without_link, request.repeats);
+  result.unlinked = time_steps(request.shape, without_link, request.repeats, result.receipts);
   if (costs.transfer > 0) {
     PipelineShape twice = request.shape;
     twice.microbatches *= 2;
-    result.linked = time_steps(request.shape, costs, request.repeats);
-    result.twice_linked = time_steps(twice, costs, request.repeats);
-    result.twice_unlinked = time_steps(twice, without_link, request.repeats);
+    result.linked = time_steps(request.shape, costs, request.repeats, result.receipts);
+    result.twice_linked = time_steps(twice, costs, request.repeats, result.receipts);
+    result.twice_unlinked = time_steps(twice, without_link, request.repeats, result.receipts);
   }
   return result;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "bench/bench.h"
 #include "schedule/pipeline.h"
@@ -35,6 +36,7 @@ struct PipelineBenchResult {
   /// With transfer > 0: the step with the emulated link, and steps of twice the microbatches with
   /// and without it.
   std::optional<PipelineStepTimes> linked, twice_linked, twice_unlinked;
+  std::vector<Receipt> receipts = {};  ///< of rank 0's operators; passes that sleep have none
 
   /// Idle share of all ranks' time in the fastest step.
   double bubble() const { return 1 - busy_us / unlinked.step.min_us; }

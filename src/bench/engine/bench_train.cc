@@ -10,16 +10,19 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "comm/exec.h"
+#include "core/system/console.h"
 #include "engine/config/gpu_training.h"
 #include "engine/model/published_models.h"
 #include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/cost/memory.h"
 #include "engine/plan/cost/utilization.h"
+#include "engine/report/progress.h"
 #include "kernels/elementwise.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -202,22 +205,53 @@ std::pair<double, double> difference(std::span<const float> found, const Paramet
   return {std::sqrt(error), std::sqrt(size)};
 }
 
+/// Operations of the layers for a sequence.
+double flops_of_layers(const ModelConfig& model, int64_t length) {
+  ModelConfig without_layers = model;
+  without_layers.layers = 0;
+  return (model.flops_per_token(length) - without_layers.flops_per_token(length)) * double(length);
+}
+
+/// Gradients in `f32` and in the dtype of `options`, on a CPU rank. `reports`: notes what is
+/// computed before it begins, as weights of large layers take minutes.
+std::pair<WholeGradients, WholeGradients> references(const ModelConfig& model,
+                                                     const TransformerOptions& options,
+                                                     int64_t documents, bool reports) {
+  TransformerOptions in_f32 = options;
+  in_f32.dtype = DType::f32;
+  in_f32.fp8 = false;
+  const bool rounds = options.dtype != DType::f32;
+  const std::string_view dtype = options.fp8 ? "fp8" : name_of(options.dtype);
+  if (reports) {
+    note(
+        fmt::format("bench train: computing gradients of one layer and {} tokens on a CPU rank, in "
+                    "f32{}: {} parameters, {:.2g} TFLOP{}",
+                    options.seq, rounds ? fmt::format(" and {}", dtype) : "",
+                    format_count(double(model.parameters())),
+                    flops_of_layers(model, options.seq) * 1e-12, rounds ? " each" : ""));
+  }
+  const Clock::time_point begin = Clock::now();
+  WholeGradients exact = gradients_on_cpu(model, in_f32, documents);
+  if (!rounds) return {exact, std::move(exact)};
+  if (reports) {
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    note(fmt::format("bench train: f32 took {:.1f} s, {} takes about as long", seconds, dtype));
+  }
+  WholeGradients rounded = gradients_on_cpu(model, options, documents);
+  return {std::move(exact), std::move(rounded)};
+}
+
 /// Compares one layer on a few tokens with CPU ranks, with a window shorter than these. All EP
 /// ranks have the same tokens, so that an expert's gradient is as many times that of one rank.
 void check_gradients(const ParallelGroups& groups, ModelConfig model, RunConfig train,
-                     int64_t documents, TrainBenchResult& result) {
+                     int64_t documents, bool reports, TrainBenchResult& result) {
   model.layers = 1;
   train.seq = std::min<int64_t>(64, train.seq);
   model.sliding_window = std::min(model.sliding_window, train.seq / 3);
   documents = std::min(documents, train.seq / 4);
   TransformerOptions options = make_options(train, 1, &groups, Strategy::automatic);
   options.documents = documents > 0;
-  TransformerOptions in_f32 = options;
-  in_f32.dtype = DType::f32;
-  in_f32.fp8 = false;
-  const WholeGradients exact = gradients_on_cpu(model, in_f32, documents);
-  const WholeGradients rounded =
-      options.dtype == DType::f32 ? exact : gradients_on_cpu(model, options, documents);
+  const auto [exact, rounded] = references(model, options, documents, reports);
   LayerStep step(groups.tp(), model, options, 0, documents);
   step.run();
   const std::vector<float> found = read_f32(step.exec(), step.stage().gradients());
@@ -286,19 +320,13 @@ std::vector<double> sustained(Communicator& world, LayerStep& step, int repeats)
 
 /// Operations of the layers, for the sequences of a tensor-parallel group.
 double flops_of_step(const ModelConfig& model, const TrainBench& q) {
-  ModelConfig without_layers = model;
-  without_layers.layers = 0;
-  const auto flops = [&](int64_t length) {
-    return (model.flops_per_token(length) - without_layers.flops_per_token(length)) *
-           double(length);
-  };
   const std::vector<int32_t> starts = draw_documents(q.batch, q.seq, q.documents);
-  if (starts.empty()) return double(q.batch) * flops(q.seq);
+  if (starts.empty()) return double(q.batch) * flops_of_layers(model, q.seq);
   double all = 0;
   for (size_t i = 0; i < starts.size(); ++i) {
     const int64_t position = int64_t(i) % q.seq;
     const bool is_last = position + 1 == q.seq || starts[i + 1] != starts[i];
-    if (is_last) all += flops(position + 1 - starts[i]);
+    if (is_last) all += flops_of_layers(model, position + 1 - starts[i]);
   }
   return all;
 }
@@ -347,7 +375,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   const ParallelGroups groups(world, ParallelDims(config.parallel), config.model.experts > 0);
   TrainBenchResult result;
   result.deterministic = q.deterministic;
-  check_gradients(groups, config.model, config.train, q.documents, result);
+  check_gradients(groups, config.model, config.train, q.documents, world.rank() == 0, result);
 
   const auto tokens = uint64_t(groups.copies().rank());  // each EP rank has its own
   const auto options_of = [&](const ParallelGroups* of, Strategy strategy) {

@@ -239,8 +239,7 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
   if (!world_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
   if (!r.ok()) text += "  WRONG";
   const bool compares = !q.wire.is_none() && world_.comm.size() > 1;
-  const std::string last = (compares ? compared_line(r) : "") +
-                           (world_.comm.size() > 1 ? receipt_lines(r.receipts, kColumns) : "");
+  const std::string last = (compares ? compared_line(r) : "") + receipt_lines(r.receipts, kColumns);
   if (!world_.on_gpus()) return text + "\n" + last;
   std::vector<std::string> fields;
   if (product) {

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 
 #include "core/system/env.h"
+#include "overlap/contract/layer_receipts.h"
 #include "tandem/error.h"
 #include "tune/margin.h"
 
@@ -19,6 +21,7 @@ struct Receipts {
   std::vector<Receipt> ended;  ///< of operators that no longer exist
 };
 thread_local Receipts of_thread;
+thread_local LayerReceipts* collected = nullptr;
 
 auto key_of(const Receipt& r) {
   return std::tie(r.op, r.shape, r.dtype, r.group, r.asked, r.ran, r.candidate, r.why, r.speedup);
@@ -94,7 +97,20 @@ std::shared_ptr<Receipt> list_receipt(Receipt receipt) {
     add(ended, *each);
     return true;
   });
-  return live.emplace_back(std::make_shared<Receipt>(std::move(receipt)));
+  live.push_back(std::make_shared<Receipt>(std::move(receipt)));
+  if (collected) collected->push_back(live.back());
+  return live.back();
+}
+
+LayerReceipts collect_receipts(const std::function<void()>& make) {
+  LayerReceipts listed;
+  struct Collecting {
+    explicit Collecting(LayerReceipts& to) : before(std::exchange(collected, &to)) {}
+    ~Collecting() { collected = before; }
+    LayerReceipts* before;
+  } const collecting(listed);
+  make();
+  return listed;
 }
 
 void clear_receipts() {

@@ -2,6 +2,8 @@
 says of them; programs that use them."""
 import itertools
 import os
+import sys
+import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -13,7 +15,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import tandem
 from members import OnRanks
-from tandem.torch import _enable, _fused, _receipts
+from tandem.torch import __main__, _enable, _fused, _receipts
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -174,8 +176,77 @@ class Values(OnRanks):
         self.assertTrue(torch.allclose(got, expected, atol=1e-5))
         self.assertEqual(got.stride(), expected.stride())
         rows = {row["op"]: row for row in tandem.torch.report()}
+        self.assertEqual(rows["torch.compile matmul_reduce_scatter"]["ran"], "fused")
         self.assertEqual(rows["fused_matmul_reduce_scatter"]["calls"], 1)
         self.assertIn(rows["fused_matmul_reduce_scatter"]["ran"], ("overlapped", "serial"))
+
+    def compiled(self, program, *operands):
+        """Compiles and checks the program; returns the report's rows of the graph, by operator."""
+        torch._dynamo.reset()
+        _receipts.clear()
+        expected = program(*operands)
+        self.assertTrue(torch.allclose(torch.compile(program)(*operands), expected, atol=1e-4))
+        return {row["op"]: row for row in tandem.torch.report() if row["op"].startswith("torch.compile")}
+
+    def test_pairs_of_compiled_graphs_are_listed(self):
+        """Those that Inductor fused, again if the graph is from its cache, and planted ones that it left."""
+        if self.size != 2:
+            self.skipTest("on two ranks only, as it compiles")
+
+        def both(x, up, down):
+            return scattered((gathered(x) @ up).relu() @ down)
+
+        def biased(x, weight, bias):
+            return torch.addmm(bias, gathered(x), weight)
+
+        def used_twice(x, weight):
+            product = x @ weight
+            return torch.cat([scattered(product), product])
+
+        def without_pairs(x, weight):
+            return weight @ gathered(gathered(x @ weight))
+
+        def gathered(x):
+            return collectives.all_gather_tensor(x, 0, self.group)
+
+        def scattered(x):
+            return collectives.reduce_scatter_tensor(x, "sum", 0, self.group)
+
+        gather_op, scatter_op = "torch.compile all_gather_matmul", "torch.compile matmul_reduce_scatter"
+        for _ in range(2):
+            rows = self.compiled(both, torch.randn(4, 16), torch.randn(16, 6), torch.randn(6, 10))
+            self.assertEqual(set(rows), {gather_op, scatter_op})
+            for op, shape in ((gather_op, "m 8 n 6 k 16"), (scatter_op, "m 8 n 10 k 6")):
+                self.assertEqual(rows[op], {"op": op, "shape": shape, "dtype": "float32", "group": 2, "asked": "overlapped",
+                                            "ran": "fused", "why": "", "calls": 1, "speedup": None})
+        planted = [(biased, [(4, 8), (8, 8), (8,)], gather_op, "the product is addmm, which adds: expected mm"),
+                   (used_twice, [(4, 8), (8, 8)], scatter_op, "the product has another use")]
+        for program, shapes, op, why in planted:
+            row = self.compiled(program, *map(torch.randn, shapes))[op]
+            self.assertEqual((row["ran"], row["why"], row["calls"]), ("torch", why, 1))
+        self.assertEqual(self.compiled(without_pairs, torch.randn(2, 8), torch.randn(8, 8)), {})
+
+        tandem.torch.enable(strict=True, compare=False)
+        with self.assertRaisesRegex(Exception, "torch.compile all_gather_matmul: m 8 n 8 k 8, float32, 2 ranks: left "
+                                               "alone: the product is addmm.*: expected fused, as strict requests"):
+            self.compiled(biased, torch.randn(4, 8), torch.randn(8, 8), torch.randn(8))
+        tandem.torch.enable(self.group, compare=False)  # for this group not strict
+        self.assertEqual(self.compiled(biased, torch.randn(4, 8), torch.randn(8, 8), torch.randn(8))[gather_op]["calls"], 1)
+
+    def test_a_pass_that_the_user_has_set_runs(self):
+        """And is set again by `disable`."""
+        if self.size != 2:
+            self.skipTest("on two ranks only, as it compiles")
+        graphs = []
+        tandem.torch.disable()
+        with mock.patch.object(torch._inductor.config, "post_grad_custom_post_pass", graphs.append):
+            tandem.torch.enable(compare=False)
+            rows = self.compiled(lambda x, w: collectives.all_gather_tensor(x, 0, self.group) @ w, torch.randn(2, 8),
+                                 torch.randn(8, 8))
+            self.assertEqual([row["ran"] for row in rows.values()], ["fused"])
+            self.assertEqual(len(graphs), 1)
+            tandem.torch.disable()
+            self.assertEqual(torch._inductor.config.post_grad_custom_post_pass, graphs.append)
 
     def test_threads_call_in_turn(self):
         """Backward passes may run on another thread than forward passes."""
@@ -315,6 +386,34 @@ class Reports(OnRanks):
         exact = torch.cat([x] * self.size) @ weight
         error = (outs[0] - exact).norm() / exact.norm()
         self.assertTrue(1e-4 < error < 2e-2, error)
+
+    def run_program(self, text, *options):
+        """As `python -m tandem.torch` does. Returns the report."""
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as file, mock.patch.dict(os.environ), \
+                mock.patch.object(sys, "path", list(sys.path)), mock.patch("atexit.register"), \
+                mock.patch.object(sys, "argv", ["tandem.torch", *options, file.name]):
+            file.write(text)
+            file.flush()
+            _receipts.clear()
+            __main__.main()
+            return tandem.torch.report()
+
+    def test_strict_programs(self):
+        """Fail where tandem's layers would not overlap, and without a call."""
+        if self.size > 1:
+            self.skipTest("on one rank, whose layers have nothing to overlap")
+        layer = """
+import tandem.torch, torch
+with tandem.World(1) as world:
+    tandem.torch.ColumnParallelLinear(world.comm(), 4, 4, bias=False)(torch.ones(2, 4))
+"""
+        row, = self.run_program(layer)
+        self.assertEqual((row["op"], row["shape"], row["ran"], row["calls"]), ("AgGemm", "m 2 n 4 k 4", "serial", 1))
+        with self.assertRaisesRegex(tandem.Unsupported, "a group of 1 rank has nothing to overlap"):
+            self.run_program(layer, "--strict")
+        self.assertEqual(self.run_program("x = 1"), [])
+        with self.assertRaisesRegex(SystemExit, "no call of PyTorch's fused operators or of tandem's layers: expected"):
+            self.run_program("x = 1", "--strict")
 
     def test_disable(self):
         tandem.torch.disable()
