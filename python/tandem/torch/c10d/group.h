@@ -1,5 +1,6 @@
 // Calls of a process group: of CPU tensors on the group's thread (queue.h), of CUDA tensors on its
-// stream (gpu_calls.h). Both have a world of their own; that of GPUs is connected at their first call.
+// stream (gpu_calls.h). Both have a world of their own; that of GPUs is connected at their first
+// call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
