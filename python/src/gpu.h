@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -20,6 +21,13 @@ namespace tandem::python {
 
 /// cudaStream_t as a number, as frameworks pass it.
 using StreamNumber = uintptr_t;
+
+/// Bytes to or from another GPU rank.
+struct RankMessage {
+  int peer;
+  Tensor data;
+  bool sends;
+};
 
 /// GPU of a rank. All functions may throw DeviceError.
 class GpuRank {
@@ -43,6 +51,11 @@ class GpuRank {
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Blocks until the rank's stream is empty. Throws Timeout or Aborted if a call failed so.
   virtual void synchronize() = 0;
+  /// Throws as `synchronize` if a call has failed so far, without blocking.
+  virtual void check() = 0;
+  /// Inside enter/leave: sends and receives all `messages` concurrently. Throws InvalidArgument for
+  /// a peer that is no rank.
+  virtual void exchange(std::span<const RankMessage> messages) = 0;
 };
 
 /// nullptr for a CPU rank. Must not outlive `comm`.

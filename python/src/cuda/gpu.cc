@@ -8,9 +8,11 @@
 #include <utility>
 
 #include "codec/cuda/encode.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "comm/device/gpu_communicator.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/graph.h"
+#include "tandem/collectives.h"
 #include "tandem/cuda.h"
 
 namespace tandem::python {
@@ -91,6 +93,15 @@ class Rank final : public GpuRank {
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, local_), "copy");
   }
   void synchronize() override { comm_.synchronize(); }
+  void check() override { comm_.check_device(); }
+  void exchange(std::span<const RankMessage> messages) override {
+    gpu::grouped(comm_, [&] {
+      for (const RankMessage& each : messages) {
+        each.sends ? tandem::send(comm_, each.data, each.peer)
+                   : tandem::recv(comm_, each.data, each.peer);
+      }
+    });
+  }
 
  private:
   /// A stream under capture cannot wait for work outside its graph: whoever captures has waited.

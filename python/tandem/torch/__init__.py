@@ -4,8 +4,8 @@
 vLLM call) tandem's kernels, on CPU and GPU ranks; `report()` returns what ran. `python -m
 tandem.torch PROGRAM …` runs a program so without a change to it.
 
-`torch.distributed.init_process_group("tandem")`: CPU tensors of torch.distributed on tandem's
-collectives.
+`torch.distributed.init_process_group("tandem")`: torch.distributed's CPU and CUDA tensors on
+tandem's collectives.
 
 Layers: tensor-parallel linears and mixtures of experts with gradients. Rows of x are tokens: [...,
 features] is treated as [tokens, features]. With sequence parallelism (the default) each rank holds

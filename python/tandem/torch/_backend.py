@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from .. import _core
 from .._core import Wire
-from .._errors import InvalidArgument, IoError, Unsupported
+from .._errors import InvalidArgument, IoError, Timeout, Unsupported
 
 OLDEST = (2, 8)  # PyTorch with c10d's present interface and the fused operators
+STORE_NAME = "tandem/backend"  # of keys in the group's store
 LIMITS = ("it serves torch.distributed's calls and DDP, but not FSDP2, functional collectives, torch.compile, tags "
-          "or coalesced calls, and its calls are blocking")
+          "or coalesced calls, its calls are blocking, and CUDA tensors travel through the host's memory")
 
 
 class GroupOptions:
@@ -61,12 +62,20 @@ def _create(of_group: Any, options: Any) -> Any:
     asked = options or GroupOptions()
     deadline = deadline_of(of_group.timeout.total_seconds())
     rank, size = of_group.group_rank, of_group.group_size
+    if torch.version.cuda:
+        from ._enable import set_gpu_environment
+        set_gpu_environment()
     module = compiled()
-    if module is None:
-        from ._process_group import PythonGroup
-        return PythonGroup(of_group.store, rank, size, deadline, asked)
-    return module.create(_core._backend_table(), of_group.store, rank, size, deadline,
-                         list(of_group.global_ranks_in_group), asked.codec or "", asked.allow_uncompressed)
+    try:
+        if module is None:
+            from ._process_group import PythonGroup
+            return PythonGroup(of_group.store, rank, size, deadline, asked)
+        from ._groups import store_gather
+        gather = store_gather(of_group.store, STORE_NAME, rank, size, deadline)
+        return module.create(_core._backend_table(), gather, rank, size, deadline,
+                             list(of_group.global_ranks_in_group), asked.codec or "", asked.allow_uncompressed)
+    except Timeout as error:
+        raise dist.DistBackendError(str(error)) from None
 
 
 def bytes_sent(group: Optional[Any] = None) -> int:
@@ -85,7 +94,8 @@ def bytes_sent(group: Optional[Any] = None) -> int:
 def register() -> None:
     """No-op for a PyTorch without torch.distributed, or older than OLDEST."""
     if dist.is_available() and is_new_enough():
-        dist.Backend.register_backend("tandem", _create, extended_api=True, devices=["cpu"])
+        devices = ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
+        dist.Backend.register_backend("tandem", _create, extended_api=True, devices=devices)
 
 
 register()

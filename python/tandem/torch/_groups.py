@@ -2,7 +2,6 @@
 import threading
 import time
 import weakref
-from datetime import timedelta
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
@@ -14,26 +13,29 @@ from .._errors import InvalidArgument, Timeout
 from .._world import World, _launched
 from ._backend import deadline_of
 
-def store_gather(store: Any, prefix: str, rank: int, size: int, deadline: float) -> Callable[[bytes], bytes]:
-    """Gathers bytes of all ranks through a torch.distributed store. Raises Timeout naming a rank
-    whose bytes have not come within `deadline` seconds."""
+
+def store_gather(store: Any, name: str, rank: int, size: int, deadline: float) -> Callable[[bytes], bytes]:
+    """Gathers bytes of all ranks through a torch.distributed store, for one world; worlds of a name
+    are made in the same order on all ranks. Polls, since a wait would lock the store for other
+    threads. Raises Timeout naming a rank whose bytes have not come within `deadline` seconds."""
+    number = store.add(f"{name}/worlds/{rank}", 1)  # a store may outlive a group
     rounds = 0
 
     def gather(local: bytes) -> bytes:
         nonlocal rounds
         rounds += 1
-        keys = [f"{prefix}/{rounds}/{each}" for each in range(size)]
+        keys = [f"{name}/{number}/{rounds}/{each}" for each in range(size)]
         store.set(keys[rank], local)
         until = time.monotonic() + deadline
-        parts = []
         for each, key in enumerate(keys):
-            try:
-                store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
-            except Exception as error:  # DistStoreError, since PyTorch 2.2; RuntimeError before
-                raise Timeout(f"connect: rank {each} of {size} has not come within {deadline:g} s: expected all "
-                              f"ranks to use the group ({type(error).__name__})") from None
-            parts.append(bytes(store.get(key)))
-        return b"".join(parts)
+            pause = 0.0001
+            while not store.check([key]):
+                if time.monotonic() > until:
+                    raise Timeout(f"connect: rank {each} of {size} has not come within {deadline:g} s: expected all "
+                                  "ranks to use the group")
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        return b"".join(bytes(store.get(key)) for key in keys)
 
     return gather
 
@@ -46,11 +48,11 @@ def _timeout_of(group: Any, device: torch.device) -> float:
         return 600.0
 
 
-def connect(store: Any, prefix: str, rank: int, size: int, device: torch.device,
+def connect(store: Any, name: str, rank: int, size: int, device: torch.device,
             deadline: float) -> World:
     """Collective: world of the ranks that share the store. GPU ranks use the current device, and
     their calls follow its current stream."""
-    gather = store_gather(store, prefix, rank, size, deadline)
+    gather = store_gather(store, name, rank, size, deadline)
     if device.type == "cuda":
         with torch.cuda.device(device):
             stream = torch.cuda.current_stream().cuda_stream
@@ -67,9 +69,8 @@ class Group:
         self.rank, self.size = group.rank(), group.size()
         self.lock = threading.RLock()
         store = c10d._get_process_group_store(group)
-        number = store.add(f"tandem/{device.type}/worlds/{self.rank}", 1)  # a store may outlive a group
         deadline = deadline_of(_timeout_of(group, device))
-        self.world = connect(store, f"tandem/{device.type}/{number}", self.rank, self.size, device, deadline)
+        self.world = connect(store, f"tandem/{device.type}", self.rank, self.size, device, deadline)
         self.comm = self.world.comm()
 
 

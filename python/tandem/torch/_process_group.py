@@ -1,5 +1,5 @@
 """Process group of backend "tandem" without a compiler: torch.distributed's calls and DDP. Calls run
-before they return."""
+before they return, on CPU ranks: CUDA tensors are copied to the host and back."""
 from datetime import timedelta
 from typing import Any, Callable, List, Optional
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import _api, _core
 from .._errors import Error
+from ._backend import STORE_NAME
 from ._groups import connect
 
 NATIVE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
@@ -56,8 +57,7 @@ class PythonGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, deadline: float, options: Any) -> None:
         super().__init__(rank, size)
         self._options = options
-        number = store.add(f"python/groups/{rank}", 1)  # a store may outlive a group
-        self._world = connect(store, f"python/{number}", rank, size, torch.device("cpu"), deadline)
+        self._world = connect(store, STORE_NAME, rank, size, torch.device("cpu"), deadline)
         self._comm = self._world.comm()
 
     def getBackendName(self) -> str:

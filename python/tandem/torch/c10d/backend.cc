@@ -1,81 +1,30 @@
-// Backend "tandem" of torch.distributed for CPU tensors. Compiled on the user's machine against the
-// user's PyTorch (tandem/torch/_compile.py).
+// Backend "tandem" of torch.distributed. Compiled on the user's machine against the user's PyTorch
+// (tandem/torch/_compile.py).
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <memory>
+#include <cstring>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "queue.h"
+#include "group.h"
+#include "open.h"
 #include "reduce.h"
 #include "tensors.h"
 #include "world.h"
 
 namespace tandem_c10d {
-namespace {
-
-using c10d::OpType;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-using Milliseconds = std::chrono::milliseconds;
-
-class TandemBackend;
-
-/// Backends of this process, for its end.
-class Open {
- public:
-  void insert(TandemBackend* backend) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    all_.insert(backend);
-  }
-  void erase(TandemBackend* backend) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    all_.erase(backend);
-  }
-  std::set<TandemBackend*> all() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return all_;
-  }
-  /// Leaves a world without waiting for its other ranks, which may leave theirs in another order.
-  void leave(std::unique_ptr<World> world) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    leaving_.emplace_back([world = std::move(world)]() mutable { world.reset(); });
-  }
-  /// Returns once all worlds are left.
-  void join() {
-    std::vector<std::thread> leaving;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      leaving = std::exchange(leaving_, {});
-    }
-    for (std::thread& thread : leaving) thread.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<TandemBackend*> all_;
-  std::vector<std::thread> leaving_;
-};
-Open& open_backends() {
-  static auto* const open = new Open;  // a backend may end after static objects
-  return *open;
-}
 
 class TandemBackend : public c10d::Backend {
  public:
-  TandemBackend(const TandemTable& table, const GroupArguments& arguments)
+  TandemBackend(const TandemTable& table, const GroupArguments& arguments, const Gather& gather)
       : Backend(arguments.rank, arguments.size),
-        world_(std::make_unique<World>(table, arguments)),
-        deadline_s_(arguments.deadline_s),
+        group_(table, arguments, gather),
         options_(c10::make_intrusive<Options>("tandem", to_timeout(arguments.deadline_s))) {
     options_->global_ranks_in_group.assign(arguments.global_ranks.begin(),
                                            arguments.global_ranks.end());
-    world_->require_same("backend tandem of torch.distributed",
-                         arguments.wire.empty() ? "without a codec" : arguments.wire);
-    queue_ = std::make_unique<CallQueue>([this] { world_->share_processors(size_); });
     open_backends().insert(this);
   }
   ~TandemBackend() override {
@@ -88,21 +37,18 @@ class TandemBackend : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void setTimeout(Milliseconds timeout) override {
     options_->timeout = timeout;
-    deadline_s_ = to_seconds(timeout);
+    group_.set_timeout(timeout);
   }
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return number_; }
-  void abort() override {
-    if (world_) world_->abort("the process group was aborted");
-  }
+  uint64_t getSequenceNumberForGroup() override { return group_.number(); }
+  void abort() override { group_.abort(); }
   /// Waits for the group's calls, then leaves it.
   void shutdown() override {
     std::optional<pybind11::gil_scoped_release> unlocked;
     if (Py_IsInitialized() && PyGILState_Check()) unlocked.emplace();
-    if (queue_) queue_->close();
-    if (world_) open_backends().leave(std::move(world_));
+    group_.close();
   }
-  uint64_t bytes_sent() const { return world_ ? world_->bytes_sent() : 0; }
+  uint64_t bytes_sent() const { return group_.bytes_sent(); }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     check_tensors("broadcast", tensors);
@@ -126,32 +72,29 @@ class TandemBackend : public c10d::Backend {
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
-    check_tensors("reduce", tensors);
-    check_count("reduce", "tensors", tensors.size(), 1);
+    check_list("reduce", "tensors", tensors, 1);
     check_root("reduce", opts.rootRank, size_);
     check_op("reduce", tensors[0].scalar_type(), opts.reduceOp.op_);
-    return push(OpType::REDUCE, "tandem:reduce", tensors, tensors, opts.timeout,
-                [x = tensors[0], op = opts.reduceOp, root = opts.rootRank](World& world) {
-                  const auto counts = world.shards(x.numel());
-                  const at::Tensor shard =
-                      Reducer(world, "reduce", op).reduce_scatter(flat(x), counts);
-                  const bool is_root = world.rank() == root;
-                  const at::Tensor all = at::empty({is_root ? x.numel() : 0}, x.options());
-                  std::vector<int64_t> sent(counts.size(), 0);
-                  sent[size_t(root)] = shard.numel();
-                  const auto received = is_root ? counts : std::vector<int64_t>(counts.size(), 0);
-                  exchange(world, shard, sent, all, received, x.element_size());
-                  if (is_root) copy_back(all, x);
-                });
+    return push(
+        OpType::REDUCE, "tandem:reduce", tensors, tensors, opts.timeout,
+        [x = tensors[0], op = opts.reduceOp, root = opts.rootRank](World& world) {
+          const auto counts = world.shards(x.numel());
+          const at::Tensor shard = Reducer(world, "reduce", op).reduce_scatter(flat(x), counts);
+          const bool is_root = world.rank() == root;
+          const at::Tensor all = at::empty({is_root ? x.numel() : 0}, x.options());
+          std::vector<int64_t> sent(counts.size(), 0);
+          sent[size_t(root)] = shard.numel();
+          const auto received = is_root ? counts : std::vector<int64_t>(counts.size(), 0);
+          world.all_to_all(shard.data_ptr(), sent, all.data_ptr(), received, x.element_size());
+          if (is_root) copy_back(all, x);
+        });
   }
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override {
-    check_count("all_gather", "inputs", inputs.size(), 1);
+    check_list("all_gather", "inputs", inputs, 1);
     check_count("all_gather", "lists of outputs", outputs.size(), 1);
-    check_count("all_gather", "outputs", outputs[0].size(), size_t(size_));
-    check_tensors("all_gather", inputs);
-    check_tensors("all_gather", outputs[0]);
+    check_list("all_gather", "outputs", outputs[0], size_t(size_));
     check_like("all_gather", inputs[0], outputs[0][size_t(rank_)],
                outputs[0][size_t(rank_)].numel());
     return push(
@@ -164,8 +107,7 @@ class TandemBackend : public c10d::Backend {
     check_tensors("all_gather", inputs);
     Tensors all;
     for (const Tensors& list : outputs) {
-      check_count("all_gather", "outputs", list.size(), inputs.size());
-      check_tensors("all_gather", list);
+      check_list("all_gather", "outputs", list, inputs.size());
       all.insert(all.end(), list.begin(), list.end());
     }
     return push(OpType::ALLGATHER_COALESCED, "tandem:all_gather", inputs, all, opts.timeout,
@@ -189,61 +131,44 @@ class TandemBackend : public c10d::Backend {
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& opts) override {
     check_root("gather", opts.rootRank, size_);
-    check_count("gather", "inputs", inputs.size(), 1);
-    check_tensors("gather", inputs);
+    check_list("gather", "inputs", inputs, 1);
     const bool is_root = rank_ == opts.rootRank;
-    check_count("gather", "lists of outputs", outputs.size(), is_root ? 1 : 0);
-    Tensors list = is_root ? outputs[0] : Tensors{};
-    check_tensors("gather", list);
-    if (is_root) check_count("gather", "outputs", list.size(), size_t(size_));
+    const Tensors list =
+        list_of_root("gather", "lists of outputs", "outputs", outputs, is_root, size_);
     return push(OpType::GATHER, "tandem:gather", inputs, list, opts.timeout,
                 [input = inputs[0], list, root = opts.rootRank](World& world) {
-                  std::vector<int64_t> sent(size_t(world.size()), 0), received = sent;
-                  sent[size_t(root)] = input.numel();
-                  if (!list.empty()) received = elements_of(list);
-                  const at::Tensor all = at::empty({sum_of(received)}, input.options());
-                  exchange(world, flat(input), sent, all, received, input.element_size());
-                  split_back(all, list);
+                  const Tensors none(size_t(world.size()), input.new_empty({0}));
+                  exchange_lists(world, list_for(root, input, world.size()),
+                                 list.empty() ? none : list);
                 });
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& opts) override {
     check_root("scatter", opts.rootRank, size_);
-    check_count("scatter", "outputs", outputs.size(), 1);
-    check_tensors("scatter", outputs);
+    check_list("scatter", "outputs", outputs, 1);
     const bool is_root = rank_ == opts.rootRank;
-    check_count("scatter", "lists of inputs", inputs.size(), is_root ? 1 : 0);
-    Tensors list = is_root ? inputs[0] : Tensors{};
-    check_tensors("scatter", list);
-    if (is_root) check_count("scatter", "inputs", list.size(), size_t(size_));
+    const Tensors list =
+        list_of_root("scatter", "lists of inputs", "inputs", inputs, is_root, size_);
     return push(OpType::SCATTER, "tandem:scatter", list, outputs, opts.timeout,
                 [output = outputs[0], list, root = opts.rootRank](World& world) {
-                  std::vector<int64_t> sent(size_t(world.size()), 0), received = sent;
-                  received[size_t(root)] = output.numel();
-                  if (!list.empty()) sent = elements_of(list);
-                  const at::Tensor all =
-                      list.empty() ? at::empty({0}, output.options()) : at::cat(flat_all(list));
-                  const at::Tensor result = flat_result(output);
-                  exchange(world, all, sent, result, received, output.element_size());
-                  copy_back(result, output);
+                  const Tensors none(size_t(world.size()), output.new_empty({0}));
+                  exchange_lists(world, list.empty() ? none : list,
+                                 list_for(root, output, world.size()));
                 });
   }
 
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& opts) override {
-    check_count("reduce_scatter", "outputs", outputs.size(), 1);
+    check_list("reduce_scatter", "outputs", outputs, 1);
     check_count("reduce_scatter", "lists of inputs", inputs.size(), 1);
-    check_count("reduce_scatter", "inputs", inputs[0].size(), size_t(size_));
-    check_tensors("reduce_scatter", outputs);
-    check_tensors("reduce_scatter", inputs[0]);
+    check_list("reduce_scatter", "inputs", inputs[0], size_t(size_));
     check_like("reduce_scatter", outputs[0], inputs[0][size_t(rank_)],
                inputs[0][size_t(rank_)].numel());
     check_op("reduce_scatter", outputs[0].scalar_type(), opts.reduceOp.op_);
     return push(OpType::REDUCE_SCATTER, "tandem:reduce_scatter", inputs[0], outputs, opts.timeout,
                 [output = outputs[0], list = inputs[0], op = opts.reduceOp](World& world) {
                   const Reducer reducer(world, "reduce_scatter", op);
-                  copy_back(reducer.reduce_scatter(at::cat(flat_all(list)), elements_of(list)),
-                            output);
+                  copy_back(reducer.reduce_scatter(joined(list), elements_of(list)), output);
                 });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -265,80 +190,50 @@ class TandemBackend : public c10d::Backend {
     return push(OpType::ALLTOALL_BASE, "tandem:all_to_all", {input}, {output}, opts.timeout,
                 [output, input, sent, received](World& world) {
                   const at::Tensor result = flat_result(output);
-                  exchange(world, flat(input), sent, result, received, row_bytes_of(input));
+                  const at::Tensor data = flat(input);
+                  world.all_to_all(data.data_ptr(), sent, result.data_ptr(), received,
+                                   row_bytes_of(input));
                   copy_back(result, output);
                 });
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
-    check_tensors("all_to_all", outputs);
-    check_tensors("all_to_all", inputs);
-    check_count("all_to_all", "outputs", outputs.size(), size_t(size_));
-    check_count("all_to_all", "inputs", inputs.size(), size_t(size_));
+    check_list("all_to_all", "outputs", outputs, size_t(size_));
+    check_list("all_to_all", "inputs", inputs, size_t(size_));
     for (const at::Tensor& x : inputs) check_like("all_to_all", x, inputs[0], x.numel());
     for (const at::Tensor& x : outputs) check_like("all_to_all", x, inputs[0], x.numel());
     return push(OpType::ALLTOALL, "tandem:all_to_all", inputs, outputs, opts.timeout,
-                [outputs, inputs](World& world) {
-                  const auto received = elements_of(outputs);
-                  const at::Tensor all = at::empty({sum_of(received)}, inputs[0].options());
-                  exchange(world, at::cat(flat_all(inputs)), elements_of(inputs), all, received,
-                           all.element_size());
-                  split_back(all, outputs);
-                });
+                [outputs, inputs](World& world) { exchange_lists(world, inputs, outputs); });
   }
 
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
-    return message(OpType::SEND, tensors, peer, tag);
+    return message(OpType::SEND, "tandem:send", tensors, peer, tag);
   }
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
-    return message(OpType::RECV, tensors, peer, tag);
+    return message(OpType::RECV, "tandem:recv", tensors, peer, tag);
   }
   WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return message(OpType::RECVANYSOURCE, tensors, kTandemAnyPeer, tag);
+    return message(OpType::RECVANYSOURCE, "tandem:recvAnySource", tensors, kTandemAnyPeer, tag);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& opts) override {
+    group_.synchronize_gpu(opts.timeout);
     return push(OpType::BARRIER, "tandem:barrier", {}, {}, opts.timeout,
                 [](World& world) { world.barrier(); });
   }
 
-  void startCoalescing() override { coalesced_.emplace(); }
-  WorkPtr endCoalescing() override {
-    TORCH_CHECK(coalesced_, "tandem: the end of coalescing without its start");
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-    for (const auto& work : *coalesced_) futures.push_back(work->getFuture());
-    coalesced_.reset();
-    return c10d::Work::create_from_future(c10::collectAll(futures));
-  }
+  void startCoalescing() override { group_.start_coalescing(); }
+  WorkPtr endCoalescing() override { return group_.end_coalescing(); }
 
  private:
-  static double to_seconds(Milliseconds timeout) {
-    return std::clamp(std::chrono::duration<double>(timeout).count(), 0.001, 1e9);
-  }
   static Milliseconds to_timeout(double seconds) { return Milliseconds(int64_t(seconds * 1000)); }
-  double deadline_of(Milliseconds timeout) const {
-    return timeout <= kNoTimeout ? deadline_s_.load() : to_seconds(timeout);
-  }
-  World& world() const {
-    TORCH_CHECK(world_, "tandem: the process group was destroyed: expected an open one");
-    return *world_;
-  }
-  c10::intrusive_ptr<CallWork> begin(OpType type, const char* title, const Tensors& inputs,
-                                     const Tensors& outputs) {
-    auto work = c10::make_intrusive<CallWork>(rank_, type, title, inputs, outputs, number_++);
-    if (coalesced_) coalesced_->push_back(work);
-    return work;
-  }
   template <typename Call>
   WorkPtr push(OpType type, const char* title, const Tensors& inputs, const Tensors& outputs,
                Milliseconds timeout, Call call) {
-    world();
-    auto work = begin(type, title, inputs, outputs);
-    queue_->push(work, [this, call = std::move(call), deadline = deadline_of(timeout)] {
-      world_->set_deadline(deadline);
-      call(*world_);
-    });
-    return work;
+    return group_.push(type, title, inputs, outputs, timeout, std::move(call));
+  }
+  WorkPtr message(OpType type, const char* title, const Tensors& tensors, int peer, int tag) {
+    check_list(type == OpType::SEND ? "send" : "recv", "tensors", tensors, 1);
+    return group_.message(type, title, tensors[0], peer, tag);
   }
 
   WorkPtr sum_all(OpType type, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -356,7 +251,7 @@ class TandemBackend : public c10d::Backend {
                     return copy_back(data, tensors[0]);
                   }
                   if (tensors.empty()) return;
-                  at::Tensor all = at::cat(flat_all(tensors));
+                  at::Tensor all = joined(tensors);
                   reducer.all_reduce(all);
                   split_back(all, tensors);
                 });
@@ -395,63 +290,16 @@ class TandemBackend : public c10d::Backend {
                 });
   }
 
-  /// A message in flight: its work, its memory and the tensor it is copied to.
-  struct InFlight {
-    c10::intrusive_ptr<CallWork> work;
-    at::Tensor data, to;
-    std::string note;
-    static void done(void* self, const TandemError* error, int source) {
-      const std::unique_ptr<InFlight> message(static_cast<InFlight*>(self));
-      std::exception_ptr failure;
-      try {
-        if (error) throw_error(*error, message->note);
-        const at::AutoDispatchBelowADInplaceOrView raw;
-        if (message->to.defined()) copy_back(message->data, message->to);
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      message->data.reset();
-      message->work->set_source(source);
-      message->work->end(failure);
-    }
-  };
-  static const char* title_of(OpType type) {  // as in profiles of PyTorch's backends
-    if (type == OpType::SEND) return "tandem:send";
-    return type == OpType::RECV ? "tandem:recv" : "tandem:recvAnySource";
-  }
-  WorkPtr message(OpType type, const Tensors& tensors, int peer, int tag) {
-    const bool sends = type == OpType::SEND;
-    const char* const what = sends ? "send" : "recv";
-    check_tensors(what, tensors);
-    check_count(what, "tensors", tensors.size(), 1);
-    const at::AutoDispatchBelowADInplaceOrView raw;
-    auto work = begin(type, title_of(type), tensors, tensors);
-    const at::Tensor data = sends ? flat(tensors[0]) : flat_result(tensors[0]);
-    auto in_flight = std::make_unique<InFlight>(
-        InFlight{work, data, sends ? at::Tensor() : tensors[0], world().note()});
-    world().post({.peer = peer,
-                  .tag = tag,
-                  .data = data.data_ptr(),
-                  .bytes = data.nbytes(),
-                  .sends = sends,
-                  .deadline_s = deadline_s_,
-                  .done = &InFlight::done,
-                  .context = in_flight.get()});
-    in_flight.release();  // NOLINT: `done` has it
-    return work;
-  }
-
-  std::unique_ptr<World> world_;
-  std::unique_ptr<CallQueue> queue_;
-  std::atomic<double> deadline_s_;
+  Group group_;
   const c10::intrusive_ptr<Options> options_;
-  std::atomic<uint64_t> number_ = 0;
-  std::optional<std::vector<c10::intrusive_ptr<CallWork>>> coalesced_;
 };
 
+namespace {
+
+/// `gather`: from bytes to the bytes of all ranks, to connect them.
 c10::intrusive_ptr<c10d::Backend> create(const pybind11::capsule& capsule,
-                                         const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                         int size, double deadline_s,
+                                         const pybind11::function& gather, int rank, int size,
+                                         double deadline_s,
                                          const std::vector<int64_t>& global_ranks,
                                          const std::string& wire, bool allow_uncompressed) {
   const auto* const table =
@@ -459,10 +307,18 @@ c10::intrusive_ptr<c10d::Backend> create(const pybind11::capsule& capsule,
   if (!table) throw pybind11::error_already_set();
   TORCH_CHECK(table->version == kTandemTableVersion, "tandem._core: table ", table->version,
               ": expected ", kTandemTableVersion);
+  const Gather gather_all = [&](const void* local, uint64_t bytes, void* all) {
+    const pybind11::gil_scoped_acquire locked;
+    const std::string gathered =
+        gather(pybind11::bytes(static_cast<const char*>(local), bytes)).cast<std::string>();
+    TORCH_CHECK(gathered.size() == bytes * size_t(size), "connect: the store has ", gathered.size(),
+                " bytes: expected ", bytes * size_t(size));
+    std::memcpy(all, gathered.data(), gathered.size());
+  };
   const pybind11::gil_scoped_release unlocked;
   return c10::make_intrusive<TandemBackend>(
-      *table,
-      GroupArguments{store, rank, size, deadline_s, global_ranks, wire, allow_uncompressed});
+      *table, GroupArguments{rank, size, deadline_s, global_ranks, wire, allow_uncompressed},
+      gather_all);
 }
 
 uint64_t bytes_sent(const c10::intrusive_ptr<c10d::Backend>& backend) {

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,8 @@ inline void check_op(const char* what, at::ScalarType type, Op op) {
                     expected ? expected : "");
 }
 
+constexpr int64_t kShardBytes = int64_t(1) << 20;  // of a rank's shard of a block
+
 class Reducer {
  public:
   /// `encoded`: floating sums travel in the world's wire format.
@@ -49,8 +52,15 @@ class Reducer {
       world_.all_reduce(flat.data_ptr(), flat.numel(), *type, op_of(), is_encoded(flat));
       return scale_back(flat);
     }
-    const at::Tensor shard = reduce_shards(flat, world_.shards(flat.numel()));
-    world_.all_gather(shard.data_ptr(), flat.data_ptr(), flat.numel(), flat.element_size());
+    require_same(flat);
+    // On the CPU by blocks, whose shards stay in the cache.
+    const int64_t block =
+        world_.on_gpu() ? flat.numel() : world_.size() * (kShardBytes / flat.element_size());
+    for (int64_t begin = 0; begin < flat.numel(); begin += block) {
+      const at::Tensor slice = flat.narrow(0, begin, std::min(block, flat.numel() - begin));
+      const at::Tensor shard = reduce_local_shard(slice);
+      world_.all_gather(shard.data_ptr(), slice.data_ptr(), slice.numel(), slice.element_size());
+    }
   }
 
   /// This rank's elements of the reduction; `counts`: elements of every rank.
@@ -58,7 +68,10 @@ class Reducer {
     const int64_t local = counts[size_t(world_.rank())];
     const std::optional<TandemDType> type = dtype_of(flat);
     const bool is_sharded = counts == world_.shards(flat.numel());
-    if (world_.size() == 1 || !type || !is_sharded) return reduce_shards(flat, counts);
+    if (world_.size() == 1 || !type || !is_sharded) {
+      require_same(flat);
+      return reduce_shards(flat, counts);
+    }
     at::Tensor shard = at::empty({local}, flat.options());
     const at::Tensor scaled = op_ == Op::PREMUL_SUM ? scale(flat.clone()) : flat;
     world_.reduce_scatter(scaled.data_ptr(), shard.data_ptr(), flat.numel(), 1, *type, op_of(),
@@ -136,23 +149,55 @@ class Reducer {
     }
   }
 
-  at::Tensor reduce_shards(const at::Tensor& flat, const std::vector<int64_t>& counts) const {
-    const int64_t local = counts[size_t(world_.rank())];
+  /// Calls of GPU ranks do not block the host: they are not compared.
+  void require_same(const at::Tensor& flat) const {
+    if (world_.on_gpu()) return;
     world_.require_same(what_, std::string(toString(flat.scalar_type())) + " " + name_of(op_) +
                                    " of " + std::to_string(flat.numel()) + " elements");
+  }
+
+  /// Small floating types have no arithmetic, or round after each operation.
+  static at::ScalarType sum_type(const at::Tensor& x) {
+    return x.is_floating_point() && x.element_size() < 4 ? at::kFloat : x.scalar_type();
+  }
+
+  at::Tensor reduce_shards(const at::Tensor& flat, const std::vector<int64_t>& counts) const {
+    const int64_t local = counts[size_t(world_.rank())];
     const at::Tensor shards = at::empty({world_.size(), local}, flat.options());
     const std::vector<int64_t> received(size_t(world_.size()), local);
     world_.all_to_all(flat.data_ptr(), counts, shards.data_ptr(), received, flat.element_size());
-    // Small floating types have no arithmetic, or round after each operation.
-    const bool is_small = flat.is_floating_point() && flat.element_size() < 4;
-    const auto type = is_small ? at::kFloat : flat.scalar_type();
-    at::Tensor sum = scale(shards[0].to(type, false, true));
+    at::Tensor sum = scale(shards[0].to(sum_type(flat)));
     for (int64_t rank = 1; rank < world_.size(); ++rank) {
-      const at::Tensor next = shards[rank].to(type);
-      combine(sum, op_ == Op::PREMUL_SUM ? scale(next.clone()) : next);
+      combine(sum, scale(shards[rank].to(sum_type(flat))));
     }
     scale_back(sum);
     return sum.to(flat.scalar_type());
+  }
+
+  /// Reduces this rank's shard of `slice` in place and returns it.
+  at::Tensor reduce_local_shard(const at::Tensor& slice) const {
+    const int64_t me = world_.rank(), ranks = world_.size();
+    std::vector<int64_t> sent = world_.shards(slice.numel());
+    const int64_t count = sent[size_t(me)];
+    std::vector<int64_t> received(size_t(ranks), count);
+    int64_t begin = 0;
+    for (int64_t rank = 0; rank < me; ++rank) begin += sent[size_t(rank)];
+    const at::Tensor local = slice.narrow(0, begin, count);
+    // The rows sent are contiguous: a shard between others is copied with them.
+    const bool stays = me == 0 || me == ranks - 1;
+    if (stays) sent[size_t(me)] = received[size_t(me)] = 0;
+    const at::Tensor from = me == 0 ? slice.narrow(0, count, slice.numel() - count) : slice;
+    const at::Tensor shards = at::empty({ranks - stays, count}, slice.options());
+    world_.all_to_all(from.data_ptr(), sent, shards.data_ptr(), received, slice.element_size());
+    at::Tensor sum;
+    for (int64_t rank = 0, row = 0; rank < ranks; ++rank) {
+      const at::Tensor x = stays && rank == me ? local : shards[row++];
+      const at::Tensor next = scale(x.to(sum_type(slice)));
+      rank == 0 ? static_cast<void>(sum = next) : combine(sum, next);
+    }
+    scale_back(sum);
+    if (sum.data_ptr() != local.data_ptr()) local.copy_(sum);
+    return local;
   }
 
   World& world_;

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define kTandemTableName "tandem.backend_table"
-#define kTandemTableVersion 1
+#define kTandemTableVersion 2
 
 extern "C" {
 
@@ -42,6 +42,8 @@ struct TandemWorldArguments {
   bool allow_uncompressed;  // only if it is faster
   TandemGather gather;
   void* context;
+  bool on_gpu;   // ranks are GPUs: the one that is current
+  void* stream;  // of its calls: a cudaStream_t; null on the CPU
 };
 
 enum { kTandemAnyPeer = -1 };  // receives from any rank
@@ -56,8 +58,20 @@ struct TandemMessage {
   void* context;
 };
 
-/// All are collective, except `close`, `abort`, `set_deadline`, `bytes_sent` and `post`, and return
-/// false with *error set if they fail. Rows are shards of shard_of(rows, size, rank).
+/// Message of a GPU rank, without a tag.
+struct TandemGpuMessage {
+  int peer;
+  void* data;
+  uint64_t bytes;
+  bool sends;
+};
+
+/// Memory is the GPU's if the ranks are GPUs: then calls are enqueued on their stream, and fail if
+/// an earlier one has failed on the GPU.
+///
+/// All are collective, except `close`, `abort`, `set_deadline`, `bytes_sent`, `post`,
+/// `exchange`, `check` and `synchronize`, and return false with *error set if they fail. Rows are
+/// shards of shard_of(rows, size, rank).
 struct TandemTable {
   int version;
   struct TandemWorld* (*connect)(const struct TandemWorldArguments*, struct TandemError*);
@@ -88,6 +102,14 @@ struct TandemTable {
   bool (*broadcast)(struct TandemWorld*, void* data, uint64_t bytes, int root, struct TandemError*);
   /// Begins to send or to receive a message, matched in order per sender and tag. Any thread.
   bool (*post)(struct TandemWorld*, const struct TandemMessage*, struct TandemError*);
+  /// GPU ranks: sends and receives `count` messages concurrently, matched in order per pair of
+  /// ranks.
+  bool (*exchange)(struct TandemWorld*, const struct TandemGpuMessage*, int count,
+                   struct TandemError*);
+  /// GPU ranks: fails if a call has failed on the GPU so far.
+  bool (*check)(struct TandemWorld*, struct TandemError*);
+  /// GPU ranks: blocks until all calls have ended, then as `check`.
+  bool (*synchronize)(struct TandemWorld*, struct TandemError*);
 };
 
 }  // extern "C"

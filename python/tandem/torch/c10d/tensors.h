@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,14 +14,35 @@ namespace tandem_c10d {
 
 inline void check_tensors(const char* what, const Tensors& tensors) {
   for (const at::Tensor& x : tensors) {
-    TORCH_CHECK_VALUE(x.defined() && x.device().is_cpu() && x.layout() == at::kStrided, what,
-                      ": a tensor on ", x.defined() ? x.device().str() : "no device",
-                      ": expected dense tensors on the CPU");
+    const bool is_known = x.defined() && (x.device().is_cpu() || x.device().is_cuda());
+    TORCH_CHECK_VALUE(is_known && x.layout() == at::kStrided, what, ": a tensor on ",
+                      x.defined() ? x.device().str() : "no device",
+                      ": expected dense tensors on the CPU or a GPU");
   }
+}
+
+/// GPU of a call's tensors; none: they are on the CPU.
+inline std::optional<c10::Device> gpu_of(const Tensors& inputs, const Tensors& outputs) {
+  std::optional<c10::Device> device;
+  for (const Tensors* const tensors : {&inputs, &outputs}) {
+    for (const at::Tensor& x : *tensors) {
+      if (!device) device = x.device();
+      TORCH_CHECK_VALUE(x.device() == *device, "tandem: tensors on ", device->str(), " and ",
+                        x.device().str(), ": expected one device");
+    }
+  }
+  return device && device->is_cuda() ? device : std::nullopt;
 }
 
 inline void check_count(const char* what, const char* name, size_t count, size_t expected) {
   TORCH_CHECK_VALUE(count == expected, what, ": ", count, " ", name, ": expected ", expected);
+}
+
+/// A list of `expected` tensors.
+inline void check_list(const char* what, const char* name, const Tensors& tensors,
+                       size_t expected) {
+  check_count(what, name, tensors.size(), expected);
+  check_tensors(what, tensors);
 }
 
 inline void check_root(const char* what, int64_t root, int size) {
@@ -32,6 +54,15 @@ inline void check_like(const char* what, const at::Tensor& x, const at::Tensor& 
   TORCH_CHECK_VALUE(x.scalar_type() == like.scalar_type() && x.numel() == elements, what, ": ",
                     toString(x.scalar_type()), x.sizes(), ": expected ", elements, " elements of ",
                     toString(like.scalar_type()));
+}
+
+/// The root's list of a tensor for each rank; empty on other ranks, which pass no list.
+inline Tensors list_of_root(const char* what, const char* lists_name, const char* name,
+                            const std::vector<Tensors>& lists, bool is_root, int size) {
+  check_count(what, lists_name, lists.size(), is_root ? 1 : 0);
+  if (!is_root) return {};
+  check_list(what, name, lists[0], size_t(size));
+  return lists[0];
 }
 
 inline at::Tensor flat(const at::Tensor& x) {
@@ -60,10 +91,14 @@ inline int64_t sum_of(const std::vector<int64_t>& counts) {
   return sum;
 }
 
-inline Tensors flat_all(const Tensors& tensors) {
+/// All elements of the tensors, one after the other.
+inline at::Tensor joined(const Tensors& tensors) {
   Tensors all;
-  for (const at::Tensor& x : tensors) all.push_back(flat(x));
-  return all;
+  for (const at::Tensor& x : tensors) {
+    if (x.numel() > 0) all.push_back(flat(x));
+  }
+  if (all.empty()) return at::empty({0}, tensors[0].options());
+  return all.size() == 1 ? all[0] : at::cat(all);
 }
 
 /// Copies slices of `flat`, one after the other, to the tensors.
@@ -99,11 +134,20 @@ inline void gather_list(World& world, const at::Tensor& input, const Tensors& ou
   }
 }
 
-/// Elements for, and from, every rank.
-inline void exchange(World& world, const at::Tensor& send, const std::vector<int64_t>& send_counts,
-                     const at::Tensor& recv, const std::vector<int64_t>& recv_counts,
-                     int64_t row_bytes) {
-  world.all_to_all(send.data_ptr(), send_counts, recv.data_ptr(), recv_counts, row_bytes);
+/// Sends sent[r] to rank r and receives received[r] from it; empty tensors take no part.
+inline void exchange_lists(World& world, const Tensors& sent, const Tensors& received) {
+  const std::vector<int64_t> counts = elements_of(received);
+  const at::Tensor data = joined(sent);
+  const at::Tensor all = at::empty({sum_of(counts)}, received[0].options());
+  world.all_to_all(data.data_ptr(), elements_of(sent), all.data_ptr(), counts, all.element_size());
+  split_back(all, received);
+}
+
+/// `x` for rank `root`, nothing for the others.
+inline Tensors list_for(int64_t root, const at::Tensor& x, int size) {
+  Tensors list(size_t(size), x.new_empty({0}));
+  list[size_t(root)] = x;
+  return list;
 }
 
 inline int64_t row_bytes_of(const at::Tensor& x) {

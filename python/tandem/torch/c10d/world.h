@@ -2,23 +2,18 @@
 #pragma once
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <algorithm>
-#include <chrono>
-#include <cstring>
+#include <exception>
+#include <functional>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "table.h"
 
 namespace tandem_c10d {
 
-using Seconds = std::chrono::duration<double>;
-
 struct GroupArguments {
-  c10::intrusive_ptr<c10d::Store> store;
   int rank, size;
   double deadline_s;
   std::vector<int64_t> global_ranks;  ///< empty: 0 to size - 1
@@ -31,90 +26,55 @@ inline void throw_error(const TandemError& error, const std::string& note = "") 
   C10_THROW_ERROR(DistBackendError, error.text + note + limit);
 }
 
-/// Rendezvous over the group's store. Polls, since a wait would lock the store for other threads.
-/// Keys have the number of this process's groups of that name, since a store may outlive a group.
-class StoreGather {
- public:
-  explicit StoreGather(const GroupArguments& arguments)
-      : arguments_(arguments),
-        prefix_("tandem/" +
-                std::to_string(
-                    arguments.store->add("tandem/groups/" + std::to_string(arguments.rank), 1)) +
-                "/") {}
+/// Gathers `bytes` bytes of every rank into `all`, by rank. Throws.
+using Gather = std::function<void(const void* local, uint64_t bytes, void* all)>;
 
-  std::vector<uint8_t> operator()(const uint8_t* local, uint64_t bytes) {
-    const std::string round = prefix_ + std::to_string(++rounds_) + "/";
-    arguments_.store->set(round + std::to_string(arguments_.rank),
-                          std::vector<uint8_t>(local, local + bytes));
-    const auto until = std::chrono::steady_clock::now() + Seconds(arguments_.deadline_s);
-    std::vector<uint8_t> all;
-    for (int rank = 0; rank < arguments_.size; ++rank) {
-      const std::string key = round + std::to_string(rank);
-      auto pause = std::chrono::microseconds(100);
-      while (!arguments_.store->check({key})) {
-        if (std::chrono::steady_clock::now() > until) {
-          C10_THROW_ERROR(DistBackendError,
-                          "connect: rank " + std::to_string(rank) + " of " +
-                              std::to_string(arguments_.size) +
-                              " has not come within the deadline: expected all ranks of the "
-                              "group");
-        }
-        std::this_thread::sleep_for(pause);
-        pause = std::min<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(20));
-      }
-      const std::vector<uint8_t> remote = arguments_.store->get(key);
-      all.insert(all.end(), remote.begin(), remote.end());
-    }
-    return all;
-  }
+/// Gather for TandemWorldArguments. Exceptions do not leave C functions: keeps them.
+struct GatherCall {
+  const Gather& gather;
+  std::exception_ptr failure;
 
-  /// For TandemWorldArguments. Exceptions do not leave C functions: keeps the text.
   static bool call(void* self, const void* local, uint64_t bytes, void* all) {
-    auto& gather = *static_cast<StoreGather*>(self);
+    auto& called = *static_cast<GatherCall*>(self);
     try {
-      const auto gathered = gather(static_cast<const uint8_t*>(local), bytes);
-      const uint64_t expected = bytes * uint64_t(gather.arguments_.size);
-      TORCH_CHECK(gathered.size() == expected, "connect: the store has ", gathered.size(),
-                  " bytes: expected ", expected);
-      std::memcpy(all, gathered.data(), gathered.size());
+      called.gather(local, bytes, all);
       return true;
-    } catch (const c10::Error& error) {
-      gather.failure_ = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      gather.failure_ = error.what();
+    } catch (...) {
+      called.failure = std::current_exception();
+      return false;
     }
-    return false;
   }
-  const std::string& failure() const { return failure_; }
-
- private:
-  const GroupArguments& arguments_;
-  const std::string prefix_;
-  int rounds_ = 0;
-  std::string failure_;
 };
 
-/// Calls come from one thread, except `abort`, `bytes_sent` and `post`.
+/// Stream of the calls of GPU ranks: a cudaStream_t of the GPU that is current.
+struct CudaStream {
+  void* raw;
+};
+
+/// Calls come from one thread at a time, except `abort`, `bytes_sent` and `post`.
 class World {
  public:
-  World(const TandemTable& table, const GroupArguments& arguments)
+  /// GPU ranks if there is a stream.
+  World(const TandemTable& table, const GroupArguments& arguments, const Gather& gather,
+        std::optional<CudaStream> stream = {})
       : table_(table),
         rank_(arguments.rank),
         size_(arguments.size),
-        is_encoded_(!arguments.wire.empty()) {
-    StoreGather gather(arguments);
+        is_encoded_(!arguments.wire.empty()),
+        on_gpu_(stream) {
+    GatherCall call{gather, nullptr};
     const TandemWorldArguments passed{.rank = rank_,
                                       .size = size_,
                                       .deadline_s = arguments.deadline_s,
                                       .wire = arguments.wire.c_str(),
                                       .allow_uncompressed = arguments.allow_uncompressed,
-                                      .gather = &StoreGather::call,
-                                      .context = &gather};
+                                      .gather = &GatherCall::call,
+                                      .context = &call,
+                                      .on_gpu = on_gpu_,
+                                      .stream = stream ? stream->raw : nullptr};
     TandemError error;
     handle_ = table.connect(&passed, &error);
-    if (!handle_ && !gather.failure().empty()) {
-      C10_THROW_ERROR(DistBackendError, gather.failure());
-    }
+    if (!handle_ && call.failure) std::rethrow_exception(call.failure);
     if (!handle_) throw_error(error);
     name_ranks(arguments.global_ranks);
   }
@@ -125,6 +85,7 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool is_encoded() const { return is_encoded_; }
+  bool on_gpu() const { return on_gpu_; }
   uint64_t bytes_sent() const { return table_.bytes_sent(handle_); }
   /// Suffix of a subgroup's errors: its ranks in the default group.
   const std::string& note() const { return note_; }
@@ -165,6 +126,17 @@ class World {
   void post(const TandemMessage& message) {
     run([&](TandemError* e) { return table_.post(handle_, &message, e); });
   }
+  void exchange(const std::vector<TandemGpuMessage>& messages) {
+    run([&](TandemError* e) {
+      return table_.exchange(handle_, messages.data(), int(messages.size()), e);
+    });
+  }
+  void check() {
+    run([&](TandemError* e) { return table_.check(handle_, e); });
+  }
+  void synchronize() {
+    run([&](TandemError* e) { return table_.synchronize(handle_, e); });
+  }
 
   /// Rows of shard_of(rows, size, rank), for every rank.
   std::vector<int64_t> shards(int64_t rows) const {
@@ -193,7 +165,7 @@ class World {
   const TandemTable& table_;
   TandemWorld* handle_ = nullptr;
   const int rank_, size_;
-  const bool is_encoded_;
+  const bool is_encoded_, on_gpu_;
   std::string note_;
 };
 
