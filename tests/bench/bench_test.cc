@@ -337,6 +337,7 @@ TEST(Bench, ReceiptSaysWhatAnOperatorWouldRun) {
             "      9.9 us, serial 10.0 us\n");
   EXPECT_EQ(alone.ran, Strategy::serial);
   EXPECT_EQ(alone.why, "a group of 1 rank has nothing to overlap");
+  EXPECT_EQ(receipt_lines({alone}, 100), "");
 }
 
 TEST(Bench, ReceiptsAreOfTheMeasuredTimes) {
