@@ -56,15 +56,20 @@ def compiled() -> Any:
     return module
 
 
+def prepare_gpus() -> None:
+    """Called before a group's GPUs are connected: sets NCCL's variables, unless PyTorch's NCCL may
+    have read them. Then NCCL_NVLS_ENABLE is the user's, and connecting refuses any other than 0."""
+    from ._enable import set_gpu_environment
+    if not any("nccl" in str(backends) for backends in dist.distributed_c10d._world.pg_backend_config.values()):
+        set_gpu_environment()
+
+
 def _create(of_group: Any, options: Any) -> Any:
     if options is not None and not isinstance(options, GroupOptions):
         raise InvalidArgument(f"pg_options: {type(options).__name__}: expected tandem.torch.GroupOptions or None")
     asked = options or GroupOptions()
     deadline = deadline_of(of_group.timeout.total_seconds())
     rank, size = of_group.group_rank, of_group.group_size
-    if torch.version.cuda:
-        from ._enable import set_gpu_environment
-        set_gpu_environment()
     module = compiled()
     try:
         if module is None:

@@ -1,8 +1,11 @@
 """torch.distributed's calls on backend "tandem", compared with what each rank computes from all inputs."""
 import functools
 import unittest
+from unittest import mock
 
 from group import RANK, SIZE, dist, spread, start, tandem, torch, values
+
+from tandem.torch import _backend
 
 Op = dist.ReduceOp
 EXACT = [torch.float32, torch.bfloat16, torch.float16, torch.int32]
@@ -398,6 +401,16 @@ class Errors(Case):
                 call()
         dist.all_reduce(x)  # the group still works
         self.same(x, torch.full((4,), float(SIZE)))
+
+    def test_variables_of_nccl_are_set_before_it_reads_them(self):
+        """NVLink multicast stays off in tandem's communicators."""
+        groups = dist.distributed_c10d._world.pg_backend_config
+        with mock.patch("tandem.torch._enable.set_gpu_environment") as setter:
+            with mock.patch.dict(groups, {dist.group.WORLD: "cpu:tandem,cuda:nccl"}):
+                _backend.prepare_gpus()
+            setter.assert_not_called()
+            _backend.prepare_gpus()
+            setter.assert_called_once_with()
 
     def test_calls_that_differ(self):
         group = dist.new_group()

@@ -17,11 +17,17 @@
 
 namespace tandem_c10d {
 
+/// Without a reference to Python's function: the backend may end without the GIL.
+void prepare_gpus() {
+  const pybind11::gil_scoped_acquire locked;
+  pybind11::module_::import("tandem.torch._backend").attr("prepare_gpus")();
+}
+
 class TandemBackend : public c10d::Backend {
  public:
   TandemBackend(const TandemTable& table, const GroupArguments& arguments, const Gather& gather)
       : Backend(arguments.rank, arguments.size),
-        group_(table, arguments, gather),
+        group_(table, arguments, gather, &prepare_gpus),
         options_(c10::make_intrusive<Options>("tandem", to_timeout(arguments.deadline_s))) {
     options_->global_ranks_in_group.assign(arguments.global_ranks.begin(),
                                            arguments.global_ranks.end());

@@ -50,9 +50,12 @@ struct InFlight {
 
 class Group {
  public:
-  Group(const TandemTable& table, const GroupArguments& arguments, const Gather& gather)
+  /// `prepare_gpus`: called before GPUs are connected.
+  Group(const TandemTable& table, const GroupArguments& arguments, const Gather& gather,
+        void (*prepare_gpus)())
       : table_(table),
         arguments_(arguments),
+        prepare_gpus_(prepare_gpus),
         deadline_s_(arguments.deadline_s),
         world_(std::make_unique<World>(table, arguments, gather)) {
     world_->require_same("backend tandem of torch.distributed",
@@ -186,6 +189,7 @@ class Group {
     const std::lock_guard<std::mutex> connecting(connecting_);
     std::shared_ptr<GpuWorld> gpu = open_gpu();
     if (!gpu) {
+      prepare_gpus_();
       const Gather gather = [this](const void* local, uint64_t bytes, void* all) {
         const auto work = c10::make_intrusive<CallWork>(
             arguments_.rank, OpType::UNKNOWN, "tandem:connect", Tensors{}, Tensors{}, number_);
@@ -250,6 +254,7 @@ class Group {
 
   const TandemTable& table_;
   const GroupArguments arguments_;
+  void (*const prepare_gpus_)();
   std::atomic<double> deadline_s_;
   std::unique_ptr<World> world_;
   std::unique_ptr<CallQueue> queue_;
