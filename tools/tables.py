@@ -32,7 +32,7 @@ from bench_results import ROOT
 KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "floor": cpu_table.floor_table,
          "python": cpu_table.python_table, "codecs": cpu_table.codec_table, "gpu_codecs": codec_tables.on_gpu,
          "sweep": cpu_table.sweep_table, "sweep_aims": cpu_table.sweep_aims, "network_share": cpu_table.network_share_table, "gradients": cpu_table.gradients_table, "windows": cpu_table.windows_table,
-         "context": attention_table.table, "drop_in_calls": drop_in_table.calls, "drop_in_layers": drop_in_table.layers, "fit": fit_table.table, "ablation": cpu_table.ablation_table, "exposed": cpu_table.exposed_table,
+         "context": attention_table.table, "drop_in_calls": drop_in_table.calls, "drop_in_layers": drop_in_table.layers, "drop_in_megatron": drop_in_table.megatron, "fit": fit_table.table, "ablation": cpu_table.ablation_table, "exposed": cpu_table.exposed_table,
          "gpu": lambda folder: gpu_table.tables(ROOT / folder).rstrip("\n"),
          "gpu_summary": lambda folder: gpu_table.summary(ROOT / folder),
          "moe": moe_table.table, "moe_backward": moe_table.backward, "layer": gpu_moe_table.table,
