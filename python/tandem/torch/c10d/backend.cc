@@ -311,14 +311,14 @@ c10::intrusive_ptr<c10d::Backend> create(const pybind11::capsule& capsule,
   const auto* const table =
       static_cast<const TandemTable*>(PyCapsule_GetPointer(capsule.ptr(), kTandemTableName));
   if (!table) throw pybind11::error_already_set();
-  TORCH_CHECK(table->version == kTandemTableVersion, "tandem._core: table ", table->version,
-              ": expected ", kTandemTableVersion);
+  TORCH_CHECK(table->version == kTandemTableVersion, "tandem._core: table ", text(table->version),
+              ": expected ", text(kTandemTableVersion));
   const Gather gather_all = [&](const void* local, uint64_t bytes, void* all) {
     const pybind11::gil_scoped_acquire locked;
     const std::string gathered =
         gather(pybind11::bytes(static_cast<const char*>(local), bytes)).cast<std::string>();
-    TORCH_CHECK(gathered.size() == bytes * size_t(size), "connect: the store has ", gathered.size(),
-                " bytes: expected ", bytes * size_t(size));
+    TORCH_CHECK(gathered.size() == bytes * size_t(size), "connect: the store has ",
+                text(gathered.size()), " bytes: expected ", text(bytes * size_t(size)));
     std::memcpy(all, gathered.data(), gathered.size());
   };
   const pybind11::gil_scoped_release unlocked;

@@ -220,10 +220,10 @@ class Group {
   }
   WorkPtr message_of_gpu(OpType type, const char* title, const GpuMessage& message, int tag) {
     const char* const what = message.sends ? "send" : "recv";
-    TORCH_CHECK_VALUE(tag == 0, what, ": tag ", tag, ": expected 0 for CUDA tensors");
+    TORCH_CHECK_VALUE(tag == 0, what, ": tag ", text(tag), ": expected 0 for CUDA tensors");
     TORCH_CHECK_VALUE(message.peer != kTandemAnyPeer, what,
                       ": from any rank: expected a rank for CUDA tensors");
-    TORCH_CHECK_VALUE(message.peer != arguments_.rank, what, ": rank ", message.peer,
+    TORCH_CHECK_VALUE(message.peer != arguments_.rank, what, ": rank ", text(message.peer),
                       ": expected another rank");
     const auto gpu = gpu_world(message.tensor.device());
     auto work = begin(gpu, type, title, {message.tensor}, {message.tensor});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "queue.h"
+#include "text.h"
 #include "world.h"
 
 namespace tandem_c10d {
@@ -35,7 +36,8 @@ inline std::optional<c10::Device> gpu_of(const Tensors& inputs, const Tensors& o
 }
 
 inline void check_count(const char* what, const char* name, size_t count, size_t expected) {
-  TORCH_CHECK_VALUE(count == expected, what, ": ", count, " ", name, ": expected ", expected);
+  TORCH_CHECK_VALUE(count == expected, what, ": ", text(count), " ", name, ": expected ",
+                    text(expected));
 }
 
 /// A list of `expected` tensors.
@@ -46,14 +48,15 @@ inline void check_list(const char* what, const char* name, const Tensors& tensor
 }
 
 inline void check_root(const char* what, int64_t root, int size) {
-  TORCH_CHECK_VALUE(root >= 0 && root < size, what, ": root ", root, ": expected 0 to ", size - 1);
+  TORCH_CHECK_VALUE(root >= 0 && root < size, what, ": root ", text(root), ": expected 0 to ",
+                    text(size - 1));
 }
 
 inline void check_like(const char* what, const at::Tensor& x, const at::Tensor& like,
                        int64_t elements) {
   TORCH_CHECK_VALUE(x.scalar_type() == like.scalar_type() && x.numel() == elements, what, ": ",
-                    toString(x.scalar_type()), x.sizes(), ": expected ", elements, " elements of ",
-                    toString(like.scalar_type()));
+                    toString(x.scalar_type()), text_of(x.sizes()), ": expected ", text(elements),
+                    " elements of ", toString(like.scalar_type()));
 }
 
 /// The root's list of a tensor for each rank; empty on other ranks, which pass no list.
@@ -160,13 +163,13 @@ inline std::vector<int64_t> row_counts(const char* name, const at::Tensor& x,
                                        const std::vector<int64_t>& splits, int size) {
   TORCH_CHECK_VALUE(x.dim() > 0, "all_to_all: ", name, ": no dimensions: expected rows");
   if (splits.empty()) {
-    TORCH_CHECK_VALUE(x.size(0) % size == 0, "all_to_all: ", name, ": ", x.size(0),
-                      " rows: expected a multiple of ", size);
+    TORCH_CHECK_VALUE(x.size(0) % size == 0, "all_to_all: ", name, ": ", text(x.size(0)),
+                      " rows: expected a multiple of ", text(size));
     return std::vector<int64_t>(size_t(size), x.size(0) / size);
   }
   TORCH_CHECK_VALUE(splits.size() == size_t(size) && sum_of(splits) == x.size(0),
-                    "all_to_all: ", name, ": ", splits, ": expected ", size,
-                    " numbers whose sum is ", x.size(0));
+                    "all_to_all: ", name, ": ", text_of(splits), ": expected ", text(size),
+                    " numbers whose sum is ", text(x.size(0)));
   return splits;
 }
 
