@@ -79,6 +79,21 @@ class Reductions(Case):
             dist.all_reduce(x, op=Op.AVG)
             self.same(x, want)
 
+    def test_sparse_sum(self):
+        def of(rank, dense, dtype):
+            count = 0 if rank == SIZE - 1 else 2 + rank  # as many places, some twice
+            places = torch.stack([values(rank, (count,), torch.int64, seed) + 4 for seed in (1, 2)])
+            return torch.sparse_coo_tensor(places, values(rank, (count, *dense), dtype, 3), (9, 9, *dense))
+
+        for dense in ((), (3,)):
+            for dtype in (torch.float32, torch.bfloat16, torch.int64):
+                x = of(RANK, dense, dtype)
+                dist.all_reduce(x)
+                self.assertTrue(x.is_sparse)
+                self.same(x.to_dense(), sum(of(r, dense, dtype).to_dense() for r in range(SIZE)))
+        with self.assertRaisesRegex(ValueError, "all_reduce: MAX of a sparse tensor: expected SUM"):
+            dist.all_reduce(x, op=Op.MAX)
+
     def test_premultiplied_sum(self):
         x, out = values(RANK, (4 * SIZE,), torch.float32), torch.empty(4)
         factor = dist._make_nccl_premul_sum(0.5)

@@ -17,7 +17,6 @@ KNOWN = {
     "test_monitored_barrier_gloo": GLOO_ONLY,
     "test_monitored_barrier_gloo_rank_0_timeout": GLOO_ONLY,
     "test_monitored_barrier_gloo_subgroup": GLOO_ONLY,
-    "test_sparse_all_reduce_sum": "backend tandem refuses sparse tensors",
 }
 EXPECTED = 95  # tests that run; others need GPUs
 if int(sys.argv[1]) > 2:

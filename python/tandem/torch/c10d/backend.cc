@@ -12,6 +12,7 @@
 #include "group.h"
 #include "open.h"
 #include "reduce.h"
+#include "sparse.h"
 #include "tensors.h"
 #include "world.h"
 
@@ -243,6 +244,11 @@ class TandemBackend : public c10d::Backend {
   }
 
   WorkPtr sum_all(OpType type, const Tensors& tensors, const c10d::AllreduceOptions& opts) {
+    if (tensors.size() > 0 && tensors[0].defined() && tensors[0].is_sparse()) {
+      check_sparse_sum(tensors, opts.reduceOp.op_);
+      return push(type, "tandem:all_reduce", tensors, tensors, opts.timeout,
+                  [x = tensors[0]](World& world) { sum_sparse(world, x); });
+    }
     check_tensors("all_reduce", tensors);
     for (const at::Tensor& x : tensors) {
       check_op("all_reduce", x.scalar_type(), opts.reduceOp.op_);
