@@ -34,7 +34,9 @@ struct ServeBenchArguments {
   double deadline_s = 600;
 };
 
+/// Null: no text had such a time.
 nlohmann::ordered_json seconds_json(const ServeTimes& times) {
+  if (times.p99 == 0) return nullptr;
   const auto ms = [](double s) { return round_to(s * 1e3, 1000); };
   return {{"p50", ms(times.p50)}, {"p90", ms(times.p90)}, {"p99", ms(times.p99)}};
 }
@@ -45,38 +47,49 @@ nlohmann::ordered_json length_json(int64_t given, const LengthDistribution& draw
 }
 
 nlohmann::ordered_json json_of(const ServeLoad& q, const ServeResult& r) {
-  nlohmann::ordered_json json = {{"op", "serve"}, {"model", q.model}, {"streams", q.streams}};
+  nlohmann::ordered_json json = {{"op", "serve"}, {"model", q.model}};
+  json["streams"] =
+      q.rate > 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(q.streams);
   json["rate"] = q.rate > 0 ? nlohmann::ordered_json(q.rate) : nullptr;
   json["prompt"] = length_json(q.prompt, kChatPrompts);
   json["new"] = length_json(q.max_tokens, kChatTexts);
   json["shared_prefix"] = q.prefix;
   json["share"] = q.prefix > 0 ? q.share : 0;
+  json["seed"] = q.seed;
   json["requests"] = r.requests;
   json["whole"] = r.whole;
   json["prompt_tokens"] = r.prompt_tokens;
   json["tokens"] = r.tokens;
+  json["tokens_are"] = r.is_counted ? "counted by the server" : "parts";
   json["cached_tokens"] = r.cached_tokens;
-  json["seconds"] = round_to(r.seconds, 1000);
+  json["seconds"] = round_to(r.seconds, 1e6);
   json["tokens_per_s"] = round_to(r.tokens_per_s(), 10);
   json["requests_per_s"] = round_to(double(r.whole) / r.seconds, 1000);
   json["time_ms"] = {{"first_token", seconds_json(r.first_token)},
                      {"next_token", seconds_json(r.next_token)},
+                     {"mean_token", seconds_json(r.mean_token)},
                      {"text", seconds_json(r.text)}};
   if (!r.error.empty()) json["error"] = r.error;
   return json;
 }
 
 constexpr const char* kHeader =
-    "  load        texts  tokens/s  first token ms, p50  p99  next token ms, p50    p99  cached "
-    "%\n";
+    "  load           texts  failed  tokens/s  first token ms, p50     p99  next token ms, p50    "
+    "p99"
+    "   mean  cached %\n";
+
+std::string ms_text(double s, int digits) {
+  return s > 0 ? fmt::format("{:.{}f}", s * 1e3, digits) : "–";
+}
 
 std::string row_of(const ServeLoad& q, const ServeResult& r) {
   const std::string load =
       q.rate > 0 ? fmt::format("{} a second", q.rate) : fmt::format("{} streams", q.streams);
   return fmt::format(
-      "  {:<11}{:>6}{:>10.1f}{:>21.1f}{:>7.1f}{:>17.2f}{:>8.2f}{:>8.1f}\n", load, r.whole,
-      r.tokens_per_s(), r.first_token.p50 * 1e3, r.first_token.p99 * 1e3, r.next_token.p50 * 1e3,
-      r.next_token.p99 * 1e3,
+      "  {:<14}{:>6}{:>8}{:>10.1f}{:>21}{:>8}{:>20}{:>7}{:>7}{:>10.1f}\n", load, r.whole,
+      r.requests - r.whole, r.tokens_per_s(), ms_text(r.first_token.p50, 1),
+      ms_text(r.first_token.p99, 1), ms_text(r.next_token.p50, 2), ms_text(r.next_token.p99, 2),
+      ms_text(r.mean_token.p50, 2),
       r.prompt_tokens > 0 ? 100 * double(r.cached_tokens) / double(r.prompt_tokens) : 0);
 }
 
@@ -117,14 +130,19 @@ ServeResult measure(const ServeBenchArguments& arguments, const ServeLoad& load)
 
 std::vector<ServeLoad> loads_of(const ServeBenchArguments& arguments) {
   std::vector<ServeLoad> loads;
-  for (const double rate : arguments.rates) {
+  // Each load has prompts of its own, and each run: a server may have cached those of another.
+  const auto add = [&] {
     loads.push_back(arguments.load);
+    loads.back().seed = arguments.load.seed + loads.size() - 1;
+  };
+  for (const double rate : arguments.rates) {
+    add();
     loads.back().rate = rate;
     loads.back().streams = kMaxAwaited;
   }
   if (!loads.empty()) return loads;
   for (const int streams : arguments.streams) {
-    loads.push_back(arguments.load);
+    add();
     loads.back().streams = streams;
   }
   return loads;
@@ -132,11 +150,15 @@ std::vector<ServeLoad> loads_of(const ServeBenchArguments& arguments) {
 
 void run(ServeBenchArguments arguments) {
   const ServerUrl url = parse_server_url(arguments.url);
+  if (arguments.chart == "-") throw InvalidArgument("--chart -: expected a file");
   for (const std::string& file : {arguments.json, arguments.chart}) {
     if (!file.empty() && file != "-") check_writable(file);
   }
   if (arguments.load.model.empty()) {
     arguments.load.model = served_model({.url = url, .key = env().api_key, .deadline_s = 30});
+  }
+  if (arguments.load.seed == 0) {
+    arguments.load.seed = uint64_t(std::chrono::system_clock::now().time_since_epoch().count());
   }
   const bool says = arguments.json != "-";
   if (says) fmt::print("{} at {}\n{}", printable(arguments.load.model), arguments.url, kHeader);
@@ -145,28 +167,31 @@ void run(ServeBenchArguments arguments) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   std::vector<LoadPoint> points;
   std::string error;
+  int64_t failed = 0, sent = 0;
   for (const ServeLoad& load : loads_of(arguments)) {
     const ServeResult result = measure(arguments, load);
+    failed += result.requests - result.whole;
+    sent += result.requests;
     all.push_back(json_of(load, result));
     all.back().update(origin);
-    points.push_back({load.rate > 0 ? fmt::format("{}/s", load.rate) : std::to_string(load.streams),
-                      result.tokens_per_s(), result.next_token.p50 * 1e3,
-                      result.next_token.p99 * 1e3});
+    if (result.mean_token.p99 > 0) {
+      points.push_back(
+          {load.rate > 0 ? fmt::format("{}/s", load.rate) : std::to_string(load.streams),
+           result.tokens_per_s(), result.mean_token.p50 * 1e3, result.mean_token.p99 * 1e3});
+    }
     if (says) fmt::print("{}", row_of(load, result));
     std::fflush(stdout);
     // After each load: what is measured is kept, whatever becomes of the server.
     if (!arguments.json.empty() && says) write_output(arguments.json, dump_json(all, 1) + "\n");
     if (!arguments.chart.empty()) write_output(arguments.chart, load_chart(points));
-    error = result.error;
-    if (!error.empty()) break;
+    if (error.empty()) error = result.error;
+    if (!result.is_answered) break;
   }
   if (!says) fmt::print("{}\n", dump_json(all, 1));
   finish_output();
   if (error.empty()) return;
-  const auto& last = all.back();
-  throw IoError(fmt::format("bench serve: {} of {} texts are not whole: {}",
-                            last["requests"].get<int64_t>() - last["whole"].get<int64_t>(),
-                            last["requests"].get<int64_t>(), error));
+  throw IoError(
+      fmt::format("bench serve: {} of {} texts are not whole, the first: {}", failed, sent, error));
 }
 
 }  // namespace
@@ -191,7 +216,7 @@ void add_bench_serve(CLI::App& bench) {
       ->check(CLI::Range(1e-3, 1e6));
   command
       ->add_option("--requests", load.requests,
-                   "Requests of a load (default: 8 a stream, at least 32)")
+                   "Requests of a load (default: 8 a stream or those of a minute, at least 32)")
       ->check(CLI::Range(1, 1 << 24));
   command->add_option("--prompt", load.prompt, "Tokens of each prompt (default: as in chats)")
       ->check(CLI::Range(1, 1 << 20));
@@ -206,8 +231,8 @@ void add_bench_serve(CLI::App& bench) {
   command->add_option("--share", load.share, "Share of the prompts that have them")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--seed", load.seed, "Seed of tokens, lengths and times")
-      ->capture_default_str();
+  command->add_option("--seed", load.seed,
+                      "Seed of tokens, lengths and times (default: of the clock)");
   command->add_option("--deadline", arguments->deadline_s, "Max seconds of a request")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e6));
@@ -222,8 +247,11 @@ void add_bench_serve(CLI::App& bench) {
       "in\n"
       "chats are log-normal: medians {} and {} tokens, sigmas {} and {}, at most {} and {}.\n"
       "First token: time from a request to the first part of its text, with --rate from the time\n"
-      "at which it was due. Next token: from the part before. If TANDEM_API_KEY is set, requests\n"
-      "give it as a bearer token. Exit code 3: a text is not whole; what was measured is kept.",
+      "at which it was due. Next token: from the part before, 0 if both came together; mean: of a\n"
+      "text's tokens. Texts that fail count in no time and in no tokens/s. If TANDEM_API_KEY is "
+      "set,\n"
+      "requests give it as a bearer token. Exit code 3: a text is not whole; what was measured is\n"
+      "kept.",
       kChatPrompts.median, kChatTexts.median, kChatPrompts.sigma, kChatTexts.sigma,
       kChatPrompts.max, kChatTexts.max));
   command->callback([arguments] {

@@ -47,8 +47,8 @@ class Jax(unittest.TestCase):
         Simulated here on CPU ranks, as if x were on a GPU."""
         made, empty = [], _frameworks.empty
 
-        def recorded(x, shape, dtype):
-            made.append(empty(x, shape, dtype))
+        def recorded(*given):
+            made.append(empty(*given))
             return made[-1]
 
         def body(comm):

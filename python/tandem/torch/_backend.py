@@ -84,8 +84,8 @@ def _create(of_group: Any, options: Any) -> Any:
 
 
 def bytes_sent(group: Optional[Any] = None) -> int:
-    """Bytes that this rank has sent in collectives of a "tandem" process group (None: the default
-    one), without messages of send and recv, arguments and signals. Raises InvalidArgument for a
+    """Bytes that this rank has sent in collectives of CPU tensors in a "tandem" process group (None:
+    the default one), without messages of send and recv, arguments and signals. Raises InvalidArgument for a
     group of another backend."""
     found = group or dist.distributed_c10d._get_default_group()
     if hasattr(found, "tandem_bytes_sent"):

@@ -169,9 +169,9 @@ def enable(group: Any = None, *, codec: Any = None, strict: bool = False, compar
 
     group: a ProcessGroup, or its name, that these options are for; None: all groups without
     options. codec: wire format of rows and partial sums. strict: a call that would not overlap
-    raises Unsupported, which says why, and so does torch.compile for a graph with a gather or
-    scatter next to a product that it leaves alone; TANDEM_STRICT=1 sets it for all, and for tandem's
-    layers.
+    raises Unsupported, which says why, and torch.compile fails, quoting it, for a graph with a gather
+    or scatter next to a product that it leaves alone, unless its passes were replaced since;
+    TANDEM_STRICT=1 sets it for all, and for tandem's layers.
 
     At the first call of a shape, which is collective over the group, tandem's operators are made
     and compared with PyTorch's kernel: the faster one runs, unless `compare` is False or

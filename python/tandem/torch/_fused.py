@@ -308,19 +308,21 @@ def _plan(call: Call, key: Any) -> Plan:
     return _remember(key, plan(made.run, choice))
 
 
-def _with_gathered(op: AgGemm, rows: Tensor, weight: Tensor, group: Group) -> Tuple[Tensor, Tensor]:
+def _with_gathered(op: AgGemm, rows: Tensor, weight: Tensor, group: Group, is_encoded: bool) -> Tuple[Tensor, Tensor]:
     """The product and the rows of all ranks, of which this rank's are copied under the product if they
-    are many."""
-    if not rows.is_cuda or rows.nbytes < MIN_BESIDE:
+    are many and not as a wire format has them."""
+    if not rows.is_cuda or is_encoded or rows.nbytes < MIN_BESIDE:
         return op(rows, weight), op.gathered(rows)
     whole = rows.new_empty((op.m, rows.shape[1]))
     current, beside = torch.cuda.current_stream(), _stream_beside(rows.device)
     beside.wait_stream(current)
     with torch.cuda.stream(beside):
         whole[group.rank * len(rows):][:len(rows)].copy_(rows)
-    product = op(rows, weight)
-    op.gathered(rows, whole, local=False)
-    current.wait_stream(beside)
+    try:
+        product = op(rows, weight)
+        op.gathered(rows, whole, local=False)
+    finally:
+        current.wait_stream(beside)
     return product, whole
 
 
@@ -378,7 +380,7 @@ class AllGatherMatmul(Call):
                 length = x.shape[call.dim] * group.size
                 if not keeps:
                     return None, [_unflatten(op(rows, _dense(weights[first]).t()), x, call.dim, length)]
-                product, whole = _with_gathered(op, rows, _dense(weights[first]).t(), group)
+                product, whole = _with_gathered(op, rows, _dense(weights[first]).t(), group, call.options.codec is not None)
             outs = [_unflatten(product if i == first else torch.mm(whole, b), x, call.dim, length)
                     for i, b in enumerate(weights)]
             return _unflatten(whole, x, call.dim, length) if call.returns_a else None, outs

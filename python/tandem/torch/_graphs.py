@@ -53,6 +53,12 @@ def _argument(node: Node, index: int, name: str) -> Any:
     return node.args[index] if index < len(node.args) else node.kwargs.get(name)
 
 
+def _operand(product: Node, index: int) -> Any:
+    """A (0) or B (1) of a product."""
+    at = PRODUCTS[_name(product)] + index
+    return _argument(product, at, product.target._schema.arguments[at].name)  # type: ignore[union-attr]
+
+
 def _value(node: Any) -> Optional[torch.Tensor]:
     if _name(node) == "prims.inductor_force_stride_order.default":
         node = node.args[0]
@@ -92,7 +98,7 @@ def _readers(gather: Node) -> _Found:
         node = ahead.pop()
         for user in node.users:
             name = _name(user)
-            if name in PRODUCTS and user.args[PRODUCTS[name]] is node and user not in products:
+            if name in PRODUCTS and _operand(user, 0) is node and user not in products:
                 products.append(user)
             if name not in LAYOUT + CASTS or user in seen:
                 continue
@@ -170,9 +176,7 @@ def _left_places(graph: Graph, groups: Groups) -> Iterator[Tuple[Place, str]]:
             continue
         size = int(_argument(node, 1 if is_gather else 2, "group_size"))
         group_name = str(_argument(node, 2 if is_gather else 3, "group_name"))
-        first = PRODUCTS[_name(found.products[0])]
-        shape, dtype = _shape(found.products[0].args[first],
-                              [each.args[PRODUCTS[_name(each)] + 1] for each in found.products], 1)
+        shape, dtype = _shape(_operand(found.products[0], 0), [_operand(each, 1) for each in found.products], 1)
         scaled = "scaled_" if "_scaled_mm" in _name(found.products[0]) else ""
         op = f"all_gather_{scaled}matmul" if is_gather else f"{scaled}matmul_reduce_scatter"
         yield Place(op, shape, dtype, size, LEFT, _reason(found, groups.is_enabled(group_name))), group_name

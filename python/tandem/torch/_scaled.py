@@ -65,16 +65,17 @@ def _refusal_of_weights(scaling: str, a: Tensor, bs: Sequence[Tensor], scales: S
     """Reason this rank cannot run the product; empty if it can."""
     for b, scale, bias, dtype in zip(bs, scales, biases, dtypes):
         n = b.shape[1]
-        if not b.t().is_contiguous():
-            return f"B {list(b.shape)} has strides {list(b.stride())}: expected the transpose of a contiguous [N, K]"
         if scale.dtype != torch.float32:
             return f"B_scale is {scale.dtype}: expected torch.float32"
         by_row = scale.dim() == 2 and scale.shape[0] == 1 and scale.numel() == n
         if not (by_row if scaling == ROW else scale.numel() == 1):
             expected = f"[1, {n}], as A has a scale per row" if scaling == ROW else "one element, as A has one"
             return f"B_scale {list(scale.shape)}: expected {expected}"
-        if bias is not None and (bias.dtype != dtype or list(bias.shape) != [n] or not bias.is_contiguous()):
-            return f"bias is {bias.dtype} {list(bias.shape)}: expected contiguous {dtype} [{n}]"
+        if bias is not None and (bias.dtype != dtype or list(bias.shape) != [n]):
+            return f"bias is {bias.dtype} {list(bias.shape)}: expected {dtype} [{n}]"
+        for name, tensor in (("B_scale", scale), ("bias", bias)):
+            if tensor is not None and tensor.device != a.device:
+                return f"{name} is on {tensor.device} and A on {a.device}"
     return _fused._refusal_of_sizes(a, bs)
 
 
@@ -86,7 +87,12 @@ def _facts(scaling: str, b: Tensor, dtype: Optional[torch.dtype], bias: Optional
 def _key_of_scaled(b: Tensor, *others: Any) -> Tuple[Any, ...]:
     """others: tensors, of which shape and dtype count, and dtypes."""
     rest = ((tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each for each in others)
-    return (tuple(b.shape), b.stride(), b.dtype, *rest)
+    return (tuple(b.shape), b.dtype, *rest)
+
+
+def _by_columns(b: Tensor) -> Tensor:
+    """B as the transpose of a contiguous [N, K], which it usually is."""
+    return b if b.t().is_contiguous() else b.t().contiguous().t()
 
 
 def _product(a: Tensor, b: Tensor, a_scale: Optional[Tensor], b_scale: Tensor, bias: Optional[Tensor],
@@ -159,10 +165,11 @@ class AllGatherScaledMatmul(_fused.Call):
             scaling = self.scaling(_fused._group_named(self.group_name).size())
         except Refused as refused:
             return str(refused), ""
-        if self.a_scale.dtype != torch.float32:
-            return f"A_scale is {self.a_scale.dtype}: expected torch.float32", ""
+        if self.a_scale.dtype != torch.float32 or self.a_scale.device != self.tensor.device:
+            return f"A_scale is {self.a_scale.dtype} on {self.a_scale.device}: expected torch.float32 beside A", ""
         return (_refusal_of_weights(scaling, self.tensor, self.bs, self.b_scales, self.biases, self.out_dtypes),
-                f"{_facts(scaling, self.bs[first], self.out_dtypes[first], self.biases[first])}, B {first} first")
+                f"{_facts(scaling, self.bs[first], self.out_dtypes[first], self.biases[first])}, B {first} first, "
+                f"A_scale of {self.scale_rows(_fused._group_named(self.group_name).size())} x A's rows")
 
     def local_scale(self, group: Group) -> Tensor:
         """Scales of this rank's rows, or the one."""
@@ -192,11 +199,12 @@ class AllGatherScaledMatmul(_fused.Call):
             x, bs = call.tensor, call.bs
             with torch.no_grad(), group.lock:
                 rows = _fused._rows(x, call.dim)
-                product = op(rows, bs[first].t(), bias=call.biases[first], x_scale=_aligned(call.local_scale(group)),
+                bias = call.biases[first]
+                product = op(rows, _by_columns(bs[first]).t(), bias=None if bias is None else bias.contiguous(), x_scale=_aligned(call.local_scale(group)),
                              weight_scale=_aligned(call.b_scales[first]))
                 whole = op.gathered(rows)
                 scale = call.whole_scale(group) if len(bs) > 1 else None
-            products = [product if i == first else _product(whole, bs[i], scale, call.b_scales[i], call.biases[i],
+            products = [product if i == first else _product(whole, _by_columns(bs[i]), scale, call.b_scales[i], call.biases[i],
                                                             call.out_dtypes[i], call.fast[i]) for i in range(len(bs))]
             length = x.shape[call.dim] * group.size
             return (_fused._unflatten(whole, x, call.dim, length),
@@ -266,8 +274,8 @@ class ScaledMatmulReduceScatter(_fused.Call):
             scaling = self.scaling()
         except Refused as refused:
             return str(refused), ""
-        if self.a_scale.dtype != torch.float32:
-            return f"A_scale is {self.a_scale.dtype}: expected torch.float32", ""
+        if self.a_scale.dtype != torch.float32 or self.a_scale.device != self.tensor.device:
+            return f"A_scale is {self.a_scale.dtype} on {self.a_scale.device}: expected torch.float32 beside A", ""
         return (_refusal_of_weights(scaling, self.tensor, [self.b], [self.b_scale], [None], [self.out_dtype]),
                 _facts(scaling, self.b, self.out_dtype, None))
 
@@ -287,7 +295,7 @@ class ScaledMatmulReduceScatter(_fused.Call):
             x, dim = call.viewed(call.tensor), call.dim
             scale = _fused._rows(call.viewed(call.a_scale), dim) if scaling == ROW else call.a_scale
             with torch.no_grad(), group.lock:
-                out = op(_fused._rows(x, dim), call.b.t(), x_scale=_aligned(scale), weight_scale=_aligned(call.b_scale))
+                out = op(_fused._rows(x, dim), _by_columns(call.b).t(), x_scale=_aligned(scale), weight_scale=_aligned(call.b_scale))
             if call.reduce_op == "avg":
                 out = out.div_(group.size)
             return _fused._unflatten(out, x, dim, x.shape[dim] // group.size).contiguous()

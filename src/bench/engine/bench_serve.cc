@@ -18,7 +18,10 @@ int64_t draw_length(const LengthDistribution& of, uint64_t seed, const char* wha
 
 std::vector<TimedRequest> make_load(const ServeLoad& load) {
   int64_t count = load.requests;
-  if (count == 0) count = std::max<int64_t>(32, 8 * load.streams);
+  if (count == 0) {
+    const double usual = load.rate > 0 ? 60 * load.rate : 8.0 * load.streams;
+    count = std::max<int64_t>(32, std::llround(usual));
+  }
   std::vector<TimedRequest> requests;
   double at = 0;
   for (uint64_t i = 0; i < uint64_t(count); ++i) {
@@ -45,7 +48,8 @@ std::vector<TimedRequest> make_load(const ServeLoad& load) {
                                  {"ignore_eos", true},
                                  {"stream", true},
                                  {"stream_options", {{"include_usage", true}}}};
-    requests.push_back({.at_s = at, .body = body.dump()});
+    requests.push_back(
+        {.at_s = at, .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)});
   }
   return requests;
 }
@@ -63,10 +67,11 @@ ServeTimes quantiles(std::vector<double> values) {
 ServeResult summarize(std::span<const TimedText> texts, double seconds) {
   ServeResult result;
   result.seconds = seconds;
-  std::vector<double> first, next, whole;
+  std::vector<double> first, next, mean, whole;
   for (const TimedText& text : texts) {
     if (text.end_s == 0) continue;  // not sent
     ++result.requests;
+    result.is_answered |= text.is_answered;
     if (!text.error.empty()) {
       if (result.error.empty()) result.error = text.error;
       continue;
@@ -74,15 +79,20 @@ ServeResult summarize(std::span<const TimedText> texts, double seconds) {
     ++result.whole;
     result.prompt_tokens += text.prompt_tokens;
     result.tokens += text.tokens;
+    result.is_counted &= text.is_counted;
     result.cached_tokens += text.cached_tokens;
     whole.push_back(text.end_s);
     if (!text.arrivals_s.empty()) first.push_back(text.arrivals_s.front());
+    if (text.arrivals_s.size() > 1 && text.tokens > 1) {
+      mean.push_back((text.arrivals_s.back() - text.arrivals_s.front()) / double(text.tokens - 1));
+    }
     for (size_t i = 1; i < text.arrivals_s.size(); ++i) {
       next.push_back(text.arrivals_s[i] - text.arrivals_s[i - 1]);
     }
   }
   result.first_token = quantiles(std::move(first));
   result.next_token = quantiles(std::move(next));
+  result.mean_token = quantiles(std::move(mean));
   result.text = quantiles(std::move(whole));
   return result;
 }

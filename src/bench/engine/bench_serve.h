@@ -22,7 +22,7 @@ constexpr LengthDistribution kChatPrompts{99, 1.2, 4, 2048}, kChatTexts{121, 0.9
 
 struct ServeLoad {
   std::string model;     ///< name in the requests
-  int64_t requests = 0;  ///< 0: 8 for each stream, at least 32
+  int64_t requests = 0;  ///< 0: 8 for each stream, or those of a minute, and at least 32
   int streams = 16;      ///< max texts that are awaited at once
   double rate = 0;       ///< requests a second at random times (a Poisson process); 0: as texts end
   int64_t prompt = 0;    ///< tokens of each prompt; 0: kChatPrompts
@@ -30,7 +30,7 @@ struct ServeLoad {
   int64_t vocab = 256;     ///< prompts are of tokens below it
   int64_t prefix = 0;      ///< first tokens that a share of the prompts has in common
   double share = 0.9;      ///< share of these prompts
-  uint64_t seed = 1;
+  uint64_t seed = 0;
 };
 
 std::vector<TimedRequest> make_load(const ServeLoad& load);
@@ -44,11 +44,14 @@ ServeTimes quantiles(std::vector<double> values);
 struct ServeResult {
   int64_t requests = 0, whole = 0;  ///< sent ones, and those of them whose texts are whole
   int64_t prompt_tokens = 0, tokens = 0, cached_tokens = 0;
-  double seconds = 0;      ///< from the first request to the end of the last text
-  ServeTimes first_token;  ///< from a request to the first part of its text
-  ServeTimes next_token;   ///< from the part before
-  ServeTimes text;         ///< from a request to the end of its text
-  std::string error;       ///< the first, empty if all texts are whole
+  double seconds = 0;        ///< from the first request to the end of the last text
+  ServeTimes first_token;    ///< from a request to the first part of its text
+  ServeTimes next_token;     ///< from the part before
+  ServeTimes mean_token;     ///< of a text: from its first part to its last, by its other tokens
+  ServeTimes text;           ///< from a request to the end of its text
+  bool is_counted = true;    ///< all texts' tokens by the server; else parts are counted
+  bool is_answered = false;  ///< a request was
+  std::string error;         ///< the first, empty if all texts are whole
 
   double tokens_per_s() const { return seconds > 0 ? double(tokens) / seconds : 0; }
 };

@@ -61,7 +61,8 @@ std::string load_chart(std::span<const LoadPoint> points) {
     }
   }
   svg += fmt::format(
-      "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">time between tokens, ms</text>\n"
+      "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">mean time between the tokens of a text, "
+      "ms</text>\n"
       "<text x=\"{}\" y=\"18\">tokens/s</text>\n",
       (kLeft + kWidth - kRight) / 2, kHeight - 12, kLeft - 40);
   struct Line {

@@ -11,7 +11,8 @@ struct LoadPoint {
   double tokens_per_s, p50_ms, p99_ms;
 };
 
-/// SVG with a line for the medians and one for the 99th percentiles, on a logarithmic time axis.
+/// SVG with a line for the medians of texts and one for their 99th percentiles, on a logarithmic
+/// time axis.
 std::string load_chart(std::span<const LoadPoint> points);
 
 }  // namespace tandem

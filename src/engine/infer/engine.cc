@@ -105,7 +105,8 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       mixed_rows_(resolved.options.mixed_rows),
       window_(max_window(tp, config)),
       pool_(resolved.options.pages),
-      shares_(resolved.options.share_prefixes && window_ == 0),
+      shares_(resolved.options.share_prefixes && window_ == 0 &&
+              (config.experts == 0 || resolved.options.codec.experts.is_exact())),
       prefixes_(pool_),
       decoder_(model_.context, max_rows_, max_sequences_, resolved.options.overlap) {}
 
@@ -115,6 +116,8 @@ void Engine::initialize(uint64_t seed) {
 }
 
 void Engine::parameters_changed() {
+  if (!is_idle())
+    throw InvalidArgument("parameters_changed: a request is unfinished: expected none");
   while (prefixes_.unused() > 0) prefixes_.drop_oldest();
   model_.parameters_changed();
 }
@@ -279,6 +282,7 @@ void Engine::admit() {
     // Unless there are pages for all, a running sequence may soon need one.
     int64_t promised = max_pages(sequence);
     for (const auto& each : running_) promised += max_pages(*each);
+    if (promised > pool_.size() && free_pages() == 0 && !running_.empty()) return;
     // With a window, a prompt may need more pages than there are at once.
     int64_t end = int64_t(sequence.tokens.size());
     if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
@@ -289,8 +293,10 @@ void Engine::admit() {
       sequence.cached = 0;
       return;
     }
-    if (sequence.written() == 0) sequence.found = sequence.cached;
-    stats_.shared_tokens += sequence.found;
+    if (!std::exchange(sequence.was_admitted, true)) {  // else it may find its own
+      sequence.found = sequence.cached;
+      stats_.shared_tokens += sequence.found;
+    }
     take_pages(sequence, end);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();

@@ -37,7 +37,7 @@ struct EngineOptions {
   int64_t pages = 0;  ///< pages of the cache; 0: for `sequences` sequences of `capacity` tokens,
                       ///< or their windows
   /// Texts with the same first tokens share their pages (cache/prefix_tree.h), unless all layers
-  /// have windows.
+  /// have windows or a lossy wire format of experts makes a text depend on others.
   bool share_prefixes = true;
   OverlapOptions overlap = {};  ///< of the experts, and on GPUs of steps of `rows` rows
   CodecPolicy codec = {};
@@ -104,7 +104,8 @@ class Engine {
   /// As in Generator.
   Tensor parameters() const { return model_.weights.values(); }
   const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
-  /// While no request is unfinished. With int8_weights called once: parameters() then has no data.
+  /// With int8_weights called once: parameters() then has no data. Throws InvalidArgument while a
+  /// request is unfinished.
   void parameters_changed();
 
   /// Random weights, as a new model's.
@@ -154,6 +155,7 @@ class Engine {
     size_t shared = 0;               ///< first pages, which are those of the path to `prefix`
     PrefixTree::Node* prefix = nullptr;
     int64_t found = 0;  ///< tokens of the prompt that were in the cache, until the first event
+    bool was_admitted = false;
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
     /// The last token of a prompt is in a chunk, however the prompt is divided.

@@ -57,11 +57,10 @@ Json CompletionAnswer::head(const char* object) const {
 }
 
 Json CompletionAnswer::usage() const {
-  return {
-      {"prompt_tokens", request_.prompt_tokens},
-      {"completion_tokens", tokens_},
-      {"total_tokens", request_.prompt_tokens + tokens_},
-      {"prompt_tokens_details", {{"cached_tokens", std::min(shared_, request_.prompt_tokens)}}}};
+  return {{"prompt_tokens", request_.prompt_tokens},
+          {"completion_tokens", tokens_},
+          {"total_tokens", request_.prompt_tokens + tokens_},
+          {"prompt_tokens_details", {{"cached_tokens", shared_}}}};
 }
 
 Json CompletionAnswer::call_json(size_t choice, size_t index) const {
@@ -166,7 +165,7 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   text += take_text(index, token);
   choice.text += text;
   if (!request_.writes_nothing) ++tokens_;
-  shared_ += token.shared;
+  if (int64_t(index) % request_.texts_of_prompt == 0) shared_ += token.shared;
   const std::vector<LogProb> log_probs = take_log_probs(choice, token);
   if (token.finish) {
     choice.finish = finish_reason(request_.writes_nothing ? Finish::max_tokens : *token.finish);

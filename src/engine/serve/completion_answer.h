@@ -69,7 +69,7 @@ class CompletionAnswer {
   const int64_t created_;  ///< s since 1970
   std::vector<Choice> choices_;
   size_t num_finished_ = 0;
-  int64_t tokens_ = 0, shared_ = 0;  ///< written; of the prompts, that were in the cache
+  int64_t tokens_ = 0, shared_ = 0;  ///< written; of prompts, in the cache for their first texts
 };
 
 /// The list of models: the one that is served.

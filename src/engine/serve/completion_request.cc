@@ -317,6 +317,7 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
   int64_t best_of = choices;
   take(root, "best_of", best_of);
   if (best_of != choices) reject("best_of", root["best_of"], "n (nothing else is supported)");
+  completion.texts_of_prompt = choices;
   if (choices < 1 || choices > kMaxChoices / int64_t(prompts.size())) {
     reject("n", root["n"], fmt::format("at least 1, with at most {} texts in all", kMaxChoices));
   }

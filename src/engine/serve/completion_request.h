@@ -41,6 +41,7 @@ struct CompletionRequest {
   std::vector<std::string> echoed;  ///< text of each choice's prompt, if it is echoed
   int64_t prompt_tokens = 0;        ///< of all prompts
   std::vector<std::string> tools;   ///< names of functions whose calls are looked for
+  int64_t texts_of_prompt = 1;      ///< `n`
   std::vector<Request> choices;     ///< the `n` texts of the first prompt, then of the next
 };
 

@@ -44,8 +44,8 @@ std::string ServeMetrics::text(const ServeLoop::Stats& loop) const {
   add("requests_active", "gauge", "Requests for texts that are not finished.", active);
   add("texts_active", "gauge", "Texts that are written or wait.", loop.unfinished);
   add("prompt_tokens_total", "counter", "Tokens of prompts.", prompt_tokens_);
-  add("prompt_tokens_shared_total", "counter", "Tokens of prompts that were in the cache.",
-      loop.shared_tokens);
+  add("prompt_tokens_shared_total", "counter",
+      "Tokens of prompts, once for each text, that were in the cache.", loop.shared_tokens);
   add("tokens_total", "counter", "Tokens written.", tokens_);
   add("steps_total", "counter", "Steps of the engine.", loop.steps);
   add("rows_total", "counter", "Rows of these steps.", loop.rows);

@@ -20,7 +20,9 @@ ServerUrl parse_server_url(const std::string& text) {
   if (const size_t slash = rest.find('/'); slash != rest.npos) {
     url.path = rest.substr(slash);
     while (url.path.ends_with('/')) url.path.pop_back();
-    if (url.path.ends_with("/v1")) url.path.resize(url.path.size() - 3);
+    for (const std::string_view end : {"/completions", "/v1"}) {
+      if (url.path.ends_with(end)) url.path.resize(url.path.size() - end.size());
+    }
     rest = rest.substr(0, slash);
   }
   if (rest.starts_with('[')) {
@@ -40,8 +42,8 @@ ServerUrl parse_server_url(const std::string& text) {
   } else if (!rest.empty()) {
     fail();
   }
-  const bool is_valid = url.host.find_first_of(" \t\r\n@") == url.host.npos &&
-                        url.path.find_first_of(" \t\r\n") == url.path.npos;
+  const bool is_valid = url.host.find_first_of(" \t\r\n@?#") == url.host.npos &&
+                        url.path.find_first_of(" \t\r\n?#") == url.path.npos;
   if (url.host.empty() || !is_valid) fail();
   return url;
 }

@@ -32,7 +32,7 @@ def results(url, *options, code=0):
 class Scripted(http.server.BaseHTTPRequestHandler):
     """A server of another kind: its parts come at known times, and it dies after `lives` texts."""
     protocol_version = "HTTP/1.1"
-    lives, delay = math.inf, 0.05
+    lives, delay, usage = math.inf, 0.05, {"other": 1}
 
     def do_GET(self):
         content = b'{"object": "list", "data": [{"id": "other"}]}'
@@ -54,7 +54,8 @@ class Scripted(http.server.BaseHTTPRequestHandler):
             if Scripted.lives < 0:
                 return
             self.event({"choices": [{"index": 0, "text": "a"}]})
-        self.event({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}})
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+        self.event({"choices": [], "error": None, "usage": self.usage and usage | self.usage})
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
 
@@ -86,6 +87,8 @@ def test_our_server():
         expect(abs(each["tokens_per_s"] - 96 / each["seconds"]) <= 0.02 * each["tokens_per_s"], each)
     expect(len(run.stdout.splitlines()) == 4, run.stdout)
     expect(len(xml.parse(CHART).findall(".//{*}circle")) == 4, "a mark for each load and percentile")
+    apart, _ = results(url, "--streams", "1,4", "--requests", 8, "--prompt", 150, "--new", 1)
+    expect([each["cached_tokens"] for each in apart] == [0, 0], "loads have prompts of their own")
     shared = ("--requests", 10, "--streams", 1, "--prompt", 150, "--new", 1, "--shared-prefix", 128)
     all_share, none = (results(url, *shared, "--share", share, "--seed", 5)[0][0] for share in (1, 0))
     expect(all_share["cached_tokens"] == 9 * 128, all_share)
@@ -94,7 +97,7 @@ def test_our_server():
     expect(lengths["prompt"]["median"] == 99 and lengths["rate"] == 200 and lengths["whole"] == 6, lengths)
     refused, _ = results(url, "--requests", 8, "--streams", 2, "--prompt", 100000, "--new", 1, code=3)
     expect(refused[0]["whole"] == 0 and "400" in refused[0]["error"], refused)
-    expect(refused[0]["requests"] <= 3, "no more are sent once as many as are awaited were not answered")
+    expect(refused[0]["requests"] == 8 and refused[0]["time_ms"]["next_token"] is None, refused)
 
 
 def test_other_servers():
@@ -104,13 +107,20 @@ def test_other_servers():
     found = results(url, "--streams", 2, "--requests", 4, "--prompt", 3, "--new", 5)[0][0]
     times = found["time_ms"]
     expect(150 <= times["first_token"]["p50"] and 50 <= times["next_token"]["p50"] + 1, times)
+    expect(150 <= times["text"]["p50"] and 49 <= times["mean_token"]["p50"] <= times["next_token"]["p99"], times)
     expect(found["seconds"] >= 2 * 0.35 and found["tokens"] == 20, found)
     random = results(url, "--rate", 10, "--requests", 5, "--prompt", 3, "--new", 1)[0][0]
     expect(random["whole"] == 5 and random["time_ms"]["text"]["p99"] < 1000 * random["seconds"], random)
     Scripted.lives = 3
     partial, run = results(url, "--streams", "1,2", "--requests", 6, "--prompt", 3, "--new", 2, code=3)
-    expect(len(partial) == 1 and partial[0]["whole"] == 3 and partial[0]["tokens"] == 6, partial)
+    expect([(each["requests"], each["whole"], each["tokens"]) for each in partial] == [(6, 3, 6), (6, 0, 0)], partial)
     expect("ends" in run.stderr or "end of stream" in run.stderr, run.stderr)
+    Scripted.lives, Scripted.usage = math.inf, {"prompt_tokens": None}
+    uncounted = results(url, "--streams", 1, "--requests", 2, "--prompt", 3, "--new", 2)[0][0]
+    expect((uncounted["whole"], uncounted["tokens_are"]) == (2, "counted by the server"), uncounted)
+    Scripted.usage = None
+    uncounted = results(url, "--streams", 1, "--requests", 2, "--prompt", 3, "--new", 2)[0][0]
+    expect((uncounted["tokens"], uncounted["tokens_are"]) == (4, "parts"), uncounted)
     server.shutdown()
     server.server_close()
     expect("Connection refused" in bench(url, code=3).stderr, "a server that is gone")
@@ -118,7 +128,7 @@ def test_other_servers():
 
 def test_bad_urls():
     for url, words in (("ftp://x", "expected http://HOST"), ("http://", "expected http://HOST"), ("http://x:0", "expected http"),
-                       ("http://x:99999", "expected http"), ("http://[::1", "expected http"), ("http://nowhere.invalid", "nowhere.invalid")):
+                       ("http://x:99999", "expected http"), ("http://[::1", "expected http"), ("http://x?y", "expected http"), ("http://nowhere.invalid", "nowhere.invalid")):
         run = subprocess.run([TANDEM, "bench", "serve", url], capture_output=True, text=True, timeout=60)
         expect(run.returncode != 0 and words in run.stderr, (url, run.stderr))
 

@@ -192,6 +192,9 @@ class TandemBackend : public c10d::Backend {
                         const c10d::AllToAllOptions& opts) override {
     check_tensors("all_to_all", {output, input});
     check_like("all_to_all", output, input, output.numel());
+    TORCH_CHECK_VALUE(row_bytes_of(output) == row_bytes_of(input), "all_to_all: rows of ",
+                      text_of(output.sizes()), " and ", text_of(input.sizes()),
+                      ": expected rows of one size");
     const auto sent = row_counts("input", input, input_splits, size_);
     const auto received = row_counts("output", output, output_splits, size_);
     return push(OpType::ALLTOALL_BASE, "tandem:all_to_all", {input}, {output}, opts.timeout,

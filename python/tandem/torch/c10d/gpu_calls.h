@@ -16,6 +16,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -104,9 +105,10 @@ class GpuWork : public c10d::Work {
     }
   }
 
-  bool isCompleted() override { return ended_.query(); }
+  bool isCompleted() override { return is_enqueued_ && ended_.query(); }
   /// Throws what has failed on the GPU so far.
   bool wait(std::chrono::milliseconds) override {
+    TORCH_CHECK(is_enqueued_, "tandem: the call was coalesced with one that failed, or not ended");
     if (const auto world = world_.lock()) world->check();
     ended_.block(current_stream(stream_.device()));
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -122,6 +124,7 @@ class GpuWork : public c10d::Work {
   void end() {
     const c10::StreamGuard on_stream(stream_);
     ended_.record(stream_);
+    is_enqueued_ = true;
     future_->markCompleted(c10::IValue(outputs_));
     finish();
   }
@@ -132,6 +135,7 @@ class GpuWork : public c10d::Work {
   const std::weak_ptr<GpuWorld> world_;
   const c10::Stream stream_;
   c10::Event ended_{c10::DeviceType::CUDA};
+  std::atomic<bool> is_enqueued_ = false;
   std::mutex mutex_;
   Tensors used_;  ///< until a stream waits for the call
   const c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -87,13 +87,15 @@ class Group {
                Milliseconds timeout, Call call) {
     require_open();
     if (const auto device = gpu_of(inputs, outputs)) {
-      const auto gpu = gpu_world(*device);
-      auto work = begin(gpu, type, title, inputs, outputs);
-      gpu->run(deadline_of(timeout), [&](World& world) {
-        call(world);
-        work->end();
+      return coalescing([&] {
+        const auto gpu = gpu_world(*device);
+        auto work = begin(gpu, type, title, inputs, outputs);
+        gpu->run(deadline_of(timeout), [&](World& world) {
+          call(world);
+          work->end();
+        });
+        return work;
       });
-      return work;
     }
     auto work = begin(type, title, inputs, outputs);
     queue_->push(work, [this, call = std::move(call), deadline = deadline_of(timeout)] {
@@ -106,7 +108,9 @@ class Group {
   WorkPtr message(OpType type, const char* title, const at::Tensor& x, int peer, int tag) {
     require_open();
     const bool sends = type == OpType::SEND;
-    if (x.is_cuda()) return message_of_gpu(type, title, {peer, x, sends}, tag);
+    if (x.is_cuda()) {
+      return coalescing([&] { return message_of_gpu(type, title, {peer, x, sends}, tag); });
+    }
     const at::AutoDispatchBelowADInplaceOrView raw;
     auto work = begin(type, title, {x}, {x});
     const at::Tensor data = sends ? flat(x) : flat_result(x);
@@ -154,6 +158,16 @@ class Group {
     std::vector<GpuMessage> messages;  ///< enqueued together at the end
   };
 
+  /// A call that fails ends the coalescing that it is in: PyTorch does not.
+  template <typename Call>
+  WorkPtr coalescing(const Call& call) {
+    try {
+      return call();
+    } catch (...) {
+      coalesced_.reset();
+      throw;
+    }
+  }
   static double to_seconds(Milliseconds timeout) {
     return std::clamp(std::chrono::duration<double>(timeout).count(), 0.001, 1e9);
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu_calls.h"
 #include "world.h"
 
 namespace tandem_c10d {
@@ -106,8 +107,9 @@ class Reducer {
     if (op_ != Op::PREMUL_SUM) return x;
     const auto* factor = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(supplement_.get());
     TORCH_CHECK_VALUE(factor, what_, ": PREMUL_SUM without a factor: expected one");
-    return factor->tensor_factor.defined() ? x.mul_(factor->tensor_factor)
-                                           : x.mul_(factor->double_factor);
+    if (!factor->tensor_factor.defined()) return x.mul_(factor->double_factor);
+    if (x.is_cuda()) factor->tensor_factor.record_stream(current_stream(x.device()));
+    return x.mul_(factor->tensor_factor);
   }
   /// Averages of integers are rounded towards zero, as NCCL's.
   void scale_back(at::Tensor x) const {

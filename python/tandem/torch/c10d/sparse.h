@@ -37,9 +37,9 @@ inline void sum_sparse(World& world, const at::Tensor& x) {
   const int64_t count = local._nnz();
   std::vector<int64_t> counts(static_cast<size_t>(world.size()));
   world.all_gather(&count, counts.data(), world.size(), sizeof count);
-  const at::Tensor places = joined_along(1, world, local.indices(), counts);
+  const at::Tensor positions = joined_along(1, world, local.indices(), counts);
   const at::Tensor values = joined_along(0, world, local.values(), counts);
-  x.copy_(at::_sparse_coo_tensor_unsafe(places, values, x.sizes()).coalesce());
+  x.copy_(at::_sparse_coo_tensor_unsafe(positions, values, x.sizes()).coalesce());
 }
 
 }  // namespace tandem_c10d

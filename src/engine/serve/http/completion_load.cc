@@ -26,9 +26,25 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxAnswer = size_t{1} << 28;  // bytes
 constexpr size_t kMaxMessage = 200;             // characters of a server's error
+constexpr int kMaxUnanswered = 8;               // requests in a row
 
 std::string short_text(std::string_view text) {
   return printable(std::string(text.substr(0, kMaxMessage)));
+}
+
+/// A server's refusal.
+struct StatusError : IoError {
+  using IoError::IoError;
+};
+
+/// An IPv6 address as in a URL.
+std::string bracketed(const std::string& host) {
+  return host.find(':') == host.npos ? host : "[" + host + "]";
+}
+
+int64_t number_of(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<int64_t>() : 0;
 }
 
 /// Adds the events of an answer as they arrive.
@@ -36,46 +52,56 @@ class EventReader {
  public:
   EventReader(TimedText& text, Clock::time_point begin) : text_(text), begin_(begin) {}
 
-  /// `body`: the answer so far.
-  void read(std::string_view body) {
-    for (size_t end; (end = body.find('\n', read_)) != body.npos; read_ = end + 1) {
-      constexpr std::string_view kData = "data:";
-      std::string_view line = body.substr(read_, end - read_);
-      if (!line.starts_with(kData)) continue;
-      line.remove_prefix(kData.size());
-      while (line.starts_with(' ')) line.remove_prefix(1);
-      while (line.ends_with('\r')) line.remove_suffix(1);
-      if (line == "[DONE]") {
-        is_done_ = true;
-      } else {
-        add(Json::parse(line));
-      }
+  /// `body`: the answer so far; `is_whole`: all of it.
+  void read(std::string_view body, bool is_whole) {
+    now_s_ = std::chrono::duration<double>(Clock::now() - begin_).count();
+    while (read_ < body.size()) {
+      size_t end = body.find_first_of("\r\n", read_);
+      if (end == body.npos && !is_whole) return;
+      end = std::min(end, body.size());
+      take(body.substr(read_, end - read_));
+      read_ = end + 1;
     }
   }
   bool is_done() const { return is_done_; }
 
  private:
+  void take(std::string_view line) {
+    constexpr std::string_view kData = "data:";
+    if (!line.starts_with(kData)) return;
+    line.remove_prefix(kData.size());
+    while (line.starts_with(' ')) line.remove_prefix(1);
+    if (line == "[DONE]") {
+      is_done_ = true;
+    } else {
+      add(Json::parse(line));
+    }
+  }
   void add(const Json& event) {
-    if (event.contains("error")) throw IoError(short_text(event["error"].dump()));
+    if (const auto error = event.find("error"); error != event.end() && !error->is_null()) {
+      throw IoError(short_text(error->dump()));
+    }
     if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
-      text_.prompt_tokens = usage->value("prompt_tokens", int64_t(0));
-      text_.tokens = usage->value("completion_tokens", int64_t(0));
+      text_.is_counted = true;
+      text_.prompt_tokens = number_of(*usage, "prompt_tokens");
+      text_.tokens = number_of(*usage, "completion_tokens");
       const auto details = usage->find("prompt_tokens_details");
       if (details != usage->end() && details->is_object()) {
-        const auto cached = details->find("cached_tokens");
-        if (cached != details->end() && cached->is_number()) text_.cached_tokens = *cached;
+        text_.cached_tokens = number_of(*details, "cached_tokens");
       }
     }
     const auto choices = event.find("choices");
     if (choices == event.end() || choices->empty()) return;
-    const Json& choice = choices->front();
-    if (!choice.contains("text") || choice["text"].empty()) return;
-    if (choice["text"].get_ref<const std::string&>().empty()) return;
-    text_.arrivals_s.push_back(std::chrono::duration<double>(Clock::now() - begin_).count());
+    const auto text = choices->front().find("text");
+    if (text == choices->front().end() || !text->is_string()) return;
+    if (text->get_ref<const std::string&>().empty()) return;
+    text_.arrivals_s.push_back(now_s_);
+    if (!text_.is_counted) ++text_.tokens;
   }
 
   TimedText& text_;
   const Clock::time_point begin_;
+  double now_s_ = 0;
   size_t read_ = 0;
   bool is_done_ = false;
 };
@@ -90,7 +116,11 @@ class Sender {
   std::vector<TimedText> run() {
     find_server();
     begin_ = Clock::now();
-    for (int i = 0; i < load_.streams; ++i) asio::co_spawn(io_, send_some(), asio::detached);
+    for (int i = 0; i < load_.streams; ++i) {
+      asio::co_spawn(io_, send_some(), [](const std::exception_ptr& thrown) {
+        if (thrown) std::rethrow_exception(thrown);
+      });
+    }
     io_.run();
     return std::move(texts_);
   }
@@ -102,7 +132,8 @@ class Sender {
     asio::co_spawn(
         io_,
         [&]() -> asio::awaitable<void> {
-          answer = co_await exchange(http::verb::get, path, "", [](std::string_view) {});
+          answer = co_await exchange(http::verb::get, path, "",
+                                     [](std::string_view, bool) { return false; });
         },
         [&](std::exception_ptr thrown) { failure = std::move(thrown); });
     io_.run();
@@ -117,7 +148,7 @@ class Sender {
     if (error) throw IoError(fmt::format("{}: {}", load_.url.host, error.message()));
   }
 
-  /// Returns the body of the answer, of which `on_body` is given each longer part.
+  /// Returns the body of the answer. on_body(the answer so far, whether it is whole): true ends it.
   template <typename OnBody>
   asio::awaitable<std::string> exchange(http::verb verb, std::string path, std::string body,
                                         OnBody on_body) {
@@ -127,7 +158,7 @@ class Sender {
     co_await stream.async_connect(endpoints_, asio::use_awaitable);
     stream.socket().set_option(asio::ip::tcp::no_delay(true));
     http::request<http::string_body> request(verb, load_.url.path + path, 11);
-    request.set(http::field::host, load_.url.host + ":" + load_.url.port);
+    request.set(http::field::host, bracketed(load_.url.host) + ":" + load_.url.port);
     request.set(http::field::content_type, "application/json");
     request.set(http::field::connection, "close");
     if (!load_.key.empty()) request.set(http::field::authorization, "Bearer " + load_.key);
@@ -139,19 +170,18 @@ class Sender {
     parser.body_limit(kMaxAnswer);
     while (!parser.is_done()) {
       co_await http::async_read_some(stream, buffer, parser, asio::use_awaitable);
-      if (parser.is_header_done() && parser.get().result() == http::status::ok) {
-        on_body(std::string_view(parser.get().body()));
-      }
+      if (!parser.is_header_done() || parser.get().result() != http::status::ok) continue;
+      if (on_body(std::string_view(parser.get().body()), parser.is_done())) break;
     }
     if (parser.get().result() != http::status::ok) {
-      throw IoError(
+      throw StatusError(
           fmt::format("status {}: {}", parser.get().result_int(), short_text(parser.get().body())));
     }
     co_return std::move(parser.get().body());
   }
 
   asio::awaitable<void> send_some() {
-    while (next_ < requests_.size() && unanswered_ < load_.streams) {
+    while (next_ < requests_.size() && unanswered_ < kMaxUnanswered) {
       const size_t i = next_++;
       const TimedRequest& request = requests_[i];
       const auto at = begin_ + std::chrono::duration_cast<Clock::duration>(
@@ -163,13 +193,22 @@ class Sender {
       try {
         EventReader reader(text, begin);
         co_await exchange(http::verb::post, "/v1/completions", request.body,
-                          [&](std::string_view body) { reader.read(body); });
+                          [&](std::string_view body, bool is_whole) {
+                            text.is_answered = true;
+                            reader.read(body, is_whole);
+                            return reader.is_done();
+                          });
         text.error = reader.is_done() ? "" : "the answer ends before [DONE]";
+      } catch (const StatusError& error) {
+        text.is_answered = true;
+        text.error = error.what();
+      } catch (const boost::system::system_error& error) {
+        text.error = error.code().message();
       } catch (const std::exception& error) {
         text.error = error.what();
       }
       text.end_s = std::chrono::duration<double>(Clock::now() - begin).count();
-      unanswered_ = text.error.empty() || !text.arrivals_s.empty() ? 0 : unanswered_ + 1;
+      unanswered_ = text.is_answered ? 0 : unanswered_ + 1;
       done_(text);
     }
   }
@@ -189,11 +228,13 @@ class Sender {
 
 std::string served_model(const CompletionLoad& load) {
   const std::string where =
-      fmt::format("http://{}:{}{}", load.url.host, load.url.port, load.url.path);
+      fmt::format("http://{}:{}{}", bracketed(load.url.host), load.url.port, load.url.path);
   try {
     const std::function<void(const TimedText&)> none = [](const TimedText&) {};
     const Json models = Json::parse(Sender(load, {}, none).get("/v1/models"));
     return models.at("data").at(0).at("id");
+  } catch (const boost::system::system_error& error) {
+    throw IoError(fmt::format("{}/v1/models: {}", where, error.code().message()));
   } catch (const std::exception& error) {
     throw IoError(
         fmt::format("{}/v1/models: {}: expected a server with OpenAI's API", where, error.what()));

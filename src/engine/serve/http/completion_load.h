@@ -24,11 +24,14 @@ struct TimedRequest {
 };
 
 struct TimedText {
-  /// Seconds to each part of the text, from the time to send the request, or later only because
-  /// `streams` texts were awaited, if that is 0.
+  /// Seconds to each part of the text, from the time to send the request, or if that is 0, from
+  /// when it was sent. Parts that are read together have the same.
   std::vector<double> arrivals_s;
   double end_s = 0;  ///< to the end of the answer
-  int64_t prompt_tokens = 0, tokens = 0, cached_tokens = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0;
+  int64_t tokens = 0;              ///< parts, if the server does not count tokens
+  bool is_counted = false;         ///< by the server
+  bool is_answered = false;        ///< the server has sent a status
   std::string error = "not sent";  ///< empty: the text is whole
 };
 
@@ -43,7 +46,7 @@ struct CompletionLoad {
 std::string served_model(const CompletionLoad& load);
 
 /// Sends the requests in order, and returns their texts. `done`: called after each with its number.
-/// If no server answers any more, the rest are not sent.
+/// If no server answers several requests in a row, the rest are not sent.
 std::vector<TimedText> send_requests(const CompletionLoad& load,
                                      std::span<const TimedRequest> requests,
                                      const std::function<void(const TimedText&)>& done);
