@@ -93,7 +93,7 @@ def test_our_server():
     all_share, none = (results(url, *shared, "--share", share, "--seed", 5)[0][0] for share in (1, 0))
     expect(all_share["cached_tokens"] == 9 * 128, all_share)
     expect(none["cached_tokens"] == 0, none)
-    lengths = results(url, "--requests", 6, "--rate", 200)[0][0]
+    lengths = results(url, "--requests", 6, "--rate", 200, "--seed", 1)[0][0]
     expect(lengths["prompt"]["median"] == 99 and lengths["rate"] == 200 and lengths["whole"] == 6, lengths)
     refused, _ = results(url, "--requests", 8, "--streams", 2, "--prompt", 100000, "--new", 1, code=3)
     expect(refused[0]["whole"] == 0 and "400" in refused[0]["error"], refused)
