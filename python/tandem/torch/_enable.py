@@ -30,6 +30,7 @@ OPERATORS = {
 
 _kernels: Optional[Any] = None  # torch.library.Library with tandem's kernels, while enabled
 _options: Dict[Optional[str], Any] = {}  # by group name; None: of all others
+_torch_forms: Dict[str, Dict[str, Callable[..., Any]]] = {}  # by dispatch key and operator, once enabled
 _undo: List[Callable[[], None]] = []
 
 
@@ -73,7 +74,7 @@ def _kernels_for(device: str, symm_mem: Any) -> Dict[str, Callable[..., Any]]:
     """Kernels of a dispatch key."""
     from . import _fused, _scaled
 
-    torchs = {name: _torch_form(symm_mem, name, device) for name in OPERATORS}
+    torchs = _torch_forms[device] = {name: _torch_form(symm_mem, name, device) for name in OPERATORS}
 
     def all_gather_matmul(A: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, *,
                           return_A: bool = True) -> Any:

@@ -4,7 +4,6 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import spmd_types
 import torch
-import torch.distributed._symmetric_memory as symm_mem
 import torchtitan.distributed.linear as stock
 import torchtitan.models.common.dist_gemm as dist_gemm
 from torch import Tensor
@@ -26,9 +25,9 @@ _keeps_gathered = False
 
 def _gather_linear(x: Tensor, weights: Sequence[Tensor], group_name: str, keep: bool) -> List[Tensor]:
     """[all-gather(x) @ weight.T for each weight], and with `keep` all-gather(x) after them."""
-    kernel = symm_mem._fused_all_gather_matmul if x.is_cuda else symm_mem._fused_all_gather_matmul_fallback
     # Without the gathered rows PyTorch's kernel may use NVLink multicast.
-    torch_form = lambda: kernel(x, [weight.t() for weight in weights], 0, group_name, return_A=True)
+    form = _enable._torch_forms["CUDA" if x.is_cuda else "CPU"]["fused_all_gather_matmul"]
+    torch_form = lambda: form(x, [weight.t() for weight in weights], 0, group_name, return_A=True)
     return _linears.gather_linear(OP, x, weights, group_name, torch_form, keep)
 
 
