@@ -41,10 +41,10 @@ class Refused(Exception):
     """Reason tandem cannot run a call."""
 
 
-def _require_product(a: Tensor, weights: Sequence[Tensor]) -> None:
+def _require_product(a: Tensor, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype] = DTYPES) -> None:
     for name, tensor in [("A", a)] + [("B", weight) for weight in weights]:
-        if tensor.dtype not in DTYPES:
-            raise Refused(f"{name} is {tensor.dtype}")
+        if tensor.dtype not in dtypes:
+            raise Refused(f"{name} is {tensor.dtype}: expected {' or '.join(map(str, dtypes))}")
         if tensor.dtype != a.dtype:
             raise Refused(f"A is {a.dtype} and {name} {tensor.dtype}")
         if tensor.device != a.device:
@@ -237,6 +237,40 @@ class Call:
         raise NotImplementedError
 
 
+class Gathering(Call):
+    """A call that gathers A, this rank's rows, for a product with each of several B."""
+
+    tensor: Tensor
+    bs: Sequence[Tensor]
+
+    def a(self) -> Tensor:
+        return self.tensor
+
+    def shape(self, size: int) -> str:
+        columns = "+".join(str(b.shape[-1]) for b in self.bs)
+        k = self.tensor.shape[-1]
+        return f"m {self.tensor.numel() // max(1, k) * size} n {columns} k {k}"
+
+    def first(self) -> int:
+        """Index of the product that hides the gather, the largest; the others follow with the
+        gathered A."""
+        return max(range(len(self.bs)), key=lambda i: self.bs[i].shape[1])
+
+
+class Scattering(Call):
+    """A call that scatters the sums over ranks of a product of A and B."""
+
+    tensor: Tensor
+    b: Tensor
+
+    def a(self) -> Tensor:
+        return self.tensor
+
+    def shape(self, size: int) -> str:
+        k = self.tensor.shape[-1]
+        return f"m {self.tensor.numel() // max(1, k)} n {self.b.shape[-1]} k {k}"
+
+
 def run(call: Call) -> Any:
     """Runs the call in the form of its plan. Raises Error, and what PyTorch's kernel raises."""
     key = (call.op, call.group_name, call.options, *call.key())
@@ -326,7 +360,7 @@ def _with_gathered(op: AgGemm, rows: Tensor, weight: Tensor, group: Group, is_en
     return product, whole
 
 
-class AllGatherMatmul(Call):
+class AllGatherMatmul(Gathering):
     """(A gathered along gather_dim, [A @ B for each B])."""
 
     op = "fused_all_gather_matmul"
@@ -336,27 +370,14 @@ class AllGatherMatmul(Call):
         super().__init__(options, group_name, torch_form)
         self.tensor, self.bs, self.dim, self.returns_a = a, bs, gather_dim, return_a
 
-    def a(self) -> Tensor:
-        return self.tensor
-
     def key(self) -> Tuple[Any, ...]:
         return (_key_of(self.tensor), self.tensor.device, self.dim, self.returns_a, *map(_key_of_weight, self.bs))
-
-    def shape(self, size: int) -> str:
-        columns = "+".join(str(b.shape[-1]) for b in self.bs)
-        k = self.tensor.shape[-1]
-        return f"m {self.tensor.numel() // max(1, k) * size} n {columns} k {k}"
 
     def require(self) -> None:
         if not self.bs:
             raise Refused("no B")
         _require_dim("gather_dim", self.dim, self.tensor)
         _require_product(self.tensor, self.bs)
-
-    def first(self) -> int:
-        """Index of the product that hides the gather, the largest; the others follow with the
-        gathered A."""
-        return max(range(len(self.bs)), key=lambda i: self.bs[i].shape[1])
 
     def local_facts(self) -> Tuple[str, str]:
         first = self.first()
@@ -388,7 +409,7 @@ class AllGatherMatmul(Call):
         return Made(ours, [op.receipt])
 
 
-class MatmulReduceScatter(Call):
+class MatmulReduceScatter(Scattering):
     """This rank's part along scatter_dim of the sum, or mean, over ranks of A @ B."""
 
     op = "fused_matmul_reduce_scatter"
@@ -398,15 +419,8 @@ class MatmulReduceScatter(Call):
         super().__init__(options, group_name, torch_form)
         self.tensor, self.b, self.reduce_op, self.dim = a, b, reduce_op, scatter_dim
 
-    def a(self) -> Tensor:
-        return self.tensor
-
     def key(self) -> Tuple[Any, ...]:
         return (_key_of(self.tensor), self.tensor.device, self.dim, self.reduce_op, _key_of_weight(self.b))
-
-    def shape(self, size: int) -> str:
-        k = self.tensor.shape[-1]
-        return f"m {self.tensor.numel() // max(1, k)} n {self.b.shape[-1]} k {k}"
 
     def check(self, size: int) -> None:
         a, dim = self.tensor, self.dim

@@ -45,14 +45,7 @@ def _aligned(scale: Tensor) -> Tensor:
 
 def _require_codes(a: Tensor, bs: Sequence[Tensor], out_dtypes: Sequence[Optional[torch.dtype]],
                    result_scales: Sequence[Optional[Tensor]]) -> None:
-    for name, tensor in [("A", a)] + [("B", b) for b in bs]:
-        if tensor.dtype != torch.float8_e4m3fn:
-            raise Refused(f"{name} is {tensor.dtype}: expected torch.float8_e4m3fn")
-        if tensor.device != a.device:
-            raise Refused(f"A is on {a.device} and {name} on {tensor.device}")
-    for b in bs:
-        if b.dim() != 2 or b.shape[0] != a.shape[-1]:
-            raise Refused(f"A {list(a.shape)} and B {list(b.shape)} are not a product")
+    _fused._require_product(a, bs, (torch.float8_e4m3fn,))
     if any(scale is not None for scale in result_scales):
         raise Refused("a result_scale")
     for dtype in out_dtypes:
@@ -104,7 +97,7 @@ def _product(a: Tensor, b: Tensor, a_scale: Optional[Tensor], b_scale: Tensor, b
     return (out if bias is None else out + bias).to(dtype)
 
 
-class AllGatherScaledMatmul(_fused.Call):
+class AllGatherScaledMatmul(_fused.Gathering):
     """(A gathered along gather_dim, [(A * A_scale) @ (B * B_scale) + bias for each B])."""
 
     op = "fused_all_gather_scaled_matmul"
@@ -118,17 +111,9 @@ class AllGatherScaledMatmul(_fused.Call):
         self.biases, self.result_scales, self.fast = biases, result_scales, use_fast_accum
         self.out_dtypes = [_dtype_of(each) for each in out_dtypes]
 
-    def a(self) -> Tensor:
-        return self.tensor
-
     def key(self) -> Tuple[Any, ...]:
         a, each = self.tensor, zip(self.bs, self.b_scales, self.biases, self.result_scales, self.out_dtypes, self.fast)
         return (_fused._key_of(a), a.device, self.dim, _fused._key_of(self.a_scale), *(_key_of_scaled(*one) for one in each))
-
-    def shape(self, size: int) -> str:
-        k = self.tensor.shape[-1]
-        rows = self.tensor.numel() // max(1, k) * size
-        return f"m {rows} n {'+'.join(str(b.shape[-1]) for b in self.bs)} k {k}"
 
     def require(self) -> None:
         lists = (self.b_scales, self.biases, self.result_scales, self.out_dtypes, self.fast)
@@ -151,10 +136,6 @@ class AllGatherScaledMatmul(_fused.Call):
         if is_column and list(scale.shape[:-1]) == leading:
             return size
         raise Refused(f"A_scale {list(scale.shape)} of A {list(a.shape)}: expected one element or one per row")
-
-    def first(self) -> int:
-        """Index of the product that hides the gather, the largest."""
-        return max(range(len(self.bs)), key=lambda i: self.bs[i].shape[1])
 
     def scaling(self, size: int) -> str:
         return TENSOR if self.scale_rows(size) is None else ROW
@@ -213,7 +194,7 @@ class AllGatherScaledMatmul(_fused.Call):
         return Made(ours, [op.receipt])
 
 
-class ScaledMatmulReduceScatter(_fused.Call):
+class ScaledMatmulReduceScatter(_fused.Scattering):
     """This rank's part along orig_scatter_dim of the sum, or mean, over ranks of (A * A_scale) @
     (B * B_scale), viewed as output_shape. scatter_dim_after_maybe_reshape is the same dimension
     of A, of which PyTorch's kernel begins."""
@@ -230,17 +211,10 @@ class ScaledMatmulReduceScatter(_fused.Call):
         self.output_shape = None if output_shape is None else tuple(output_shape)
         self.bias, self.result_scale, self.out_dtype, self.fast = bias, result_scale, _dtype_of(out_dtype), use_fast_accum
 
-    def a(self) -> Tensor:
-        return self.tensor
-
     def key(self) -> Tuple[Any, ...]:
         return (_fused._key_of(self.tensor), self.tensor.device, self.dim, self.dim_of_a, self.reduce_op, self.output_shape,
                 _fused._key_of(self.a_scale), *_key_of_scaled(self.b, self.b_scale, self.bias, self.result_scale,
                                                              self.out_dtype, self.fast))
-
-    def shape(self, size: int) -> str:
-        k = self.tensor.shape[-1]
-        return f"m {self.tensor.numel() // max(1, k)} n {self.b.shape[-1]} k {k}"
 
     def check(self, size: int) -> None:
         shape, dim = self.output_shape, self.dim

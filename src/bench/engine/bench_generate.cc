@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/engine/requests.h"
 #include "comm/exec.h"
 #include "core/cpu/parallel.h"
 #include "core/system/machine.h"
@@ -131,11 +132,7 @@ void run_batch(Communicator& tp, Engine& engine, TimedEngine& timed, int64_t bat
 
 /// Requests that arrive at random times, as a Poisson process; rank 0's clock counts.
 void run_arrivals(Communicator& tp, Engine& engine, TimedEngine& timed, const GenerateBench& q) {
-  std::vector<double> arrivals;
-  for (int64_t i = 0; i < q.requests; ++i) {
-    const double u = uniform(2, stream_of("arrivals"), uint64_t(i));
-    arrivals.push_back((i > 0 ? arrivals.back() : 0) - std::log1p(-u) / q.rate);
-  }
+  const std::vector<double> arrivals = draw_arrivals(2, q.requests, q.rate);
   timed.restart();
   int64_t submitted = 0;
   while (submitted < q.requests || !engine.is_idle()) {
@@ -205,11 +202,6 @@ bool is_close(const TimedEngine::Tokens& a, const TimedEngine::Tokens& b) {
   return a.size() == b.size();
 }
 
-double percentile_us(std::vector<double> values, double share) {
-  std::ranges::sort(values);
-  return values.empty() ? 0 : values[size_t(share * double(values.size() - 1))] * 1e6;
-}
-
 }  // namespace
 
 ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
@@ -277,8 +269,8 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   }
   result.tokens_per_s = double(timed.num_tokens) / seconds_since(begin);
   result.first_token = times_of(timed.first);
-  result.first_token_p99_us = percentile_us(timed.first, 0.99);
-  result.next_token_p99_us = percentile_us(timed.next, 0.99);
+  result.first_token_p99_us = percentile(timed.first, 0.99) * 1e6;
+  result.next_token_p99_us = percentile(timed.next, 0.99) * 1e6;
   if (!timed.next.empty()) result.next_token = times_of(timed.next);
   if (!timed.steps.empty()) result.token_step = times_of(timed.steps);
   result.step_bytes = step_bytes(config, q);

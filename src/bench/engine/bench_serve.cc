@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "bench/engine/requests.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -23,7 +24,8 @@ std::vector<TimedRequest> make_load(const ServeLoad& load) {
     count = std::max<int64_t>(32, std::llround(usual));
   }
   std::vector<TimedRequest> requests;
-  double at = 0;
+  std::vector<double> arrivals;
+  if (load.rate > 0) arrivals = draw_arrivals(load.seed, count, load.rate);
   for (uint64_t i = 0; i < uint64_t(count); ++i) {
     const auto token = [&](uint64_t of, uint64_t index) {
       return int32_t(philox(load.seed, of, index)[0] % uint64_t(load.vocab));
@@ -38,9 +40,6 @@ std::vector<TimedRequest> make_load(const ServeLoad& load) {
     while (int64_t(prompt.size()) < end) prompt.push_back(token(1 + i, prompt.size()));
     const int64_t max_tokens =
         load.max_tokens > 0 ? load.max_tokens : draw_length(kChatTexts, load.seed, "text", i);
-    if (load.rate > 0) {
-      at -= std::log1p(-double(uniform(load.seed, stream_of("arrivals"), i))) / load.rate;
-    }
     const nlohmann::json body = {{"model", load.model},
                                  {"prompt", prompt},
                                  {"max_tokens", max_tokens},
@@ -49,19 +48,14 @@ std::vector<TimedRequest> make_load(const ServeLoad& load) {
                                  {"stream", true},
                                  {"stream_options", {{"include_usage", true}}}};
     requests.push_back(
-        {.at_s = at, .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)});
+        {.at_s = load.rate > 0 ? arrivals[i] : 0,
+         .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)});
   }
   return requests;
 }
 
-ServeTimes quantiles(std::vector<double> values) {
-  if (values.empty()) return {};
-  std::ranges::sort(values);
-  const auto at = [&](double share) {
-    const auto rank = int64_t(std::ceil(share * double(values.size())));
-    return values[size_t(std::max<int64_t>(1, rank) - 1)];
-  };
-  return {at(0.5), at(0.9), at(0.99)};
+ServeTimes quantiles(const std::vector<double>& values) {
+  return {percentile(values, 0.5), percentile(values, 0.9), percentile(values, 0.99)};
 }
 
 ServeResult summarize(std::span<const TimedText> texts, double seconds) {
@@ -90,10 +84,10 @@ ServeResult summarize(std::span<const TimedText> texts, double seconds) {
       next.push_back(text.arrivals_s[i] - text.arrivals_s[i - 1]);
     }
   }
-  result.first_token = quantiles(std::move(first));
-  result.next_token = quantiles(std::move(next));
-  result.mean_token = quantiles(std::move(mean));
-  result.text = quantiles(std::move(whole));
+  result.first_token = quantiles(first);
+  result.next_token = quantiles(next);
+  result.mean_token = quantiles(mean);
+  result.text = quantiles(whole);
   return result;
 }
 

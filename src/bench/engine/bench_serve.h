@@ -39,7 +39,7 @@ struct ServeTimes {
   double p50 = 0, p90 = 0, p99 = 0;  ///< s
 };
 /// Nearest rank; 0 without values.
-ServeTimes quantiles(std::vector<double> values);
+ServeTimes quantiles(const std::vector<double>& values);
 
 struct ServeResult {
   int64_t requests = 0, whole = 0;  ///< sent ones, and those of them whose texts are whole
