@@ -20,8 +20,8 @@
 #include "core/system/json.h"
 #include "core/system/output.h"
 #include "core/system/process/clock.h"
-#include "engine/infer/generator.h"
-#include "engine/infer/rank_model.h"
+#include "engine/infer/engine.h"
+#include "engine/infer/rows.h"
 #include "engine/infer/sampling/generation_config.h"
 #include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
@@ -59,16 +59,17 @@ class Report {
         ranks_(ranks) {
     if (shows() && arguments.chat.empty()) put(prompt_);
   }
-  void add(const std::string& text) {
-    text_ += text;
-    if (shows()) put(text);
-  }
-  void count_token(int32_t token) {
+  void add(const TokenEvent& event) {
+    text_ += event.text;
+    if (shows()) put(event.text);
+    dropped_ += event.dropped;
+    if (event.finish == Finish::end_token) return;
     last_ = Clock::now();
     if (tokens_++ == 0) first_ = last_;
-    token_ids_.push_back(token);
+    token_ids_.push_back(event.token);
   }
-  void end(const std::string* stop, bool over, const Generator& generator) const {
+  /// `last`: the last event; nullptr if no token was asked for.
+  void end(const TokenEvent* last, const Engine& engine) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds_between(begin_, first_) : seconds_since(begin_);
     const double rest_s = seconds_between(first_, last_);
@@ -77,35 +78,32 @@ class Report {
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
                     "tokens/s",
                     tokens_, prompt_s, prompt_tokens_, rate));
-    const Generator::Stats& stats = generator.stats();
-    if (stats.dropped_prompt > 0) {
+    const int64_t rolled = engine.stats().rolled;
+    if (dropped_ > 0) {
       complain(fmt::format(
           "context of {} tokens (max_seq): the first {} of the prompt's {} were dropped",
-          generator.capacity(), stats.dropped_prompt, prompt_tokens_));
+          engine.capacity(), dropped_, prompt_tokens_));
     }
-    if (stats.context_refills > 0) {
+    if (rolled > 0) {
       complain(fmt::format("context of {} tokens (max_seq): full {} times, its first half dropped",
-                           generator.capacity(), stats.context_refills));
+                           engine.capacity(), rolled));
     }
     if (arguments_.json.empty()) return;
     nlohmann::ordered_json root{{"prompt", prompt_},
                                 {"text", text_},
-                                {"ended_by", stop   ? "stop"
-                                             : over ? "end of text"
-                                                    : "max-tokens"},
+                                {"ended_by", name_of(last ? *last->finish : Finish::max_tokens)},
                                 {"ranks", ranks_},
                                 {"codec", arguments_.policy.describe()},
                                 {"prompt_tokens", prompt_tokens_},
-                                {"dropped_prompt_tokens", stats.dropped_prompt},
-                                {"context_refills", stats.context_refills},
+                                {"dropped_prompt_tokens", dropped_},
+                                {"context_refills", rolled},
                                 {"tokens", tokens_},
                                 {"token_ids", token_ids_},
-                                {"prefill", generator.prefill()},
-                                {"prefill_s", stats.prefill_s},
+                                {"prefill", engine.form().name},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate},
                                 {"receipts", to_json(receipts())}};
-    if (stop) root["stop"] = *stop;
+    if (last && !last->stop.empty()) root["stop"] = last->stop;
     const std::string json = dump_json(root, 1) + "\n";
     arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);
   }
@@ -119,60 +117,69 @@ class Report {
   const size_t prompt_tokens_;
   const int ranks_;
   std::string text_;
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0, dropped_ = 0;
   std::vector<int32_t> token_ids_;
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point first_ = begin_, last_ = begin_;
 };
 
-/// Tokens per prefill call: the prompt's, rounded up to a multiple of 32, so that the tuner's times
-/// apply to other prompts, too.
-int64_t block_for(int64_t prompt, const ModelConfig& config) {
+/// Rows of a step on CPU ranks: the prompt's, rounded up to a multiple of 32, so that the tuner's
+/// times apply to other prompts, too.
+int64_t rows_for(int64_t prompt, const ModelConfig& config) {
   const int64_t rounded = (std::clamp<int64_t>(prompt, 1, 512) + 31) / 32 * 32;
   return std::min(rounded, std::max<int64_t>(32, config.max_seq));
 }
 
-void generate(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored) {
+EngineOptions engine_options(const GenerateArguments& arguments, const StoredModel& stored,
+                             int64_t prompt) {
   const ModelConfig& config = stored.config;
-  const bool is_chat = !arguments.chat.empty();
-  const std::string prompt = is_chat ? arguments.prompt : prompt_of(tp, arguments.prompt);
-  const std::vector<int32_t> tokens =
-      is_chat ? make_chat_prompt(stored, prompt) : make_prompt(stored, prompt);
-  const auto prompt_tokens = int64_t(tokens.size());
-  GeneratorOptions options;
+  EngineOptions options;
   options.dtype = parse_dtype(arguments.dtype);
-  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
+  options.capacity =
+      std::min(config.max_seq, prompt + std::min(config.max_seq, arguments.max_tokens));
+  options.sequences = 1;
+  options.rows =
+      arguments.devices.on_gpus() ? prompt_rows(0, arguments.devices) : rows_for(prompt, config);
+  options.share_prefixes = false;  // with itself
   options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
   options.prefill = parse_prefill(arguments.prefill);
   options.int8_weights = !arguments.weights.empty();
-  options.block = block_for(prompt_tokens, config);
-  options.capacity =
-      std::min(config.max_seq, prompt_tokens + std::min(config.max_seq, arguments.max_tokens));
-  Generator generator(tp, config, options);
-  load_parameters(stored.weights, generator.parameter_list(), make_exec(tp),
-                  generator.parameters());
-  generator.parameters_changed();
+  options.tokenizer = stored.tokenizer.get();
+  // CPU ranks have too few rows to overlap a GEMM with its own sums.
+  if (!arguments.devices.on_gpus()) options.overlap.strategy = Strategy::serial;
+  return options;
+}
+
+void generate(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored) {
+  const bool is_chat = !arguments.chat.empty();
+  const std::string prompt = is_chat ? arguments.prompt : prompt_of(tp, arguments.prompt);
+  Request request;
+  request.prompt = is_chat ? make_chat_prompt(stored, prompt) : make_prompt(stored, prompt);
+  request.max_tokens = arguments.max_tokens;
+  request.sampling = arguments.sampling;
+  request.eos_token_ids = arguments.eos_token_ids;
+  request.stops = arguments.stops;
+  request.rules = arguments.rules;
+  request.has_text_before = !prompt.empty();
+  request.rolls = true;
+  const size_t prompt_tokens = request.prompt.size();
+  Engine engine(tp, stored.config, engine_options(arguments, stored, int64_t(prompt_tokens)));
+  load_parameters(stored.weights, engine.parameter_list(), make_exec(tp), engine.parameters());
+  engine.parameters_changed();
 
   std::optional<Report> report;
-  if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
-  Continuation continuation(stored.tokenizer.get(), {.eos_token_ids = arguments.eos_token_ids,
-                                                     .stops = arguments.stops,
-                                                     .has_text_before = !prompt.empty()});
-  bool over = false;
-  generator.generate(
-      tokens, arguments.max_tokens, arguments.sampling,
-      [&](int32_t token) {
-        over = continuation.is_end(token);
-        if (over) return false;
-        const std::string text = continuation.add(token);
-        if (report) report->count_token(token), report->add(text);
-        return continuation.stop() == nullptr;
-      },
-      arguments.rules);
-  if (!report) return;
-  report->add(continuation.rest());
-  report->end(continuation.stop(), over, generator);
+  if (tp.rank() == 0) report.emplace(arguments, prompt, prompt_tokens, tp.size());
+  std::optional<TokenEvent> last;
+  if (request.max_tokens > 0) engine.submit(std::move(request));
+  while (!engine.is_idle()) {
+    for (TokenEvent& event : engine.step()) {
+      if (event.finish == Finish::failed) throw InvalidArgument(event.error);
+      if (report) report->add(event);
+      last = std::move(event);
+    }
+  }
+  if (report) report->end(last ? &*last : nullptr, engine);
 }
 
 /// Takes what the model's folder says on generating, unless the command line does.

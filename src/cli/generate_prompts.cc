@@ -18,8 +18,8 @@
 #include "core/system/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
-#include "engine/serve/processors_json.h"
 #include "engine/serve/prompt_tokens.h"
+#include "engine/serve/request_json.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -27,28 +27,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kPromptKeys[] = {"prompt",
-                                            "messages",
-                                            "max_tokens",
-                                            "temperature",
-                                            "top_k",
-                                            "top_p",
-                                            "seed",
-                                            "stop",
-                                            "log_probs",
-                                            "top_log_probs",
-                                            "min_p",
-                                            "presence_penalty",
-                                            "frequency_penalty",
-                                            "repetition_penalty",
-                                            "logit_bias"};
+/// Keys of a line beside the fields of a request (engine/infer/request.h).
+constexpr std::string_view kLineKeys[] = {"prompt", "messages", "log_probs", "top_log_probs"};
 
-std::vector<std::string> parse_stops(const Json& value, const std::string& where) {
-  if (value.is_string()) return {value.get<std::string>()};
-  if (!value.is_array()) reject_value(where, "stop", value, "a string or a list of strings");
-  std::vector<std::string> stops;
-  for (const Json& each : value) stops.push_back(parse_value<std::string>(each, "stop", where));
-  return stops;
+void check_keys(const Json& line, const std::string& where) {
+  for (const auto& [key, value] : line.items()) {
+    if (is_client_field(key) || std::ranges::find(kLineKeys, key) != std::end(kLineKeys)) continue;
+    throw ConfigError(fmt::format("{}: {}: expected one of {}, {}", where, printable(key),
+                                  fmt::join(kLineKeys, ", "), fmt::join(client_fields(), ", ")));
+  }
 }
 
 /// `where`: file and line, for messages. `chat`: the model's template once a line needed it.
@@ -57,11 +44,7 @@ PromptLine parse_line(const std::string& text, const std::string& where,
                       std::optional<ChatTemplate>& chat) {
   const Json root = parse_json<Json>(text);
   if (!root.is_object()) throw ConfigError(where + ": expected a JSON object");
-  for (const auto& [key, value] : root.items()) {
-    if (std::ranges::find(kPromptKeys, key) != std::end(kPromptKeys)) continue;
-    throw ConfigError(fmt::format("{}: {}: expected one of {}", where, printable(key),
-                                  fmt::join(kPromptKeys, ", ")));
-  }
+  check_keys(root, where);
   PromptLine line;
   Request& request = line.request;
   if (root.contains("messages") && !root.contains("prompt")) {
@@ -84,25 +67,15 @@ PromptLine parse_line(const std::string& text, const std::string& where,
   request.sampling = arguments.sampling;
   request.rules = arguments.rules;
   request.max_tokens = arguments.max_tokens;
+  take_client_fields(root, request,
+                     [&](const char* name, const Json& value, const std::string& expected) {
+                       reject_value(where, name, value, expected);
+                     });
   const auto take = [&]<typename T>(const char* key, T& value) {
     if (root.contains(key)) value = parse_value<T>(root[key], key, where);
   };
-  auto seed = int64_t(request.sampling.seed);
-  take("max_tokens", request.max_tokens);
-  take("temperature", request.sampling.temperature);
-  take("top_k", request.sampling.top_k);
-  take("top_p", request.sampling.top_p);
-  take("seed", seed);
   take("log_probs", line.wants_log_probs);
-  request.sampling.seed = uint64_t(seed);
   take("top_log_probs", request.alternatives);
-  take_rules(take, request.rules);
-  if (root.contains("logit_bias")) {
-    auto biases = parse_logit_bias(root["logit_bias"]);
-    if (!biases) reject_value(where, "logit_bias", root["logit_bias"], kExpectedLogitBias);
-    request.rules.biases = std::move(*biases);
-  }
-  if (root.contains("stop")) request.stops = parse_stops(root["stop"], where);
   try {
     check(request, stored.config, stored.config.max_seq);
   } catch (const InvalidArgument& error) {

@@ -247,10 +247,10 @@ std::vector<float> logits_of_step(Communicator& tp, const ModelConfig& config, i
   };
   const Parameters parameters{model};
   fill_engine(parameters, config, tp);
-  BatchDecoder decoder(model.context, max_rows, 2, {strategy, 0});
+  Decoder decoder(model.context, max_rows, 2, {.overlap = {strategy, 0}});
   std::vector<float> all;
   for (int step = 0; step < 2; ++step) {  // the second one overwrites the same tokens
-    BatchRows batch;
+    StepRows batch;
     for (int64_t i = 0; i < rows; ++i) {
       const bool of_second = i >= rows - second;
       batch.tokens.push_back(int32_t((i * i + 3 * i) % config.vocab));

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "engine/infer/chunked_prefill.h"
-#include "engine/infer/prefill.h"
+#include "engine/infer/decoder.h"
+#include "engine/infer/rows.h"
 #include "engine/model/layout.h"
 #include "tandem/random.h"
 
@@ -43,18 +43,21 @@ class PrefillCase final : public BenchCase {
         alone_(comm.split(comm.rank(), 0)),
         alone_context_{*alone_, config_, layout_, weights_, q.dtype, cache_},
         share_(alone_context_, q.m, 1),
-        head_(uncompressed_),
-        last_(DType::f32, 1, q.k),
         logits_(DType::f32, 1, kVocab, 0),
         expected_(DType::f32, 1, kVocab, 0) {
     initialize_parameters({}, layout_, config_, 1, weights_.values());
     weights_.refresh();
     for (int64_t i = 0; i < q.m; ++i) {
-      tokens_.push_back(int32_t(philox(1, 0, uint64_t(i))[0] % uint64_t(kVocab)));
+      rows_.tokens.push_back(int32_t(philox(1, 0, uint64_t(i))[0] % uint64_t(kVocab)));
+      rows_.positions.push_back(int32_t(i));
     }
-    const OverlapOptions serial{.strategy = Strategy::serial};
-    candidates_ = prefill_candidates(uncompressed_, q.m, serial);
-    if (!q.wire.is_none()) encoded_candidates_ = prefill_candidates(encoded_, q.m, serial);
+    rows_.sequences.assign(size_t(q.m), 0);
+    for (int64_t page = 0; page < pages_of(q.m); ++page) rows_.pages.push_back(int32_t(page));
+    rows_.chunks = {{0, q.m}};
+    rows_.chosen = {int32_t(q.m - 1)};
+    rows_.options.resize(1);
+    forms_ = decoders(uncompressed_);
+    if (!q.wire.is_none()) encoded_forms_ = decoders(encoded_);
   }
 
   std::string baseline() const override {
@@ -62,16 +65,17 @@ class PrefillCase final : public BenchCase {
            "chunk; time to first token";
   }
   /// This rank's share of the computation, without sums over the ranks.
-  void gemm_alone() override { share_.run(tokens_, 0, last_); }
-  void reference() override { run(candidates_.front(), expected_); }
+  void gemm_alone() override { share_.run(rows_); }
+  void reference() override { run(*forms_.front(), expected_); }
   std::vector<BoundCandidate> forms() override {
     std::vector<BoundCandidate> all;
-    const auto add = [&](const Prefill& each, const std::string& as) {
+    const auto add = [&](Decoder& decoder, const std::string& as) {
+      const RowsForm& form = decoder.form();
       all.push_back(
-          {each.name + as, each.form, [&] { run(each, logits_); }, !as.empty(), each.chunks});
+          {form.name + as, form.form, [&] { run(decoder, logits_); }, !as.empty(), form.chunks});
     };
-    for (const Prefill& each : candidates_) add(each, "");
-    for (const Prefill& each : encoded_candidates_) add(each, " as " + q_.wire.describe());
+    for (const auto& each : forms_) add(*each, "");
+    for (const auto& each : encoded_forms_) add(*each, " as " + q_.wire.describe());
     return all;
   }
   bool reference_is_a_form() const override { return true; }
@@ -82,7 +86,7 @@ class PrefillCase final : public BenchCase {
   /// Error of the format: the difference of serial sums with it. The overlapped schedule may not
   /// add to it.
   double codec_error() override {
-    run(encoded_candidates_.front(), logits_);
+    run(*encoded_forms_.front(), logits_);
     const float *got = logits_.tensor.as<float>(), *wanted = expected_.tensor.as<float>();
     double maximum = 0;
     for (int64_t i = 0; i < kVocab; ++i) {
@@ -107,10 +111,19 @@ class PrefillCase final : public BenchCase {
   double of_row(double bytes) const {
     return 2 * double(q_.m) * bytes * (comm_.size() - 1) / comm_.size();
   }
-  void run(const Prefill& candidate, const BenchMatrix& to) {
-    candidate.run(tokens_, 0, last_);
-    const Tensor logits = head_.run(last_);
-    std::memcpy(to.tensor.data(), logits.data(), logits.bytes());
+  /// One for each form of the rows.
+  std::vector<std::unique_ptr<Decoder>> decoders(const DecoderContext& context) const {
+    const OverlapOptions serial{.strategy = Strategy::serial};
+    std::vector<std::unique_ptr<Decoder>> all;
+    for (const RowsForm& form : rows_forms(context, serial)) {
+      all.push_back(std::make_unique<Decoder>(context, q_.m, 1,
+                                              RowsOptions{.overlap = serial, .form = form}));
+    }
+    return all;
+  }
+  void run(Decoder& decoder, const BenchMatrix& to) {
+    decoder.run(rows_);
+    std::ranges::copy(decoder.read_logits(0), to.tensor.as<float>());
   }
 
   Communicator& comm_;
@@ -123,12 +136,10 @@ class PrefillCase final : public BenchCase {
   DecoderContext uncompressed_, encoded_;
   std::unique_ptr<Communicator> alone_;
   DecoderContext alone_context_;
-  ChunkedPrefill share_;
-  TokenHead head_;
-  Activation last_;
+  Decoder share_;
   BenchMatrix logits_, expected_;
-  std::vector<int32_t> tokens_;
-  std::vector<Prefill> candidates_, encoded_candidates_;
+  StepRows rows_;
+  std::vector<std::unique_ptr<Decoder>> forms_, encoded_forms_;
 };
 
 }  // namespace

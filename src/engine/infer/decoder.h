@@ -1,170 +1,83 @@
-// Decoder layers for inference: a block of `rows` tokens through all branches, on operators built
-// for that number of rows. Blocks of all sizes share the cache of keys and values.
+// Decoder for inference on rows of several sequences: single tokens that follow others, and chunks
+// of prompts. How the ranks hold the rows of large steps is chosen at construction (infer/rows.h).
+// A row's bits depend on its sequence's tokens only: not on the other rows of a step, nor on how
+// its prompt was divided (except if a codec of experts is lossy; and see rows_keep_bits in
+// gemm/gemm.h).
 #pragma once
 
-#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
-#include "engine/infer/cache/kv_cache.h"
-#include "engine/infer/int8_weights.h"
-#include "engine/model/layer.h"
-#include "tandem/communicator.h"
-#include "tandem/moe.h"
-#include "tandem/overlap.h"
+#include "comm/progress.h"
+#include "core/replay.h"
+#include "engine/infer/replicated_rows.h"
+#include "engine/infer/rows.h"
+#include "kernels/sample.h"
 
 namespace tandem {
 
-/// Forms of a decoder's steps on a kind of device.
-struct DecoderForms {
-  bool reads_windows;    ///< attention reads no page before a layer's window
-  bool runs_one_row;     ///< experts of one row do not need the MoE operator
-  bool has_row_sums;     ///< RowSums; else steps of about max rows are split over the ranks
-  bool fuses_additions;  ///< to the residual stream, into GEMMs and norms
-};
-const DecoderForms& device_forms(const Exec& exec);
-
-/// State shared by all kinds of blocks; everything is on exec's device.
-struct DecoderContext {
-  Communicator& tp;
-  const ModelConfig& config;
-  const ModelLayout& layout;
-  const Weights& weights;
-  DType dtype;
-  KvCache& cache;
-  CodecPolicy codec = {};
-  Exec exec = {};
-  const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`
-
-  const DecoderForms& forms() const { return device_forms(exec); }
-  LayerView view() const { return {config, layout, weights, exec}; }
-  Activation activation(int64_t rows, int64_t columns) const {
-    return Activation(dtype, rows, columns, exec.device);
-  }
-  Activation f32(int64_t rows, int64_t columns) const {
-    return Activation(DType::f32, rows, columns, exec.device);
-  }
+/// Rows of a step. A sequence's rows are consecutive, in order.
+struct StepRows {
+  std::vector<int32_t> tokens, sequences, positions;
+  std::vector<int32_t> pages;          ///< as KvCache::set_rows has them
+  std::vector<PagedChunk> chunks;      ///< of prompts, after all other rows
+  std::vector<int32_t> chosen;         ///< rows that a token is sampled after
+  std::vector<SampleOptions> options;  ///< of the chosen rows
 };
 
-/// Tokens of a block on exec's device.
-class TokenRows {
+class Decoder {
  public:
-  TokenRows(const Exec& exec, int64_t rows);
-  /// i32 [tokens.size()], valid until the next call.
-  Tensor upload(std::span<const int32_t> tokens);
+  /// Up to `rows` rows in a step, `chosen` of them chosen. On a GPU steps of all sizes run on
+  /// tokens that nobody asked for, in the cache's first page: no algorithm is timed later.
+  /// Collective.
+  Decoder(const DecoderContext& context, int64_t rows, int64_t chosen,
+          const RowsOptions& options = {});
+  /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
+  /// ones, the same on every rank, valid until the next call. Collective.
+  std::span<const Sampled> run(const StepRows& rows);
+  /// Logits of the last step's chosen row, f32 [vocab], on the host; the same on every rank.
+  std::vector<float> read_logits(size_t chosen) const;
+  /// Logits after `count` rows of the last step from `row` on, at most the constructor's `chosen`,
+  /// f32 [count, vocab], on the host; the same on every rank. They take the place of those of the
+  /// chosen rows. Collective.
+  std::vector<float> compute_logits_after(int64_t row, int64_t count);
+  /// Form of large steps.
+  const RowsForm& form() const { return large_.form; }
 
  private:
-  Exec exec_;
-  Activation tokens_;
+  void run_all_sizes();
+  StepRows dummy_rows(int64_t count) const;
+  RowRunner& runner_of(int64_t count);
+  void upload(const StepRows& rows);
+  /// `count` bytes of inputs_ from `begin`.
+  Tensor input(int64_t begin, int64_t count) const;
+  Tensor tokens(int64_t count) const;
+  Tensor chosen_rows(int64_t count) const;
+  Tensor options(int64_t count) const;
+  /// Enqueues or computes everything from the uploaded rows to the sampled tokens.
+  void run_rows(int64_t count, int64_t chosen);
+  void compute_logits(int64_t chosen);
+  /// Logits of the chosen rows, [chosen, vocab], bitwise equal on every rank.
+  Tensor logits(int64_t chosen) const;
+
+  DecoderContext context_;
+  Progress progress_;
+  int64_t max_rows_, max_chosen_;
+  StepMemory memory_;
+  std::unique_ptr<StepExperts> experts_;
+  ReplicatedRows small_;  ///< steps that large_ does not take
+  ChosenRows large_;
+  Activation inputs_;  ///< u8: options, chosen rows and tokens of a step
   Upload upload_;
-};
-
-/// Experts for a block of rows or for one row; every rank holds a shard of each expert.
-class DecoderExperts {
- public:
-  /// At most `rows` rows over all ranks. `split`: in the MoE operator, to which each rank passes
-  /// its share of them; CPU ranks compute one row without it. Collective.
-  DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
-                 const OverlapOptions& overlap);
-  /// x (f32) += output of the experts for `x_norm`, rows of this rank; w_in and w_out hold all
-  /// experts' weights.
-  void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
-           const Tensor& w_out, const Tensor& x);
-  /// Runs the experts on rows that every rank has.
-  void run_shared(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
-                  const Tensor& w_out, const Tensor& x);
-
- private:
-  void run_row(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out, const Tensor& out);
-
-  DecoderContext context_;
-  std::optional<MoeLayer> layer_;
-  MoeBatch batch_;
-  Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
-};
-
-/// Experts for rows that every rank has, of weights in int8, on CPU ranks. A row's bits do not
-/// depend on other rows.
-class RowExperts {
- public:
-  RowExperts(const DecoderContext& context, int64_t rows);
-  /// Writes this rank's sums for `x_norm`, [rows, hidden], to `partial`; their sum over the ranks
-  /// is the experts' output.
-  void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& partial);
-
- private:
-  void add_expert(const BranchLayout& branch, int64_t expert, const Tensor& x_norm);
-
-  DecoderContext context_;
-  std::vector<std::pair<int64_t, float>> routed_;  ///< rows of an expert and their weights
-  Activation input_, logits_, scores_, chosen_, weights_, x_, gate_up_, inner_, product_, out_;
-};
-
-/// Operators of branches whose rows the ranks divide, by kind.
-struct RowProducts {
-  AgGemm in;
-  GemmRs out;
-};
-using BranchProducts = std::array<std::unique_ptr<RowProducts>, kBranchKinds>;
-/// Collective: times the operators, unless `overlap` says which to use.
-BranchProducts make_products(const DecoderContext& context, int64_t rows,
-                             const OverlapOptions& overlap);
-
-/// Prefill with a row-sharded residual stream.
-class PrefillBlock {
- public:
-  /// Collective.
-  PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
-  /// Runs the layers on a prompt (Prefill::run in prefill.h).
-  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
-
- private:
-  struct Steps;
-  DecoderContext context_;
-  int64_t rows_;
-  Shard local_rows_;
-  BranchProducts products_;
-  std::unique_ptr<DecoderExperts> experts_;
-  std::vector<int32_t> padded_;
-  TokenRows tokens_;
-  Activation looked_up_, shard_, x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
-};
-
-/// Logits of one row.
-class TokenHead {
- public:
-  explicit TokenHead(const DecoderContext& context);
-  /// residual: f32 [1, hidden], the same on every rank. Returns the logits over the whole
-  /// vocabulary, valid until the next call. Collective.
-  Tensor run(const Tensor& residual);
-
- private:
-  DecoderContext context_;
-  Activation inverse_rms_, x_norm_, local_logits_, logits_;
-  std::vector<float> host_logits_;
-};
-
-/// Decode of one token: every rank holds the whole residual row.
-class DecodeStep {
- public:
-  /// Collective.
-  DecodeStep(const DecoderContext& context, const OverlapOptions& overlap);
-  /// Writes the token's residual to x, f32 [1, hidden].
-  void run(int32_t token, int64_t position, const Tensor& x);
-
- private:
-  struct Steps;
-
-  DecoderContext context_;
-  /// nullptr if sums are encoded or weights are int8.
-  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;
-  std::unique_ptr<DecoderExperts> experts_;
-  std::unique_ptr<RowExperts> row_experts_;  ///< of int8 weights
-  TokenRows tokens_;
-  Activation looked_up_, inverse_rms_, x_norm_, hidden_, inner_, residual_, experts_out_;
+  std::vector<std::byte> host_inputs_;
+  Activation last_, last_norm_, last_rms_, local_logits_, gathered_, logits_;
+  Activation sample_scratch_, sampled_;
+  std::vector<Sampled> host_sampled_;
+  Replay replay_;
+  int64_t num_rows_ = 0, num_chosen_ = 0;  // of the last step
 };
 
 }  // namespace tandem

@@ -24,6 +24,11 @@ int64_t max_window(Communicator& tp, const ModelConfig& config) {
   return device_forms(make_exec(tp)).reads_windows ? max : 0;
 }
 
+/// Tokens that a full context keeps: refills are rare.
+int64_t half_of(int64_t capacity) {
+  return std::max<int64_t>(1, capacity / 2);
+}
+
 /// Max pages of the tokens that `rows` consecutive rows read, each with its window.
 int64_t window_pages(int64_t window, int64_t rows) {
   return pages_of(window + rows - 2) + 1;
@@ -108,7 +113,8 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       shares_(resolved.options.share_prefixes && window_ == 0 &&
               (config.experts == 0 || resolved.options.codec.experts.is_exact())),
       prefixes_(pool_),
-      decoder_(model_.context, max_rows_, max_sequences_, resolved.options.overlap) {}
+      decoder_(model_.context, max_rows_, max_sequences_,
+               {resolved.options.overlap, resolved.options.prefill}) {}
 
 void Engine::initialize(uint64_t seed) {
   initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());
@@ -122,35 +128,19 @@ void Engine::parameters_changed() {
   model_.parameters_changed();
 }
 
-void check(const Request& request, const ModelConfig& config, int64_t capacity) {
-  check(request.sampling);
-  check(request.rules, config.vocab);
-  if (request.alternatives < 0 || request.alternatives > kMaxAlternatives ||
-      request.prompt_alternatives > kMaxAlternatives) {
-    throw InvalidArgument(fmt::format("{} other tokens' log-probabilities: expected 0 to {}",
-                                      std::max(request.alternatives, request.prompt_alternatives),
-                                      kMaxAlternatives));
-  }
-  check_tokens(config, request.prompt);
-  const StopText checked(request.stops);
-  if (request.max_tokens < 1) {
-    throw InvalidArgument(fmt::format("max_tokens {}: expected at least 1", request.max_tokens));
-  }
-  if (int64_t(request.prompt.size()) >= capacity) {
-    throw InvalidArgument(fmt::format("prompt of {} tokens: expected fewer than the capacity {}",
-                                      request.prompt.size(), capacity));
-  }
-}
-
 int64_t Engine::submit(Request request) {
   const int64_t capacity = model_.cache.max_tokens(), prompt = int64_t(request.prompt.size());
   check(request, model_.config, capacity);
-  request.max_tokens = std::min(request.max_tokens, capacity - prompt);
+  if (!request.rolls) request.max_tokens = std::min(request.max_tokens, capacity - prompt);
   auto sequence = std::make_unique<Sequence>(next_id_, std::move(request), tokenizer_);
   if (max_pages(*sequence) > pool_.size()) {
     throw InvalidArgument(fmt::format("request of {} tokens: expected at most {} ({} pages of {})",
-                                      sequence->max_cached(), pool_.size() * kPageTokens,
+                                      sequence->max_cached(capacity), pool_.size() * kPageTokens,
                                       pool_.size(), kPageTokens));
+  }
+  if (prompt > capacity) {
+    const int64_t max_tokens = std::min(capacity, sequence->request.max_tokens);
+    sequence->begin = prompt - std::max(half_of(capacity), capacity - max_tokens);
   }
   waiting_.push_back(std::move(sequence));
   return next_id_++;
@@ -186,7 +176,10 @@ std::vector<TokenEvent> Engine::step() {
   offer_pages();
   std::vector<TokenEvent> events;
   for (size_t i = 0; i < chosen_.size(); ++i) {
+    const bool is_first = chosen_[i]->written() == 0;
+    const int64_t begin = chosen_[i]->begin;
     events.push_back(choose(*chosen_[i], i, sampled[i]));
+    if (is_first) events.back().dropped = begin;
     events.back().shared = std::exchange(chosen_[i]->found, 0);
   }
   score_prompts(events);
@@ -196,7 +189,7 @@ std::vector<TokenEvent> Engine::step() {
 }
 
 int64_t Engine::max_pages(const Sequence& sequence) const {
-  const int64_t all = pages_of(sequence.max_cached());
+  const int64_t all = pages_of(sequence.max_cached(capacity()));
   return window_ > 0 ? std::min(all, window_pages(window_, max_rows_)) : all;
 }
 
@@ -217,8 +210,8 @@ void Engine::return_pages_before_windows() {
 void Engine::share_prefix(Sequence& sequence) {
   // Rows whose logits score the tokens after them are computed.
   if (!shares_ || sequence.request.prompt_alternatives >= 0) return;
-  const std::span tokens(sequence.tokens);
-  sequence.prefix = prefixes_.enter(tokens.first(tokens.size() - 1));
+  const std::span context = sequence.context();
+  sequence.prefix = prefixes_.enter(context.first(context.size() - 1));
   sequence.pages = prefixes_.pages(sequence.prefix);
   sequence.shared = sequence.pages.size();
   sequence.cached = int64_t(sequence.shared) * kPageTokens;
@@ -229,8 +222,8 @@ void Engine::offer_pages() {
     Sequence& sequence = *each;
     if (sequence.prefix == nullptr) continue;
     for (; int64_t(sequence.shared + 1) * kPageTokens <= sequence.cached; ++sequence.shared) {
-      const auto tokens = std::span(sequence.tokens)
-                              .subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
+      const auto tokens =
+          sequence.context().subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
       int32_t& page = sequence.pages[sequence.shared];
       sequence.prefix = prefixes_.extend(sequence.prefix, tokens, page);
       page = prefixes_.page(sequence.prefix);
@@ -243,7 +236,7 @@ void Engine::plan_tokens() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (!sequence.has_single_row()) continue;
-    while (!take_pages(sequence, int64_t(sequence.tokens.size()))) {
+    while (!take_pages(sequence, sequence.length())) {
       if (!preempt_after(sequence)) return;  // this one was the newest
     }
     add_rows(sequence, 1, false);
@@ -284,7 +277,7 @@ void Engine::admit() {
     for (const auto& each : running_) promised += max_pages(*each);
     if (promised > pool_.size() && free_pages() == 0 && !running_.empty()) return;
     // With a window, a prompt may need more pages than there are at once.
-    int64_t end = int64_t(sequence.tokens.size());
+    int64_t end = sequence.length();
     if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
     share_prefix(sequence);
     const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
@@ -342,7 +335,7 @@ void Engine::add_rows(Sequence& sequence, int64_t count, bool is_chunk) {
     scored_.push_back({&sequence, first, sequence.cached, scored});
   }
   for (int64_t i = sequence.cached; i < sequence.cached + count; ++i) {
-    rows_.tokens.push_back(sequence.tokens[size_t(i)]);
+    rows_.tokens.push_back(sequence.context()[size_t(i)]);
     rows_.sequences.push_back(num_planned_);
     rows_.positions.push_back(int32_t(i));
   }
@@ -437,8 +430,16 @@ TokenEvent Engine::write(Sequence& sequence, const Sampled& sampled) {
     release(sequence);
   } else {
     sequence.tokens.push_back(token);
+    if (sequence.length() > capacity()) roll(sequence);
   }
   return event;
+}
+
+void Engine::roll(Sequence& sequence) {
+  release(sequence);
+  sequence.begin = int64_t(sequence.tokens.size()) - half_of(capacity());
+  sequence.cached = 0;
+  ++stats_.rolled;
 }
 
 }  // namespace tandem

@@ -5,10 +5,11 @@
 // CPU ranks give back the pages that it has left, so that a sequence of any length takes pages for
 // its window only.
 //
-// A request's tokens do not depend on the other requests, bit for bit (see BatchDecoder), nor on
+// A request's tokens do not depend on the other requests, bit for bit (see Decoder), nor on
 // when it was submitted, nor on the number of rows or pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,13 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/batch_decoder.h"
 #include "engine/infer/cache/page_pool.h"
 #include "engine/infer/cache/prefix_tree.h"
 #include "engine/infer/continuation.h"
+#include "engine/infer/decoder.h"
 #include "engine/infer/rank_model.h"
-#include "engine/infer/sampling/logits_processors.h"
-#include "engine/infer/sampling/sampling.h"
+#include "engine/infer/request.h"
 
 namespace tandem {
 
@@ -39,7 +39,8 @@ struct EngineOptions {
   /// Texts with the same first tokens share their pages (cache/prefix_tree.h), unless all layers
   /// have windows or a lossy wire format of experts makes a text depend on others.
   bool share_prefixes = true;
-  OverlapOptions overlap = {};  ///< of the experts, and on GPUs of steps of `rows` rows
+  OverlapOptions overlap = {};  ///< of the experts, and of steps of about `rows` sharded rows
+  Strategy prefill = Strategy::serial;  ///< of steps that have prompts, as choose_rows has it
   CodecPolicy codec = {};
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
   bool int8_weights = false;
@@ -50,31 +51,6 @@ struct EngineOptions {
 /// so that full steps have whole tiles, and large steps overlap; CPU ranks have rows for all
 /// sequences, too, too few to overlap.
 void set_step_rows(EngineOptions& options, int64_t prompt_rows, bool on_gpus);
-
-constexpr int64_t kMaxAlternatives = 20;
-
-struct Request {
-  std::vector<int32_t> prompt;  ///< at least one token
-  int64_t max_tokens = 16;
-  SamplingOptions sampling = {};            ///< token i of the continuation depends on (seed, i)
-  std::vector<int32_t> eos_token_ids = {};  ///< as in TextOptions, like the next ones
-  std::vector<int32_t> stop_token_ids = {};
-  std::vector<std::string> stops = {};
-  LogitsProcessors rules = {};
-  /// Likeliest tokens to report with each token, at most kMaxAlternatives; the same of each token
-  /// of the prompt but the first, if it is not below 0.
-  int64_t alternatives = 0, prompt_alternatives = -1;
-  bool has_text_before = true, hides_special = true;
-  std::vector<int32_t> shown = {};
-
-  TextOptions text_options() const {
-    return {eos_token_ids, stop_token_ids, stops, has_text_before, hides_special, shown};
-  }
-};
-
-/// Throws InvalidArgument naming what is wrong with a request to a model with room for `capacity`
-/// tokens.
-void check(const Request& request, const ModelConfig& config, int64_t capacity);
 
 enum class Finish : uint8_t { end_token, stop_string, max_tokens, failed };
 /// "end of text", "stop", "max-tokens" or "failed".
@@ -90,7 +66,9 @@ struct TokenEvent {
   std::string stop = {};         ///< string that ended the text
   std::vector<Sampled> alternatives = {};  ///< likeliest tokens in its place, likeliest first
   std::string error = {};
-  int64_t shared = 0;  ///< first tokens of the prompt that were in the cache, with the first event
+  /// First tokens of the prompt that were dropped, and then those that were in the cache; both with
+  /// the first event.
+  int64_t dropped = 0, shared = 0;
   /// Scores of the prompt's tokens from the second on, with the first event, if asked for.
   std::vector<TokenScore> prompt = {};
 };
@@ -101,7 +79,7 @@ class Engine {
   /// Throws InvalidArgument naming an option that is out of range.
   Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options);
 
-  /// As in Generator.
+  /// As in Transformer.
   Tensor parameters() const { return model_.weights.values(); }
   const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
   /// With int8_weights called once: parameters() then has no data. Throws InvalidArgument while a
@@ -111,9 +89,9 @@ class Engine {
   /// Random weights, as a new model's.
   void initialize(uint64_t seed);
 
-  /// Number of the request, ascending from 0. A sequence ends early if it has `capacity` tokens.
-  /// Throws InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more,
-  /// or all pages are too few for it.
+  /// Number of the request, ascending from 0. A sequence ends early if it has `capacity` tokens,
+  /// unless its context rolls. Throws InvalidArgument if the request is invalid, or its prompt has
+  /// `capacity` tokens or more, or all pages are too few for it.
   int64_t submit(Request request);
   /// Drops a request, which then has no further event. Whether it was unfinished: otherwise nothing
   /// is done.
@@ -128,8 +106,13 @@ class Engine {
     int64_t steps = 0, rows = 0;
     int64_t preempted = 0;      ///< sequences that gave their pages back
     int64_t shared_tokens = 0;  ///< of prompts, that were in the cache
+    int64_t rolled = 0;         ///< times that a context was full and its first half dropped
   };
   const Stats& stats() const { return stats_; }
+  /// Max tokens of a sequence's context.
+  int64_t capacity() const { return model_.cache.max_tokens(); }
+  /// Form of large steps.
+  const RowsForm& form() const { return decoder_.form(); }
   int64_t num_pages() const { return pool_.size(); }
   /// Pages that no text uses, some of which hold what later ones may share.
   int64_t free_pages() const { return pool_.free() + prefixes_.unused(); }
@@ -148,20 +131,25 @@ class Engine {
     Request request;
     Continuation continuation;
     std::vector<int32_t> tokens;     ///< the prompt and the continuation
-    int64_t cached = 0;              ///< tokens with keys and values
+    int64_t begin = 0;               ///< first token of the context, at position 0
+    int64_t cached = 0;              ///< tokens of the context with keys and values
     std::vector<TokenScore> scores;  ///< of the prompt's tokens from the second on
-    std::vector<int32_t> pages;      ///< of tokens 0, kPageTokens, ...
+    std::vector<int32_t> pages;      ///< of the context's tokens 0, kPageTokens, ...
     size_t returned = 0;             ///< first pages, which the window has left
     size_t shared = 0;               ///< first pages, which are those of the path to `prefix`
     PrefixTree::Node* prefix = nullptr;
     int64_t found = 0;  ///< tokens of the prompt that were in the cache, until the first event
     bool was_admitted = false;
 
-    int64_t left() const { return int64_t(tokens.size()) - cached; }
+    std::span<const int32_t> context() const { return std::span(tokens).subspan(size_t(begin)); }
+    int64_t length() const { return int64_t(tokens.size()) - begin; }
+    int64_t left() const { return length() - cached; }
     /// The last token of a prompt is in a chunk, however the prompt is divided.
     bool has_single_row() const { return left() == 1 && written() > 0; }
-    /// The last token is not read.
-    int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
+    /// Max tokens of the context; the last token is not read.
+    int64_t max_cached(int64_t capacity) const {
+      return std::min(capacity, int64_t(request.prompt.size()) + request.max_tokens - 1);
+    }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
   };
   using Sequences = std::deque<std::unique_ptr<Sequence>>;
@@ -188,6 +176,8 @@ class Engine {
   void fail(Sequence& sequence, int64_t token, TokenEvent& event);
   TokenEvent choose(Sequence& sequence, size_t chosen, const Sampled& sampled);
   TokenEvent write(Sequence& sequence, const Sampled& sampled);
+  /// Makes room for the next token in a full context.
+  void roll(Sequence& sequence);
 
   RankModel model_;
   const TextTokenizer* tokenizer_;
@@ -197,10 +187,10 @@ class Engine {
   PagePool pool_;
   bool shares_;
   PrefixTree prefixes_;
-  BatchDecoder decoder_;
+  Decoder decoder_;
   int64_t next_id_ = 0;
   Sequences waiting_, running_;  // both in the order of their ids, running ones first
-  BatchRows rows_;
+  StepRows rows_;
   std::vector<Sequence*> chosen_;  // sequences of rows_.chosen
   /// Rows of a prompt, [row, row + count) of a step, whose logits score the tokens after them.
   struct ScoredRows {

@@ -12,9 +12,9 @@
 #include "core/system/json.h"
 #include "core/system/printable.h"
 #include "engine/serve/chat_request.h"
-#include "engine/serve/processors_json.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/request_fields.h"
+#include "engine/serve/request_json.h"
 #include "engine/serve/tool_calls.h"
 #include "tandem/error.h"
 
@@ -24,8 +24,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxChoices = 128;
-// Bounds of fields that each of a request's texts has a copy of.
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxBiases = 1024, kMaxStopTokens = 256;
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
 
 /// Fields that templates see, as clients have written them.
@@ -57,35 +55,6 @@ void check_model(const ServedModel& model, const Json& root) {
   if (name == model.name) return;
   throw ApiError(404, fmt::format("model = {}: expected {}", printable(name), model.name), "model",
                  "model_not_found");
-}
-
-bool is_token(const Json& value) {
-  return value.is_number_integer() && value >= 0 && value <= std::numeric_limits<int32_t>::max();
-}
-
-std::vector<std::string> parse_stops(const Json& value) {
-  const std::string expected = fmt::format(
-      "a string or a list of up to {} strings, each of at most {} bytes", kMaxStops, kMaxStopBytes);
-  const Json list = value.is_string() ? Json::array({value}) : value;
-  if (!list.is_array() || list.size() > kMaxStops) reject("stop", value, expected);
-  std::vector<std::string> stops;
-  for (const Json& each : list) {
-    if (!each.is_string()) reject("stop", value, expected);
-    stops.push_back(each.get<std::string>());
-    if (stops.back().size() > kMaxStopBytes) reject("stop", each, expected);
-  }
-  return stops;
-}
-
-std::vector<int32_t> parse_stop_tokens(const Json& value) {
-  const std::string expected = fmt::format("a list of up to {} tokens", kMaxStopTokens);
-  if (!value.is_array() || value.size() > kMaxStopTokens) reject("stop_token_ids", value, expected);
-  std::vector<int32_t> tokens;
-  for (const Json& token : value) {
-    if (!is_token(token)) reject("stop_token_ids", value, expected);
-    tokens.push_back(token.get<int32_t>());
-  }
-  return tokens;
 }
 
 struct Prompt {
@@ -164,28 +133,10 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   request.sampling = model.sampling;
   request.rules = model.rules;
   request.max_tokens = is_chat ? model.capacity : kDefaultMaxTokens;
-  take(root, "max_tokens", request.max_tokens);
+  request.sampling.seed = std::random_device()();
+  take_client_fields(root, request, reject);
   if (is_chat) take(root, "max_completion_tokens", request.max_tokens);
-  take(root, "temperature", request.sampling.temperature);
-  take(root, "top_p", request.sampling.top_p);
-  take(root, "top_k", request.sampling.top_k);
   if (request.sampling.top_k == -1) request.sampling.top_k = 0;  // all, as vLLM has it
-  int64_t seed = int64_t(std::random_device()());
-  take(root, "seed", seed);
-  request.sampling.seed = uint64_t(seed);
-  if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
-  if (has(root, "stop_token_ids"))
-    request.stop_token_ids = parse_stop_tokens(root["stop_token_ids"]);
-  take(root, "skip_special_tokens", request.hides_special);
-  take_rules([&](const char* name, double& value) { take(root, name, value); }, request.rules);
-  if (has(root, "logit_bias")) {
-    auto biases = parse_logit_bias(root["logit_bias"]);
-    if (!biases) reject("logit_bias", root["logit_bias"], kExpectedLogitBias);
-    if (biases->size() > kMaxBiases) {
-      reject("logit_bias", root["logit_bias"], fmt::format("at most {} tokens", kMaxBiases));
-    }
-    request.rules.biases = std::move(*biases);
-  }
   bool ignores_end = false;
   take(root, "ignore_eos", ignores_end);
   if (ignores_end) request.eos_token_ids = {-1};  // no token

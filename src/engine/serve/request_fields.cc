@@ -3,33 +3,23 @@
 #include <algorithm>
 #include <span>
 
+#include "engine/serve/request_json.h"
+
 namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
 using Names = std::span<const std::string_view>;
 
+/// Fields other than those of a request (engine/infer/request.h).
 constexpr std::string_view kFields[] = {"model",
-                                        "max_tokens",
-                                        "temperature",
-                                        "top_p",
-                                        "top_k",
-                                        "seed",
-                                        "stop",
-                                        "stop_token_ids",
                                         "include_stop_str_in_output",
-                                        "skip_special_tokens",
                                         "stream",
                                         "stream_options",
                                         "n",
                                         "logprobs",
                                         "prompt_logprobs",
-                                        "ignore_eos",
-                                        "min_p",
-                                        "presence_penalty",
-                                        "frequency_penalty",
-                                        "repetition_penalty",
-                                        "logit_bias"};
+                                        "ignore_eos"};
 constexpr std::string_view kTextFields[] = {"prompt", "echo", "best_of"};
 constexpr std::string_view kChatFields[] = {"messages",
                                             "max_completion_tokens",
@@ -108,7 +98,8 @@ void reject(std::string_view name, const Json& value, std::string_view expected)
 
 void check_fields(const Json& root, bool is_chat) {
   for (const auto& [name, value] : root.items()) {
-    if (value.is_null() || is_one_of(kFields, name) || is_one_of(kNotes, name)) continue;
+    if (value.is_null() || is_client_field(name) || is_one_of(kFields, name)) continue;
+    if (is_one_of(kNotes, name)) continue;
     if (is_one_of(is_chat ? Names(kChatFields) : Names(kTextFields), name)) continue;
     if (is_neutral(kNeutral, name, value)) continue;
     if (is_chat ? is_neutral(kNeutralChat, name, value) : is_neutral(kNeutralText, name, value)) {

@@ -18,45 +18,37 @@ constexpr double kIdleS = 2, kIdleShare = 0.25;
 constexpr double kThreadsIdleS = 1e9;
 
 /// Token ids as bytes.
-nlohmann::json encode_tokens(std::span<const int32_t> tokens) {
+nlohmann::json pack(const std::vector<int32_t>& tokens) {
   const auto* const begin = reinterpret_cast<const uint8_t*>(tokens.data());
-  return nlohmann::json::binary({begin, begin + tokens.size_bytes()});
+  return nlohmann::json::binary({begin, begin + tokens.size() * sizeof(int32_t)});
 }
 
-std::vector<int32_t> decode_tokens(const nlohmann::json& json) {
+void unpack(const nlohmann::json& json, std::vector<int32_t>& tokens) {
   const std::vector<uint8_t>& bytes = json.get_binary();
-  std::vector<int32_t> tokens(bytes.size() / sizeof(int32_t));
-  std::memcpy(tokens.data(), bytes.data(), bytes.size());
-  return tokens;
+  tokens.resize(bytes.size() / sizeof(int32_t));
+  if (!bytes.empty()) std::memcpy(tokens.data(), bytes.data(), bytes.size());
 }
 
-nlohmann::json encode_text(const Request& r) {
-  return nlohmann::json::array(
-      {r.eos_token_ids, r.stop_token_ids, r.stops, r.has_text_before, r.hides_special, r.shown});
-}
-
-void decode_text(const nlohmann::json& json, Request& r) {
-  r.eos_token_ids = json[0].get<std::vector<int32_t>>();
-  r.stop_token_ids = json[1].get<std::vector<int32_t>>();
-  r.stops = json[2].get<std::vector<std::string>>();
-  r.has_text_before = json[3];
-  r.hides_special = json[4];
-  r.shown = json[5].get<std::vector<int32_t>>();
-}
-
-nlohmann::json encode_rules(const LogitsProcessors& rules) {
-  nlohmann::json biases = nlohmann::json::array();
-  for (const TokenBias& each : rules.biases) {
-    biases.push_back(nlohmann::json::array({each.token, each.bias}));
+nlohmann::json pack(const std::vector<TokenBias>& biases) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const TokenBias& each : biases) {
+    list.push_back(nlohmann::json::array({each.token, each.bias}));
   }
-  return {rules.repetition_penalty, rules.presence_penalty, rules.frequency_penalty, biases,
-          rules.min_p};
+  return list;
 }
 
-LogitsProcessors decode_rules(const nlohmann::json& json) {
-  LogitsProcessors rules{json[0], json[1], json[2], {}, json[4]};
-  for (const nlohmann::json& each : json[3]) rules.biases.push_back({each[0], each[1]});
-  return rules;
+void unpack(const nlohmann::json& json, std::vector<TokenBias>& biases) {
+  for (const nlohmann::json& each : json) biases.push_back({each[0], each[1]});
+}
+
+template <typename T>
+nlohmann::json pack(const T& value) {
+  return value;
+}
+
+template <typename T>
+void unpack(const nlohmann::json& json, T& value) {
+  value = json.get<T>();
 }
 
 }  // namespace
@@ -116,10 +108,10 @@ std::vector<std::byte> ServeLoop::encode(const Commands& commands) {
       list.push_back({command.request});
       continue;
     }
-    const Request& r = command.content;
-    list.push_back({command.request, encode_tokens(r.prompt), r.max_tokens, r.sampling.temperature,
-                    r.sampling.top_k, r.sampling.top_p, r.sampling.seed, encode_text(r),
-                    encode_rules(r.rules), r.alternatives, r.prompt_alternatives});
+    nlohmann::json fields = nlohmann::json::array();
+    visit(command.content,
+          [&](const char*, const auto& value, SetBy) { fields.push_back(pack(value)); });
+    list.push_back({command.request, std::move(fields)});
   }
   const std::vector<uint8_t> bytes = nlohmann::json::to_cbor({list, commands.ends});
   const auto blob = std::as_bytes(std::span(bytes));
@@ -134,14 +126,8 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
   for (const nlohmann::json& each : root[0]) {
     Command command{each[0], each.size() == 1};
     if (!command.cancels) {
-      Request& r = command.content;
-      r.prompt = decode_tokens(each[1]);
-      r.max_tokens = each[2];
-      r.sampling = {each[3], each[4], each[5], each[6]};
-      decode_text(each[7], r);
-      r.rules = decode_rules(each[8]);
-      r.alternatives = each[9];
-      r.prompt_alternatives = each[10];
+      auto field = each[1].begin();
+      visit(command.content, [&](const char*, auto& value, SetBy) { unpack(*field++, value); });
     }
     commands.list.push_back(std::move(command));
   }

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/generator.h"
 #include "tandem/error.h"
 #include "tests/engine/infer/engine_cases.h"
+#include "tests/engine/infer/fed_text.h"
 
 namespace tandem {
 namespace {
@@ -28,7 +28,7 @@ class EngineTest : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, EngineTest, ::testing::ValuesIn(engine_variants()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST_P(EngineTest, OneRequestHasTheTokensOfTheGenerator) {
+TEST_P(EngineTest, OneRequestHasTheTokensOfItsLogits) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(GetParam());
   const std::vector<Request> requests = random_requests(3, 1, 90, 40);
@@ -36,16 +36,11 @@ TEST_P(EngineTest, OneRequestHasTheTokensOfTheGenerator) {
     if (config.kv_heads % ranks != 0) continue;
     on_ranks(ranks, [&](Communicator& tp) {
       const std::vector<Written> all = run_separately(tp, config, DType::f32, {}, requests);
-      Generator generator(tp, config, {.overlap = {Strategy::serial, 0}});
-      fill_engine(generator, config, tp);
+      FedText text(tp, config);
+      fill_engine(text, config, tp);
       for (size_t i = 0; i < requests.size(); ++i) {
-        std::vector<int32_t> tokens;
-        generator.generate(requests[i].prompt, int64_t(all[i].tokens.size()), requests[i].sampling,
-                           [&](int32_t token) {
-                             tokens.push_back(token);
-                             return true;
-                           });
-        EXPECT_EQ(tokens, all[i].tokens) << "request " << i << ", tp " << ranks;
+        EXPECT_EQ(text.write(requests[i], all[i].tokens.size()), all[i].tokens)
+            << "request " << i << ", tp " << ranks;
       }
     });
   }
@@ -261,19 +256,14 @@ TEST(Engine, TextsWithWindowsTakePagesForTheirWindowsOnly) {
       for (const Case& c : cases) {
         ModelConfig config = base;
         config.sliding_window = c.window;
-        Generator generator(tp, config, {.overlap = {Strategy::serial, 0}});
-        fill_engine(generator, config, tp);
+        FedText text(tp, config);  // keeps all pages
+        fill_engine(text, config, tp);
         Engine engine(tp, config, {.sequences = c.sequences, .rows = c.rows, .pages = c.pages});
         fill_engine(engine, config, tp);
         EXPECT_EQ(engine.num_pages(), c.pages > 0 ? c.pages : 3 * 3);
         const auto all = run_all(engine, requests, {uint64_t(c.rows)});
         for (size_t i = 0; i < requests.size(); ++i) {
-          std::vector<int32_t> tokens;
-          generator.generate(requests[i].prompt, 150, requests[i].sampling, [&](int32_t token) {
-            tokens.push_back(token);
-            return true;
-          });
-          EXPECT_EQ(tokens, all[i].tokens)
+          EXPECT_EQ(text.write(requests[i], 150), all[i].tokens)
               << "request " << i << ", window " << c.window << ", tp " << ranks;
         }
         preempted += engine.stats().preempted;

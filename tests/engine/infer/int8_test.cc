@@ -11,11 +11,11 @@
 
 #include "core/host_copy.h"
 #include "engine/infer/engine.h"
-#include "engine/infer/generator.h"
 #include "engine/model/layout.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/engine/infer/fed_text.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"
 
@@ -172,13 +172,13 @@ TEST_P(Int8Kind, EngineWritesTheTextsOfTheWeightsThatItHolds) {
 /// Logits after a prompt, which is read in blocks and single tokens, and after each of some more.
 std::vector<float> prompt_logits(Communicator& tp, const ModelConfig& config, DType dtype,
                                  Strategy prefill, Stored stored) {
-  Generator generator(
+  FedText text(
       tp, config,
       {.dtype = dtype, .block = 24, .prefill = prefill, .int8_weights = stored == Stored::int8});
-  fill(generator, config, tp, stored);
+  fill(text, config, tp, stored);
   std::vector<float> all;
   const auto feed = [&](std::span<const int32_t> tokens) {
-    const std::span logits = host_values(generator.feed(tokens));
+    const auto logits = text.feed(tokens);
     all.insert(all.end(), logits.begin(), logits.end());
   };
   std::vector<int32_t> prompt(50);
@@ -194,7 +194,7 @@ double farthest_logit(const std::vector<float>& a, const std::vector<float>& b) 
   return error;
 }
 
-TEST_P(Int8Kind, GeneratorHasTheLogitsOfTheWeightsThatItHolds) {
+TEST_P(Int8Kind, LogitsAreThoseOfTheWeightsInInt8) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = int8_model(GetParam());
   std::vector<float> of_one_rank;
@@ -231,7 +231,6 @@ TEST(Int8, WeightsThatWouldCrossRanksAreRefused) {
   on_int8_ranks(2, [&](Communicator& tp) {
     for (const ModelConfig& config : {narrow, experts, shared}) {
       EXPECT_THROW(Engine(tp, config, {.int8_weights = true}), Unsupported);
-      EXPECT_THROW(Generator(tp, config, {.int8_weights = true}), Unsupported);
     }
   });
 }

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/chunked_prefill.h"
-#include "engine/infer/prefill.h"
+#include "engine/infer/decoder.h"
+#include "engine/infer/rows.h"
 #include "engine/model/layout.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
@@ -52,18 +52,23 @@ struct Rank {
         weights(Exec{}, layout, dtype),
         rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
         cache(Exec{}, config, layout, rope, dtype, {pages_of(kCapacity), 1, kCapacity, kCapacity}),
-        context{tp, config, layout, weights, dtype, cache, CodecPolicy::parse(codec)} {
+        context{tp, config, layout, weights, dtype, cache, CodecPolicy::parse(codec)},
+        step_memory(context, kCapacity) {
     initialize_parameters({}, layout, config, 17, weights.values());
     for (float& w : floats(weights.values())) w = w == 1 ? w : w * 6;
     weights.refresh();
   }
 
-  /// The last residual row and all cached values, after `count` tokens and then 5 more.
-  std::vector<float> run(auto& prefill, int64_t count) {
+  /// The last residual row and all cached values, after `count` tokens and then 5 more, which
+  /// only a runner of any number of rows takes.
+  std::vector<float> run(RowRunner& runner, int64_t count, bool runs_more = true) {
     Memory memory(2 * size_t(config.hidden) * sizeof(float));
     const Tensor last = memory.view(DType::f32, {2, config.hidden});
-    prefill.run(tokens_for(count, 3), 0, last.rows(0, 1));
-    prefill.run(tokens_for(std::min<int64_t>(count, 5), 4), count, last.rows(1, 1));
+    clear(Exec{}, last);
+    run_tokens(runner, tokens_for(count, 3), 0, last.rows(0, 1));
+    if (runs_more) {
+      run_tokens(runner, tokens_for(std::min<int64_t>(count, 5), 4), count, last.rows(1, 1));
+    }
     std::vector<float> all(last.as<float>(), last.as<float>() + last.elements());
     const auto blobs = tp.exchange(std::as_bytes(std::span(all)), "residuals");
     for (const auto& blob : blobs) EXPECT_EQ(blob, blobs[0]) << "ranks differ";
@@ -80,6 +85,23 @@ struct Rank {
     return all;
   }
 
+  void run_tokens(RowRunner& runner, std::vector<int32_t> tokens, int64_t position,
+                  const Tensor& last) {
+    const auto count = int64_t(tokens.size());
+    const std::vector<int32_t> chosen = {int32_t(count - 1)};
+    tokens.resize(size_t(kCapacity), 1);  // padding
+    cache.set_rows(position, count);
+    runner.run(Tensor::of(std::span<const int32_t>(tokens), {kCapacity}), count);
+    runner.gather(Tensor::of(std::span<const int32_t>(chosen), {1}), last);
+  }
+  std::unique_ptr<RowRunner> runner(RowsKind kind, int chunks, int64_t rows) {
+    return make_row_runner(context, {.name = "", .kind = kind, .chunks = chunks}, rows,
+                           {.strategy = Strategy::serial}, step_memory, nullptr);
+  }
+  std::unique_ptr<RowRunner> chunks(int count, int64_t rows = kCapacity) {
+    return runner(RowsKind::replicated, count, rows);
+  }
+
   Communicator& tp;
   DType dtype;
   ModelConfig config;
@@ -88,6 +110,7 @@ struct Rank {
   RopeTable rope;
   KvCache cache;
   DecoderContext context;
+  StepMemory step_memory;
 };
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -108,18 +131,25 @@ TEST_P(PrefillForms, ReceiptsSayWhyAPromptIsNotInChunks) {
     clear_receipts();
     Rank rank(comm, model(false), DType::f32, "none");
     const auto receipt_of = [&](int64_t rows, Strategy strategy) {
-      Prefill prefill = make_prefill(rank.context, rows, {Strategy::serial}, strategy);
-      rank.run(prefill, 5);
+      Decoder decoder(rank.context, rows, 1, {.prefill = strategy});
+      StepRows step;
+      step.tokens = tokens_for(5, 3);
+      step.sequences.assign(5, 0);
+      step.positions = {0, 1, 2, 3, 4};
+      step.pages.assign(size_t(pages_of(kCapacity)), 0);
+      step.chunks = {{0, 5}};
+      decoder.run(step);
       for (const Receipt& each : receipts()) {
         if (each.op != "prefill" || each.asked == Strategy::serial) continue;
-        EXPECT_EQ(each.ran, prefill.form);
-        EXPECT_EQ(each.candidate, prefill.name);
-        EXPECT_EQ(each.calls, 2);
+        EXPECT_EQ(each.ran, decoder.form().form);
+        EXPECT_EQ(each.candidate, decoder.form().name);
+        EXPECT_EQ(each.calls, 1);
         return each;
       }
       return Receipt{.why = "serial was asked for"};
     };
     const Receipt few = receipt_of(32, Strategy::automatic);
+    EXPECT_THROW(parse_prefill("ISO"), InvalidArgument);
     if (comm.size() == 1) {
       EXPECT_EQ(few.why, "serial was asked for");
       return;
@@ -137,17 +167,20 @@ TEST_P(PrefillForms, ChunksKeepTheBits) {
     set_kernel_threads(1);
     for (const bool parallel_block : {false, true}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        for (const int64_t count : {1, 2, 3, 17, 255}) {
+        for (const int64_t count : {1, 4, 5, 17, 255}) {
           const ModelConfig config = model(parallel_block);
           const std::string what = std::to_string(count) + " tokens, " +
                                    std::string(name_of(dtype)) + (parallel_block ? ", block" : "");
           Rank uncompressed(comm, config, dtype, "none");
-          PrefillBlock sharded(uncompressed.context, count, {.strategy = Strategy::serial});
-          const std::vector<float> expected = uncompressed.run(sharded, count);
+          const auto sharded = uncompressed.runner(RowsKind::sharded, 1, count);
+          EXPECT_TRUE(sharded->takes(count));
+          const std::vector<float> expected = uncompressed.run(*sharded, count, count <= 5);
           for (const char* codec : {"none", "lossless"}) {
             Rank rank(comm, config, dtype, codec);
-            ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
-            const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+            const auto two = rank.chunks(2);
+            const std::vector<float> serial = rank.run(*rank.chunks(1), count, count <= 5),
+                                     iso = two->takes(count) ? rank.run(*two, count, count <= 5)
+                                                             : serial;
             if (rows_keep_bits()) {
               EXPECT_TRUE(serial == expected) << what << ", one chunk, " << codec;
               EXPECT_TRUE(iso == expected) << what << ", two chunks, " << codec;
@@ -164,16 +197,16 @@ TEST_P(PrefillForms, ChunksKeepTheBitsOfLossyCodecsToo) {
   run([&](Communicator& comm) {
     set_kernel_threads(1);
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      for (const int64_t count : {1, 2, 3, 17, 255}) {
+      for (const int64_t count : {1, 4, 5, 17, 255}) {
         Rank uncompressed(comm, model(false), dtype, "none");
-        ChunkedPrefill exact(uncompressed.context, count, 1);
-        const std::vector<float> expected = uncompressed.run(exact, count);
+        const std::vector<float> expected = uncompressed.run(*uncompressed.chunks(1), count);
         double before = 0;
         for (const char* codec : {"int8", "mlp=int4:g32", "int4:g32",
                                   "attention=int4:g32,mlp=int4:g32,embeddings=int4:g32"}) {
           Rank rank(comm, model(false), dtype, codec);
-          ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
-          const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+          const auto two = rank.chunks(2);
+          const std::vector<float> serial = rank.run(*rank.chunks(1), count),
+                                   iso = two->takes(count) ? rank.run(*two, count) : serial;
           if (rows_keep_bits()) {
             EXPECT_TRUE(iso == serial) << count << " tokens, " << codec;
           }
@@ -196,9 +229,9 @@ TEST_P(PrefillForms, FewerTokensThanCapacityGiveTheSameBits) {
   run([&](Communicator& comm) {
     set_kernel_threads(1);
     Rank rank(comm, model(false), DType::f32, "int4:g32");
-    ChunkedPrefill one(rank.context, 64, 1), two(rank.context, 64, 2);
-    for (const int64_t count : {64, 1, 7, 2, 33}) {
-      const std::vector<float> serial = rank.run(one, count), iso = rank.run(two, count);
+    const auto one = rank.chunks(1, 64), two = rank.chunks(2, 64);
+    for (const int64_t count : {64, 4, 7, 33}) {
+      const std::vector<float> serial = rank.run(*one, count), iso = rank.run(*two, count);
       if (rows_keep_bits()) {
         EXPECT_TRUE(iso == serial) << count << " tokens";
       }

@@ -19,11 +19,11 @@
 
 #include "core/host_copy.h"
 #include "engine/checkpoint/stored_model.h"
-#include "engine/infer/generator.h"
 #include "engine/model/pretrained.h"
 #include "gemm/gemm.h"
 #include "tandem/random.h"
 #include "tests/engine/infer/families.h"
+#include "tests/engine/infer/fed_text.h"
 
 namespace tandem {
 namespace {
@@ -238,15 +238,14 @@ Rows engine_logits(const StoredModel& stored, const std::vector<int32_t>& tokens
   Rows all;
   run_threads({}, [&](Communicator& tp) {
     set_kernel_threads(1);
-    Generator generator(tp, stored.config,
-                        {.dtype = DType::bf16, .overlap = {Strategy::serial, 0}});
-    load_parameters(stored.weights, generator.parameter_list(), {}, generator.parameters());
-    generator.parameters_changed();
+    FedText text(tp, stored.config, {.dtype = DType::bf16});
+    load_parameters(stored.weights, text.parameter_list(), {}, text.parameters());
+    text.parameters_changed();
     for (size_t i = 0; i < tokens.size(); ++i) {
-      if (in_blocks) generator.reset();
+      if (in_blocks) text.reset();
       const auto begin = tokens.begin() + (in_blocks ? 0 : long(i));
       const std::vector<int32_t> some(begin, tokens.begin() + long(i) + 1);
-      const std::span logits = host_values(generator.feed(some));
+      const std::vector<float> logits = text.feed(some);
       all.emplace_back(logits.begin(), logits.end());
     }
   });

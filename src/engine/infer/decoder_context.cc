@@ -1,4 +1,4 @@
-#include "engine/infer/decoder_parts.h"
+#include "engine/infer/decoder_context.h"
 
 #include <algorithm>
 
@@ -7,21 +7,49 @@
 
 namespace tandem {
 
+namespace {
+
+/// Max columns over the branches of the `in` GEMM's output.
 int64_t widest_in(const ModelLayout& layout) {
   int64_t maximum = 0;
   for (const BranchLayout& b : layout.branches) maximum = std::max(maximum, b.in.rows);
   return maximum;
 }
 
+/// Max columns of the `out` GEMM's input.
 int64_t widest_inner(const ModelLayout& layout) {
   int64_t maximum = 0;
   for (const BranchLayout& b : layout.branches) maximum = std::max(maximum, b.out.columns);
   return maximum;
 }
 
+}  // namespace
+
+const DecoderForms& device_forms(const Exec& exec) {
+  static constexpr DecoderForms kHost{true, true, false}, kGpu{false, false, true};
+  return exec.on_gpu() ? kGpu : kHost;
+}
+
+StepMemory::StepMemory(const DecoderContext& c, int64_t rows)
+    : x(c.f32(rows, c.config.hidden)),
+      inverse_rms(c.f32(1, rows)),
+      x_norm(c.activation(rows, c.config.hidden)),
+      hidden(c.activation(rows, widest_in(c.layout))),
+      inner(c.activation(rows, widest_inner(c.layout))),
+      sum(c.activation(rows, c.config.hidden)) {}
+
+program::Values branch_values(const BranchLayout& b, const StepMemory& memory, int64_t local,
+                              int64_t gemm_rows) {
+  program::Values values{memory.x_norm->rows(0, local), memory.inverse_rms,
+                         reshaped(memory.hidden, gemm_rows, b.in.rows),
+                         reshaped(memory.inner, gemm_rows, b.out.columns)};
+  program::set_ranges(b, values);
+  return values;
+}
+
 std::vector<Wire> row_sum_wires(const DecoderContext& c) {
   std::vector<Wire> wires{c.codec.attention, c.codec.mlp, c.codec.embeddings};
-  if (c.int8 && c.config.moe_layers() > 0) wires.push_back(c.codec.experts);
+  if (c.int8 && c.has_experts()) wires.push_back(c.codec.experts);
   return wires;
 }
 

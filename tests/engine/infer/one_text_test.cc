@@ -1,5 +1,5 @@
-#include "engine/infer/generator.h"
-
+// One text alone: its logits against a training pass, and on any number of ranks; contexts that
+// roll.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "core/host_copy.h"
 #include "engine/model/layout.h"
 #include "tandem/error.h"
 #include "tests/engine/infer/engine_cases.h"
+#include "tests/engine/infer/fed_text.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"
 
@@ -24,7 +24,7 @@ using namespace tandem::test;
 using Doubles = std::vector<double>;
 
 constexpr int64_t kContext = 32;
-constexpr OverlapOptions kSerial{Strategy::serial, 0}, kOverlapped{Strategy::overlapped, 0};
+constexpr OverlapOptions kSerial{Strategy::serial, 0};
 
 std::vector<Variant> variants() {
   std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));
@@ -39,8 +39,8 @@ double log_likelihood(std::span<const float> logits, int32_t token) {
   return double(logits[size_t(token)]) - std::log(sum);
 }
 
-class GeneratorTest : public ::testing::TestWithParam<Variant> {};
-INSTANTIATE_TEST_SUITE_P(Variants, GeneratorTest, ::testing::ValuesIn(variants()),
+class OneTextOf : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(Variants, OneTextOf, ::testing::ValuesIn(variants()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 /// likelihoods[i]: that of token i + 1 (of token 0 at the end) after tokens 0 to i, by the training
@@ -60,7 +60,7 @@ Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& toke
 }
 
 // Holds for any split of the tokens into prefill blocks and single steps.
-TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
+TEST_P(OneTextOf, CachedStepsMatchTheFullForward) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = variant_model(GetParam(), kContext);
   const std::vector<int32_t> tokens = make_batch(config, kContext).tokens;
@@ -73,54 +73,80 @@ TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
       world.ranks = ranks;
       run_threads(world, [&](Communicator& tp) {
         set_kernel_threads(1);
-        Generator generator(tp, config, {.dtype = dtype, .block = 7, .overlap = kSerial});
-        fill_engine(generator, config, tp);
+        FedText text(tp, config, {.dtype = dtype, .block = 7});
+        fill_engine(text, config, tp);
         for (const auto& split : splits) {
-          generator.reset();
+          text.reset();
           size_t at = 0;
           for (const int64_t count : split) {
-            const std::span logits =
-                host_values(generator.feed(std::span(tokens).subspan(at, size_t(count))));
+            const auto logits = text.feed(std::span(tokens).subspan(at, size_t(count)));
             at += size_t(count);
             EXPECT_NEAR(log_likelihood(logits, tokens[at % tokens.size()]), expected[at - 1],
                         dtype == DType::f32 ? 1e-4 : 0.1)
                 << "after " << at << " of " << split.size() << " feeds, tp " << ranks;
           }
-          EXPECT_EQ(generator.position(), kContext);
+          EXPECT_EQ(text.position(), kContext);
         }
       });
     }
   }
 }
 
-std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_t count,
-                             const SamplingOptions& sampling, const OverlapOptions& overlap,
-                             const CodecPolicy& codec = {}) {
-  set_kernel_threads(1);
-  Generator generator(tp, config, {.block = 8, .overlap = overlap, .codec = codec});
-  fill_engine(generator, config, tp);
-  const Batch prompt = make_batch(config, 11);
-  std::vector<int32_t> text;
-  generator.generate(prompt.tokens, count, sampling, [&](int32_t token) {
-    text.push_back(token);
-    return true;
-  });
+/// A rolling text of `count` tokens after a prompt.
+struct Rolled {
+  std::vector<int32_t> tokens;
+  int64_t dropped = 0, rolled = 0;
+};
+Rolled rolled_text(Engine& engine, std::span<const int32_t> prompt, int64_t count,
+                   const SamplingOptions& sampling) {
+  Request request{.prompt = {prompt.begin(), prompt.end()},
+                  .max_tokens = count,
+                  .sampling = sampling,
+                  .eos_token_ids = {-1}};
+  request.rolls = true;
+  const int64_t before = engine.stats().rolled;
+  engine.submit(request);
+  Rolled text;
+  while (!engine.is_idle()) {
+    for (const TokenEvent& event : engine.step()) {
+      text.tokens.push_back(event.token);
+      text.dropped += event.dropped;
+    }
+  }
+  text.rolled = engine.stats().rolled - before;
+  EXPECT_EQ(engine.free_pages(), engine.num_pages());
   return text;
 }
 
+std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_t count,
+                             const SamplingOptions& sampling, Strategy prefill,
+                             const CodecPolicy& codec = {}) {
+  set_kernel_threads(1);
+  const bool has_two_chunks = tp.size() > 1 && config.experts == 0;
+  Engine engine(tp, config,
+                {.sequences = 1,
+                 .rows = 8,
+                 .overlap = kSerial,
+                 .prefill = has_two_chunks ? prefill : Strategy::serial,
+                 .codec = codec});
+  fill_engine(engine, config, tp);
+  return rolled_text(engine, make_batch(config, 11).tokens, count, sampling).tokens;
+}
+
 // Twice the context, so that the cache is filled and refilled.
-TEST_P(GeneratorTest, SameTextForAnyTp) {
+TEST_P(OneTextOf, SameTextForAnyTp) {
   const ModelConfig config = variant_model(GetParam(), kContext);
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
   std::vector<int32_t> alone;
-  run_threads(
-      {}, [&](Communicator& tp) { alone = text_of(tp, config, 2 * kContext, sampling, kSerial); });
+  run_threads({}, [&](Communicator& tp) {
+    alone = text_of(tp, config, 2 * kContext, sampling, Strategy::serial);
+  });
   EXPECT_EQ(alone.size(), size_t(2 * kContext));
   EXPECT_GT(std::set<int32_t>(alone.begin(), alone.end()).size(), 5u);
   if (launched_by_mpi()) {
     run_mpi({}, [&](Communicator& tp) {
       if (config.kv_heads % tp.size() != 0) return;
-      EXPECT_EQ(text_of(tp, config, 2 * kContext, sampling, kOverlapped), alone);
+      EXPECT_EQ(text_of(tp, config, 2 * kContext, sampling, Strategy::overlapped), alone);
     });
     return;
   }
@@ -130,7 +156,7 @@ TEST_P(GeneratorTest, SameTextForAnyTp) {
     world.ranks = ranks;
     std::mutex mutex;
     run_threads(world, [&](Communicator& tp) {
-      const auto text = text_of(tp, config, 2 * kContext, sampling, kOverlapped);
+      const auto text = text_of(tp, config, 2 * kContext, sampling, Strategy::overlapped);
       const std::lock_guard lock(mutex);
       EXPECT_EQ(text, alone) << "tp " << ranks;
     });
@@ -140,13 +166,12 @@ TEST_P(GeneratorTest, SameTextForAnyTp) {
 /// Logits after 11 tokens, which fill one block and begin another, and after two more.
 std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const char* codec) {
   set_kernel_threads(1);
-  Generator generator(tp, config,
-                      {.block = 8, .overlap = kSerial, .codec = CodecPolicy::parse(codec)});
-  fill_engine(generator, config, tp);
+  FedText text(tp, config, {.block = 8, .codec = CodecPolicy::parse(codec)});
+  fill_engine(text, config, tp);
   const std::vector<int32_t> tokens = make_batch(config, 13).tokens;
   std::vector<float> all;
   for (const auto& tokens_fed : {std::span(tokens).first(11), std::span(tokens).last(2)}) {
-    const std::span logits = host_values(generator.feed(tokens_fed));
+    const auto logits = text.feed(tokens_fed);
     all.insert(all.end(), logits.begin(), logits.end());
   }
   return all;
@@ -167,14 +192,14 @@ void expect_same(Communicator& tp, const std::vector<T>& values, const std::stri
 
 // Coarser formats are farther from the uncompressed sums, each site has an effect, and all ranks
 // agree.
-TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
+TEST_P(OneTextOf, CodecsGiveTheSameTextOnAllRanks) {
   const ModelConfig config = variant_model(GetParam(), kContext);
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
   const auto check = [&](Communicator& tp) {
     if (tp.size() < 2 || config.kv_heads % tp.size() != 0) return;
     const auto text = [&](const char* codec) {
-      const auto one =
-          text_of(tp, config, 2 * kContext, sampling, kOverlapped, CodecPolicy::parse(codec));
+      const auto one = text_of(tp, config, 2 * kContext, sampling, Strategy::overlapped,
+                               CodecPolicy::parse(codec));
       expect_same(tp, one, codec);
       return one;
     };
@@ -217,58 +242,63 @@ TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
   }
 }
 
-TEST(Generator, LongPromptsKeepTheirEndAndStopEndsGeneration) {
+TEST(OneText, LongPromptsKeepTheirEndAndFullContextsRoll) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = variant_model(kVariants[0], kContext);
   run_threads({}, [&](Communicator& tp) {
-    Generator generator(tp, config, {.overlap = kSerial});
-    fill_engine(generator, config, tp);
-    const Batch text = make_batch(config, 3 * kContext);
-    const auto first = [&](std::span<const int32_t> prompt) {
-      int32_t token = -1;
-      int calls = 0;
-      generator.generate(prompt, 9, {.temperature = 0}, [&](int32_t t) {
-        token = t;
-        ++calls;
-        return false;
-      });
-      EXPECT_EQ(calls, 1);
-      return token;
-    };
-    const int32_t token = first(text.tokens);
+    Engine engine(tp, config, {.sequences = 1, .rows = 8});
+    fill_engine(engine, config, tp);
+    const std::vector<int32_t> text = make_batch(config, 3 * kContext).tokens;
+    const SamplingOptions likeliest{.temperature = 0};
+    const Rolled cut = rolled_text(engine, text, 9, likeliest);
     const int64_t remaining = std::max<int64_t>(kContext / 2, kContext - 9);
-    EXPECT_EQ(generator.position(), remaining);
-    EXPECT_EQ(generator.stats().dropped_prompt, 3 * kContext - remaining);
-    EXPECT_EQ(token, first(std::span(text.tokens).last(size_t(remaining))));
-    EXPECT_EQ(generator.stats().dropped_prompt, 0);
-    first(std::span(text.tokens).first(kContext));  // fits
-    EXPECT_EQ(generator.stats().dropped_prompt, 0);
-    const auto refills = [&](int64_t count) {
-      generator.generate(text.tokens, count, {.temperature = 0}, [](int32_t) { return true; });
-      return generator.stats().context_refills;
-    };
-    EXPECT_EQ(refills(1), 0);
-    EXPECT_EQ(refills(kContext / 2), 0);
-    EXPECT_EQ(refills(2 * kContext), 3);
+    EXPECT_EQ(cut.dropped, 3 * kContext - remaining);
+    const Rolled end = rolled_text(engine, std::span(text).last(size_t(remaining)), 9, likeliest);
+    EXPECT_EQ(end.tokens, cut.tokens);
+    EXPECT_EQ(end.dropped, 0);
+    EXPECT_EQ(rolled_text(engine, std::span(text).first(kContext), 1, likeliest).dropped, 0)
+        << "fits";
+    for (const auto& [count, rolled] :
+         {std::pair<int64_t, int64_t>{1, 0}, {kContext / 2, 0}, {2 * kContext, 3}}) {
+      EXPECT_EQ(rolled_text(engine, text, count, likeliest).rolled, rolled) << count;
+    }
   });
 }
 
-TEST(Generator, RefusesBadInput) {
+// A rolling text's tokens are those of the tokens that its context holds, whatever else runs.
+TEST(OneText, RollsAmongOthersAsAlone) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  ModelConfig config = variant_model(kVariants[0], 100);
+  config.vocab = 257;
+  std::vector<Request> requests = random_requests(10, 3, 60, 240);
+  for (Request& request : requests) request.rolls = true, request.stops.clear();
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [&](Communicator& tp) {
+      const auto expected = run_separately(tp, config, DType::f32, {}, requests);
+      Engine engine(tp, config, {.sequences = 3, .rows = 11, .pages = 3});
+      fill_engine(engine, config, tp);
+      const auto found = run_all(engine, requests, {5});
+      for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(found[i], expected[i]) << i;
+      EXPECT_GT(engine.stats().rolled, 2);
+      EXPECT_GT(engine.stats().preempted, 0);
+    });
+  }
+}
+
+TEST(OneText, RefusesBadInput) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = variant_model(kVariants[0], kContext);
   run_threads({}, [&](Communicator& tp) {
-    EXPECT_THROW(Generator(tp, config, {.block = 0, .overlap = kSerial}), InvalidArgument);
-    EXPECT_THROW(Generator(tp, config, {.capacity = kContext + 1}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.capacity = kContext + 1}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.prefill = Strategy::overlapped}), InvalidArgument);
     ModelConfig endless = config;
     endless.max_seq = int64_t{1} << 31;
     endless.head_dim = 4096;
-    EXPECT_THROW(Generator(tp, endless, {.overlap = kSerial}), InvalidArgument);
-    Generator generator(tp, config, {.overlap = kSerial});
-    const std::vector<int32_t> none, outside{1, 37}, many(size_t(kContext + 1), 1);
-    EXPECT_THROW(generator.feed(none), InvalidArgument);
-    EXPECT_THROW(generator.feed(outside), InvalidArgument);
-    EXPECT_THROW(generator.feed(many), InvalidArgument);
-    EXPECT_EQ(generator.position(), 0);
+    EXPECT_THROW(Engine(tp, endless, {.overlap = kSerial}), InvalidArgument);
+    Engine engine(tp, config, {.overlap = kSerial});
+    Request scored{.prompt = {1, 2}, .prompt_alternatives = 0};
+    scored.rolls = true;
+    EXPECT_THROW(engine.submit(scored), InvalidArgument);
   });
 }
 
