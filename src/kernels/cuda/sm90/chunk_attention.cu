@@ -23,35 +23,31 @@
 namespace tandem::gpu::sm90 {
 namespace {
 
-template <int kPages, int kQueries, int kStages, bool kTurns>
-struct Options {
-  static constexpr int pages = kPages;      // of a tile of keys
-  static constexpr int queries = kQueries;  // buffers
-  static constexpr bool takes_turns = kTurns;
-  static constexpr int loader_registers = kPages == 3 ? 24 : 40;
-  static constexpr int multiplier_registers = kPages == 3 ? 240 : 232;
-  static constexpr int stages = kStages;
-};
+constexpr int kStages = 3;
+constexpr int kPages = 2;  // of a tile of keys
+constexpr int kKeys = kPages * kChunkPage;
+// The loading warp finds the order of tiles too, which kLoadingRegisters are too few for.
+constexpr int kLoaderRegisters = 40, kMultiplierRegisters = 232;
 
-template <int kHead, class O>
+template <int kHead>
 struct Shared {
-  static constexpr int kBoxes = kHead / kBoxColumns, kKeys = O::pages * kChunkPage;
+  static constexpr int kBoxes = kHead / kBoxColumns;
   using Queries = std::byte[kBoxes][kChunkTile * kRowBytes];
   using Keys = std::byte[kBoxes][kKeys * kRowBytes];
-  alignas(1024) Queries q[O::queries];
-  alignas(1024) Keys k[O::stages];
-  alignas(1024) Keys v[O::stages];
-  FullBarrier q_full[O::queries], k_full[O::stages], v_full[O::stages];
-  EmptyBarrier q_empty[O::queries], k_empty[O::stages], v_empty[O::stages];
-  Work work[O::queries];  // of q
+  alignas(1024) Queries q;
+  alignas(1024) Keys k[kStages];
+  alignas(1024) Keys v[kStages];
+  FullBarrier q_full, k_full[kStages], v_full[kStages];
+  EmptyBarrier q_empty, k_empty[kStages], v_empty[kStages];
+  Work work;  // of q
   PlacedChunk chunks[kMaxChunks];
 };
 
 /// The loading warp. A lane loads a box of a page of each tile of keys.
-template <int kHead, class O>
+template <int kHead>
 class Loader {
-  using Memory = Shared<kHead, O>;
-  static constexpr int kBoxes = Memory::kBoxes, kKeys = Memory::kKeys;
+  using Memory = Shared<kHead>;
+  static constexpr int kBoxes = Memory::kBoxes;
 
  public:
   __device__ Loader(const ChunkParams& p, Memory& shared)
@@ -84,11 +80,10 @@ class Loader {
   __device__ int take_ticket() const { return lane_ == 0 ? atomicAdd(p_.ticket, 1) : 0; }
 
   __device__ void load_queries(const Work& work) {
-    const int i = queries_.index;
-    shared_.q_empty[i].wait(queries_.phase ^ 1);
+    shared_.q_empty.wait(queries_.phase ^ 1);
     if (lane_ == 0) {
-      shared_.work[i] = work;
-      FullBarrier& full = shared_.q_full[i];
+      shared_.work = work;
+      FullBarrier& full = shared_.q_full;
       if (work.tokens == 0) {
         full.arrive();
       } else {
@@ -96,7 +91,7 @@ class Loader {
         full.arrive_and_expect_tx(kBoxes * rows * kRowBytes);
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
-          load(p_.q, full, shared_.q[i][box], box * kBoxColumns, work.head, work.row);
+          load(p_.q, full, shared_.q[box], box * kBoxColumns, work.head, work.row);
         }
       }
     }
@@ -110,8 +105,8 @@ class Loader {
               last = (work.position + work.tokens - 1) / kChunkPage;
     // Others are not read: the list may lack them. Elements of page num_pages are loaded as zeros.
     const auto page_of = [&](int tile) {
-      const int page = tile * O::pages + page_;
-      return page_ < O::pages && page >= first && page <= last ? line[page] : p_.num_pages;
+      const int page = tile * kPages + page_;
+      return page_ < kPages && page >= first && page <= last ? line[page] : p_.num_pages;
     };
     const int column = work.head / (p_.heads / p_.kv_heads) * kHead + box_ * kBoxColumns;
     int page = page_of(work.end - 1);
@@ -129,8 +124,7 @@ class Loader {
     empty.wait(stage_.phase ^ 1);
     if (lane_ == 0) full.arrive_and_expect_tx(sizeof to);
     __syncwarp();
-    if (page_ < O::pages)
-      load(map, full, to[box_] + page_ * kChunkPage * kRowBytes, column, 0, page);
+    if (page_ < kPages) load(map, full, to[box_] + page_ * kChunkPage * kRowBytes, column, 0, page);
   }
   __device__ static void load(const CUtensorMap& map, FullBarrier& full, void* to, int x, int y,
                               int z) {
@@ -142,18 +136,18 @@ class Loader {
   Memory& shared_;
   const int lane_, page_, box_;
   Order<kKeys> order_;
-  PipelineState<O::stages> stage_;
-  PipelineState<O::queries> queries_;
+  PipelineState<kStages> stage_;
+  PipelineState<1> queries_;
 };
 
 /// Barriers of warpgroups; 0 is the block's.
 constexpr int kTurn = 1, kGroupBarrier = kTurn + kGroups;
 
 /// Warpgroup of 64 pairs of a token and a head. A thread has values of two of them, 8 apart.
-template <int kHead, class O>
+template <int kHead>
 class Multiplier {
-  using Memory = Shared<kHead, O>;
-  static constexpr int kBoxes = Memory::kBoxes, kKeys = Memory::kKeys;
+  using Memory = Shared<kHead>;
+  static constexpr int kBoxes = Memory::kBoxes;
   static constexpr int kQueryBox = kChunkTile * kRowBytes, kKeyBox = kKeys * kRowBytes;
 
  public:
@@ -165,15 +159,15 @@ class Multiplier {
         lane_(thread_ % 32) {}
 
   __device__ __forceinline__ void run() {
-    if (O::takes_turns && group_ == 0) give_turn();  // to the other, which is ahead from then on
+    if (group_ == 0) give_turn();  // to the other, which is ahead from then on
     while (true) {
-      shared_.q_full[queries_.index].wait(queries_.phase);
-      const Work work = shared_.work[queries_.index];
+      shared_.q_full.wait(queries_.phase);
+      const Work work = shared_.work;
       if (work.tokens == 0) break;
       attend(work);
       queries_.advance();
     }
-    if (O::takes_turns && group_ == 1) take_turn();
+    if (group_ == 1) take_turn();
   }
 
  private:
@@ -205,10 +199,10 @@ class Multiplier {
     round(scores, weights);
     clear_unwritten(work.end_key - (work.end - 1) * kKeys);
     for (int tile = work.end - 2; tile >= work.begin; --tile) {
-      if (O::takes_turns) take_turn();
+      take_turn();
       issue_scores(scores);
       add_values(out, weights);
-      if (O::takes_turns) give_turn();
+      give_turn();
       cute::warpgroup_wait<1>();
       fence(scores);
       release(shared_.k_empty[keys_.index]);
@@ -218,7 +212,7 @@ class Multiplier {
       scale(out, factors[0], factors[1]);
       round(scores, weights);
     }
-    if (lane_ == 0) shared_.q_empty[queries_.index].arrive();
+    if (lane_ == 0) shared_.q_empty.arrive();
     add_values(out, weights);
     end_values(out, weights);
     store(out, work);
@@ -236,9 +230,8 @@ class Multiplier {
     shared_.k_full[keys_.index].wait(keys_.phase);
     fence(scores);
     cute::warpgroup_arrive();
-    multiply_heads<kHead, kKeys>(scores,
-                                 address_of(shared_.q[queries_.index][0]) + group_ * kBoxBytes,
-                                 kQueryBox, address_of(shared_.k[keys_.index][0]), kKeyBox);
+    multiply_heads<kHead, kKeys>(scores, address_of(shared_.q[0]) + group_ * kBoxBytes, kQueryBox,
+                                 address_of(shared_.k[keys_.index][0]), kKeyBox);
     cute::warpgroup_commit_batch();
   }
   /// Clears the values of the first tile from row `end` on, which nothing may have been written to:
@@ -346,8 +339,8 @@ class Multiplier {
   const ChunkParams& p_;
   Memory& shared_;
   const int group_, thread_, lane_;
-  PipelineState<O::queries> queries_;
-  PipelineState<O::stages> keys_, values_;
+  PipelineState<1> queries_;
+  PipelineState<kStages> keys_, values_;
   // Values of a ticket:
   int last_[2], from_[2];        // last and first keys of both
   int first_last_, last_from_;   // the first last key of the warpgroup, the last first key of all
@@ -355,17 +348,15 @@ class Multiplier {
   float largest_[2], total_[2];  // the latter of this thread
 };
 
-template <int kHead, class O>
+template <int kHead>
 __global__ void __launch_bounds__(kThreads, 1) chunk_kernel(const __grid_constant__ ChunkParams p) {
   extern __shared__ std::byte memory[];
   auto& shared =
-      *reinterpret_cast<Shared<kHead, O>*>(memory + (1024 - address_of(memory) % 1024) % 1024);
+      *reinterpret_cast<Shared<kHead>*>(memory + (1024 - address_of(memory) % 1024) % 1024);
   let_next_start();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < O::queries; ++i) {
-      shared.q_full[i].init(1), shared.q_empty[i].init(kGroups * 4);
-    }
-    for (int i = 0; i < O::stages; ++i) {
+    shared.q_full.init(1), shared.q_empty.init(kGroups * 4);
+    for (int i = 0; i < kStages; ++i) {
       shared.k_full[i].init(1), shared.v_full[i].init(1);
       shared.k_empty[i].init(kGroups), shared.v_empty[i].init(kGroups);
     }
@@ -375,11 +366,11 @@ __global__ void __launch_bounds__(kThreads, 1) chunk_kernel(const __grid_constan
   wait_for_previous();
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
   if (warp < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<O::loader_registers>();
-    if (warp == 0) Loader<kHead, O>(p, shared).run();
+    cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
+    if (warp == 0) Loader<kHead>(p, shared).run();
   } else {
-    cutlass::arch::warpgroup_reg_alloc<O::multiplier_registers>();
-    Multiplier<kHead, O>(p, shared, warp / 4 - 1).run();
+    cutlass::arch::warpgroup_reg_alloc<kMultiplierRegisters>();
+    Multiplier<kHead>(p, shared, warp / 4 - 1).run();
   }
 }
 
@@ -390,24 +381,22 @@ int num_tickets(const ChunkParams& p) {
   return tiles * (p.heads / p.heads_of_tile);
 }
 
-template <int kHead, class O>
+template <int kHead>
 void launch_with(const ChunkParams& p, cudaStream_t stream) {
-  constexpr int kBytes = int(sizeof(Shared<kHead, O>)) + 1024;
+  constexpr int kBytes = int(sizeof(Shared<kHead>)) + 1024;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = chunk_kernel<kHead, O>;
+  const auto kernel = chunk_kernel<kHead>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "paged_attention");
   launch_early("paged_attention", kernel, unsigned(std::min(num_tickets(p), p.sms)), kThreads,
                size_t(kBytes), stream, true, p);
 }
 
-using Chosen = Options<2, 1, 2, false>;
-
 }  // namespace
 
 void launch_chunks(int head_dim, const ChunkParams& params, CUstream_st* stream) {
-  if (head_dim == 64) return launch_with<64, Chosen>(params, stream);
-  launch_with<128, Chosen>(params, stream);
+  if (head_dim == 64) return launch_with<64>(params, stream);
+  launch_with<128>(params, stream);
 }
 
 }  // namespace tandem::gpu::sm90
