@@ -1,4 +1,5 @@
 // Attention over pages on a GPU, with bounds that one wrong key exceeds.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,83 @@ TEST_P(PagedInference, BitsDependNeitherOnTheBatchNorOnTheChunks) {
               << trial;
         }
       }
+    }
+  });
+}
+
+/// Prompts of sequences that may have cached tokens, of up to `max_tokens`, in bf16.
+PagedCase draw_prompts(uint64_t trial, int64_t sequences, int64_t max_tokens) {
+  Draw draw{trial};
+  const int64_t dims[] = {64, 128, 96}, groups[] = {1, 2, 3, 4, 7, 8, 48};
+  const int64_t windows[] = {0, 0, 1, 65, 128, 700};
+  PagedShape shape{};
+  shape.head_dim = dims[trial % 3];
+  shape.kv_heads = 1 + draw.up_to(2);
+  shape.heads = shape.kv_heads * groups[draw.up_to(7)];
+  shape.max_tokens = max_tokens;
+  const int64_t window = windows[draw.up_to(6)];
+  std::vector<Lengths> lengths;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const auto all = int32_t(1 + draw.up_to(max_tokens));
+    lengths.push_back({all, draw.up_to(2) == 0 ? all : int32_t(1 + draw.up_to(all))});
+  }
+  return PagedCase(DType::bf16, shape, window, lengths, draw);
+}
+
+TEST_P(PagedInference, BitsDependNotOnTheDivisionOfPrompts) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    for (uint64_t trial = 0; trial < 12; ++trial) {
+      const PagedCase c = draw_prompts(trial, 1 + int64_t(trial) % 4, 1200);
+      const auto expected = run_paged(exec, c, kChunked);
+      for (const int64_t max_rows : {31 + int64_t(trial), 64L, 129L, 500L}) {
+        for (const bool together : {true, false}) {
+          const PagedRuns runs{max_rows, together, true};
+          EXPECT_EQ(run_paged(exec, c, runs), expected) << trial << ": " << describe(c, runs);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(PagedInference, ChunksMatchTheReferenceWhateverTheirNumber) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    for (const int64_t head_dim : {64, 128}) {
+      for (const int64_t window : {0, 300}) {
+        std::vector<Lengths> lengths = {{1000, 900}, {700, 130}};
+        const PagedShape shape{8, 2, head_dim, 0, 1000};
+        expect_right(exec, decisive_case(uint64_t(window), DType::bf16, shape, window, lengths),
+                     {kChunked, {301, true, true}, {5, true, true}});
+        lengths.clear();
+        for (int32_t s = 0; s < 150; ++s) lengths.push_back({1 + s % 140, 1 + s % 140 / 3});
+        expect_right(exec, decisive_case(1, DType::bf16, {4, 1, head_dim, 0, 140}, 0, lengths),
+                     {kChunked});
+      }
+    }
+  });
+}
+
+TEST_P(PagedInference, WhatNoTokenWroteIsNotRead) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    for (uint64_t trial = 20; trial < 29; ++trial) {
+      PagedCase c = draw_prompts(trial, 3, 500);
+      const auto expected = run_paged(exec, c, kChunked);
+      for (size_t s = 0; s < c.lengths.size(); ++s) {
+        const int64_t tokens = c.lengths[s].all, end = (tokens - 1) / kPageTokens + 1;
+        for (int64_t t = tokens; t < end * kPageTokens; ++t) {
+          for (int64_t i = 0; i < c.kv_width(); ++i) {
+            c.keys.set(c.slot(s, t) * c.kv_width() + i, NAN);
+            c.values.set(c.slot(s, t) * c.kv_width() + i, NAN);
+          }
+        }
+        for (int64_t page = end; page < c.line(); ++page) {
+          c.pages[s * size_t(c.line()) + size_t(page)] = 1 << 30;
+        }
+      }
+      EXPECT_EQ(run_paged(exec, c, kChunked), expected) << trial;
+      EXPECT_EQ(run_paged(exec, c, {77, true, true}), expected) << trial;
     }
   });
 }

@@ -12,15 +12,23 @@ CUtensorMapDataType map_type(DType dtype) {
   throw InvalidArgument("tensor map: dtype: expected bf16, f16 or e4m3");
 }
 
-/// Tensor map of the first `dimensions` of: columns, rows, matrices.
-CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t count, int64_t rows,
-                    int64_t columns, int64_t stride, int box_rows) {
+/// A matrix or several; elements between their rows, and from one to the next; rows of a box.
+struct Matrices {
+  int64_t columns, rows, count;
+  int64_t row_stride, matrix_stride;
+  int box_rows, box_matrices = 1;
+};
+
+/// Tensor map with the first `dimensions` of: columns, rows, matrices.
+CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, const Matrices& m) {
   static const auto encode =
       driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint64_t row_bytes = cuuint64_t(stride) * size_of(dtype);
-  const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(count)};
-  const cuuint64_t strides[] = {row_bytes, row_bytes * cuuint64_t(rows)};
-  const cuuint32_t box[] = {cuuint32_t(128 / size_of(dtype)), cuuint32_t(box_rows), 1};
+  const auto bytes = cuuint64_t(size_of(dtype));
+  const cuuint64_t sizes[] = {cuuint64_t(m.columns), cuuint64_t(m.rows), cuuint64_t(m.count)};
+  const cuuint64_t strides[] = {cuuint64_t(m.row_stride) * bytes,
+                                cuuint64_t(m.matrix_stride) * bytes};
+  const cuuint32_t box[] = {cuuint32_t(128 / bytes), cuuint32_t(m.box_rows),
+                            cuuint32_t(m.box_matrices)};
   const cuuint32_t every[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult code =
@@ -34,17 +42,22 @@ CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t 
 }  // namespace
 
 CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows) {
-  return encoded(data, dtype, 2, 1, rows, columns, columns, box_rows);
+  return encoded(data, dtype, 2, {columns, rows, 1, columns, rows * columns, box_rows});
 }
 
 CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t rows,
                          int64_t columns, int box_rows) {
-  return encoded(data, dtype, 3, count, rows, columns, columns, box_rows);
+  return map_rows(data, dtype, count, rows, columns, columns, box_rows);
 }
 
 CUtensorMap map_rows(const void* data, DType dtype, int64_t count, int64_t rows, int64_t columns,
                      int64_t stride, int box_rows) {
-  return encoded(data, dtype, 3, count, rows, columns, stride, box_rows);
+  return encoded(data, dtype, 3, {columns, rows, count, stride, rows * stride, box_rows});
+}
+
+CUtensorMap map_heads(const void* data, DType dtype, int64_t rows, int64_t heads, int64_t head_dim,
+                      int64_t stride, int box_rows, int box_heads) {
+  return encoded(data, dtype, 3, {head_dim, heads, rows, head_dim, stride, box_heads, box_rows});
 }
 
 }  // namespace tandem::gpu

@@ -20,5 +20,10 @@ CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t r
 /// As map_matrices, with `stride` elements between rows, a multiple of 16 bytes.
 CUtensorMap map_rows(const void* data, DType dtype, int64_t count, int64_t rows, int64_t columns,
                      int64_t stride, int box_rows);
+/// Map of rows of `heads` vectors next to each other, with `stride` elements between rows. A box
+/// has 128 bytes of each of `box_heads` heads, the second coordinate, of `box_rows` rows, the
+/// third.
+CUtensorMap map_heads(const void* data, DType dtype, int64_t rows, int64_t heads, int64_t head_dim,
+                      int64_t stride, int box_rows, int box_heads);
 
 }  // namespace tandem::gpu

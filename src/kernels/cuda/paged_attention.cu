@@ -1,7 +1,8 @@
 // Attention over paged keys and values. A block reads kSplit tokens of a sequence once, for all
 // query heads that share a key head; the sums of a row's splits are added in order. Which tokens
 // make a split, and the order within it, are fixed, so a row's bits do not depend on the batch.
-// Chunks of a prompt have a kernel whose blocks share keys among tokens too.
+// Chunks of a prompt have kernels whose blocks share keys among tokens too (paged_chunks.cuh, and
+// hopper_chunks.h).
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -9,6 +10,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/load_module.cuh"
+#include "kernels/cuda/hopper_chunks.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/paged.cuh"
 #include "kernels/cuda/paged_chunks.cuh"
@@ -273,7 +275,8 @@ int64_t paged_attention_partials(const PagedShape& shape) {
     throw Unsupported("paged_attention: sequences of " + std::to_string(shape.max_tokens) +
                       " tokens: expected at most " + std::to_string(kMaxSplits * kSplit));
   }
-  return shape.max_singles() * shape.heads * num_splits(shape.max_tokens) * (shape.head_dim + 2);
+  return shape.max_singles() * shape.heads * num_splits(shape.max_tokens) * (shape.head_dim + 2) +
+         1;  // the ticket of attend_hopper_chunks
 }
 
 void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTable& rope,
@@ -320,6 +323,10 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
     }
     if constexpr (sizeof(T) == 2) {
       if (singles == n) return;
+      if (has_hopper_chunks(shape.head_dim)) {
+        auto* const ticket = static_cast<int*>(t.scratch.data()) + t.scratch.elements() - 1;
+        return attend_hopper_chunks(stream, shape, window, rows, t, ticket);
+      }
       for (const PagedChunk& chunk : rows.chunks) {
         launch_chunk(params, chunk, stream, shape.head_dim);
       }

@@ -114,6 +114,21 @@ __device__ inline float exp2_of(float x) {
   return y;
 }
 
+/// Transposes 4 x 4 words of four neighbouring lanes.
+__device__ inline void transpose(uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool is_upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      uint32_t &low = words[i], &high = words[i + step];
+      const uint32_t other = __shfl_xor_sync(~0u, is_upper ? low : high, step);
+      (is_upper ? low : high) = other;
+    }
+  }
+}
+
 /// Descriptor of an operand read as stored whose next 64 columns are a box of `kBox` bytes later.
 template <int kBox>
 __device__ uint64_t columns_descriptor(uint32_t shared) {

@@ -73,21 +73,6 @@ __global__ void __launch_bounds__(kRowThreads) deltas_kernel(BackwardParams p, B
       rows.log_sums[(int64_t(sequence) * p.heads + head) * p.seq + row] * float(kLog2E);
 }
 
-/// Transposes 4 x 4 words of four neighbouring lanes.
-__device__ void transpose(uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool is_upper = (lane & step) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      uint32_t &low = words[i], &high = words[i + step];
-      const uint32_t other = __shfl_xor_sync(~0u, is_upper ? low : high, step);
-      (is_upper ? low : high) = other;
-    }
-  }
-}
-
 /// Rotates dq back and rounds it. A thread reads four vectors, 8 columns apart, of each half of the
 /// columns, in the order of accumulators, and writes 8 columns next to each other.
 template <int kHead>
