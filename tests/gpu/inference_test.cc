@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gemm/cuda/rows_gemm.h"
@@ -68,19 +69,29 @@ TEST_P(Inference, SamplingChoosesTheCpusTokens) {
   });
 }
 
+/// Generated products: numbers of rows in all instances of the kernels, and k with all numbers of
+/// splits.
+struct RowsCase {
+  int64_t m, n, k;
+
+  explicit RowsCase(Draw& draw, uint64_t trial)
+      : m(1 + draw.up_to(trial % 3 == 0 ? 8 : gpu::max_gemm_rows())),
+        n(1 + draw.up_to(700)),
+        k(64 * (1 + draw.up_to(trial % 4 == 0 ? 80 : 20))) {}
+};
+
 TEST_P(Inference, GemmsOfFewRowsMatchTheCpuAndDoNotDependOnEachOther) {
   run([](Communicator& comm) {
     const Exec exec{device_of(comm), stream_of(comm)};
-    for (uint64_t trial = 0; trial < 30; ++trial) {
+    for (uint64_t trial = 0; trial < 40; ++trial) {
       Draw draw{2000 + trial};
-      const int64_t m = 1 + draw.up_to(gpu::kMaxGemmRows), n = 1 + draw.up_to(700);
-      const int64_t k = 64 * (1 + draw.up_to(trial % 5 == 0 ? 80 : 9));
+      const auto [m, n, k] = RowsCase(draw, trial);
       const Values a = periodic_values(DType::bf16, m, k, trial);
       const Values weight = periodic_values(DType::bf16, n, k, trial + 1);
       const Values expected(Exec{}, DType::f32, {m, n});
       gemm(a.view, weight.view.transposed(), expected.view);
       const Values on_a = on_device(exec, a, {m, k}), on_weight = on_device(exec, weight, {n, k});
-      const Values out(exec, DType::f32, {m, n}), one(exec, DType::f32, {1, n});
+      const Values out(exec, DType::f32, {m, n}), few(exec, DType::f32, {m, n});
       ASSERT_TRUE(gpu::is_rows_gemm(on_a.view, on_weight.view, out.view));
       gpu::rows_gemm(exec.stream, on_a.view, on_weight.view, out.view);
       const Memory found = to_host(exec, out.memory);
@@ -106,11 +117,69 @@ TEST_P(Inference, GemmsOfFewRowsMatchTheCpuAndDoNotDependOnEachOther) {
         EXPECT_EQ(std::memcmp(expected_bits.data(), fused_bits.data(), fused_bits.bytes()), 0)
             << trial;
       }
-      const int64_t row = draw.up_to(m);
-      gpu::rows_gemm(exec.stream, on_a.view.rows(row, 1), on_weight.view, one.view);
-      const Memory single = to_host(exec, one.memory);
-      EXPECT_EQ(std::memcmp(single.data(), values + row * n, single.bytes()), 0)
-          << "row " << row << " of " << m << " has other bits by itself";
+      for (const int64_t count : {int64_t{1}, 1 + draw.up_to(m)}) {
+        const int64_t row = draw.up_to(m - count + 1);
+        gpu::rows_gemm(exec.stream, on_a.view.rows(row, count), on_weight.view,
+                       few.view.rows(0, count));
+        const Memory alone = to_host(exec, few.memory);
+        EXPECT_EQ(std::memcmp(alone.data(), values + row * n, size_t(count * n) * sizeof(float)), 0)
+            << "rows from " << row << " of " << m << " have other bits if only " << count
+            << " are computed, n " << n << ", k " << k;
+      }
+    }
+  });
+}
+
+TEST_P(Inference, GemmsOfFewRowsReadAndWriteStridedRows) {
+  run([](Communicator& comm) {
+    for (uint64_t trial = 0; trial < 24; ++trial) {
+      Draw draw{2100 + trial};
+      const auto [m, n, k] = RowsCase(draw, trial);
+      const Alignment of_a{.gap = 8 * draw.up_to(3), .start = 8 * draw.up_to(2)};
+      const Alignment of_out{.gap = draw.up_to(6), .start = draw.up_to(5)};
+      const DType dtype = kDTypes[trial % 2];
+      const bool accumulate = draw.up_to(2) == 1;
+      expect_equal(comm, "rows_gemm",
+                   {matrix("a", DType::bf16, m, k, of_a), matrix("weight", DType::bf16, n, k),
+                    close(matrix("out", dtype, m, n, of_out), double(k) / 4)},
+                   [&](const Exec& exec, const TensorList& of) {
+                     if (exec.on_gpu()) {
+                       gpu::rows_gemm(exec.stream, of[0], of[1], of[2], {.accumulate = accumulate});
+                     } else {
+                       gemm(of[0], of[1].transposed(), of[2], {.accumulate = accumulate});
+                     }
+                   });
+    }
+  });
+}
+
+// A chain of products, each of which reads what the one before wrote, and overwrites what that
+// read.
+TEST_P(Inference, GemmsThatStartEarlyWaitForEachOthersRows) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    using Size = std::pair<int64_t, int64_t>;
+    for (const auto& [m, width] : {Size{1, 512}, Size{16, 2048}, Size{64, 4096}}) {
+      const int64_t rows = std::min(m, gpu::max_gemm_rows());
+      const Values x = periodic_values(DType::bf16, rows, width, 5);
+      const Values w = periodic_values(DType::bf16, width, width, 6);
+      const Values weight = on_device(exec, w, {width, width});
+      Memory first;
+      for (int call = 0; call < 6; ++call) {
+        const Values a = on_device(exec, x, {rows, width});
+        const Values b(exec, DType::bf16, {rows, width});
+        for (int i = 0; i < 4; ++i) {
+          gpu::rows_gemm(exec.stream, a.view, weight.view, b.view, {.early = call > 0});
+          gpu::rows_gemm(exec.stream, b.view, weight.view, a.view, {.early = call > 0});
+        }
+        Memory found = to_host(exec, a.memory);
+        if (call == 0) {
+          first = std::move(found);
+        } else {
+          EXPECT_EQ(std::memcmp(found.data(), first.data(), found.bytes()), 0)
+              << rows << " rows of " << width << ", call " << call;
+        }
+      }
     }
   });
 }
@@ -118,7 +187,7 @@ TEST_P(Inference, GemmsOfFewRowsMatchTheCpuAndDoNotDependOnEachOther) {
 TEST_P(Inference, GemmsRefuseMemoryWithoutWholeVectors) {
   run([](Communicator& comm) {
     const Exec exec{device_of(comm), stream_of(comm)};
-    const int64_t k = 128, n = 24;
+    const int64_t k = 128, n = 72;
     const Memory memory(size_t((n + 1) * k) * 2, exec.device);
     const Values good(exec, DType::bf16, {n, k}), out(exec, DType::f32, {n, n});
     const auto refuses = [&](const Tensor& a, const Tensor& weight, const std::string& words) {

@@ -9,10 +9,12 @@ struct CUstream_st;  // CUDA's: cudaStream_t points to it
 
 namespace tandem::gpu {
 
-constexpr int64_t kMaxGemmRows = 16;
+/// Rows that `rows_gemm` takes on this thread's GPU: 64 on Hopper, 16 on others.
+int64_t max_gemm_rows();
 
 /// Whether `rows_gemm` takes that product: bf16 a [m, k] and weight [n, k], contiguous, both at
-/// multiples of 16 bytes, out [m, n] bf16 or f32; m at most kMaxGemmRows, k a multiple of 64.
+/// multiples of 16 bytes, out [m, n] bf16 or f32; m at most max_gemm_rows(), k a multiple of 64.
+/// a's rows may be strided, as may out's.
 bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out);
 
 struct RowsGemmOptions {
@@ -22,7 +24,8 @@ struct RowsGemmOptions {
   bool early = false;
 };
 
-/// out = a x weight^T. A row has the same bits however many other rows there are.
+/// out = a x weight^T. A row has the same bits however many other rows there are. They depend on
+/// the weight's shape, and on whether other ranks share the GPU, since k is split accordingly.
 void rows_gemm(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out,
                const RowsGemmOptions& options = {});
 
