@@ -317,6 +317,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   let_next_start();
   if (threadIdx.x >= T::kMultiplying) {
     if (threadIdx.x == T::kMultiplying) Loader<T, kSwiglu>(shared, weight, x, p, work).run();
+    __syncwarp();
     wait_for_previous();
   } else {
     wait_for_previous();
