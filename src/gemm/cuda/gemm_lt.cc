@@ -39,7 +39,7 @@ cudaDataType_t cuda_type(DType dtype) {
 
 auto key(const GemmShape& s) {
   return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling, s.x_is_km,
-                    s.accumulate);
+                    s.accumulate, s.same_bits);
 }
 
 struct DestroyLayout {
@@ -72,11 +72,12 @@ std::string key_of(const GemmKey& gemm_key) {
   cudaDeviceProp properties{};
   gpu::check(cudaGetDevice(&device), "current device");
   gpu::check(cudaGetDeviceProperties(&properties, device), "device properties");
-  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}", gemm_choice_prefix(),
-                     properties.name, sms, s.m, s.n, s.k, name_of(s.in), name_of(s.out),
-                     s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
+  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}{}",
+                     gemm_choice_prefix(), properties.name, sms, s.m, s.n, s.k, name_of(s.in),
+                     name_of(s.out), s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
                      s.scaling ? fmt::format(" scale per {}", name_of(*s.scaling)) : "",
-                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
+                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "",
+                     s.same_bits ? " same bits" : "");
 }
 
 // Choice for a shape, and the contexts (device and share) that it has run in. cuBLASLt loads a

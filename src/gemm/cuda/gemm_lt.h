@@ -27,6 +27,7 @@ struct GemmShape {
   std::optional<Scaling> scaling = std::nullopt;  ///< e4m3 only; none: scales of 1
   bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
   bool accumulate = false;                        ///< added to out instead of stored
+  bool same_bits = false;  ///< a row's bits do not depend on m: one algorithm for every m
   bool operator<(const GemmShape& other) const;
 };
 
