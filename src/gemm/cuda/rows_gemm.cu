@@ -1,4 +1,4 @@
-// On Hopper launches rows_product.cuh's kernel, on other GPUs this one.
+// On Hopper launches rows_product.cuh's kernel, for one or two rows and on other GPUs this one.
 //
 // A block computes 16 columns of the result, the rows of one tile of the weight, for all rows of a:
 // its warps divide k, and their sums are added in order. Each warp has a ring of its own in shared
@@ -26,6 +26,7 @@ constexpr int kTileRows = 16;    // of the weight
 constexpr int kTileColumns = 8;  // rows of a
 constexpr int kStep = 64;        // of k: 128 bytes of a row
 constexpr int64_t kMaxRows = 2 * kTileColumns;
+constexpr int64_t kMaxRowsOnHopper = 2;  // the other kernel is slower for so few
 constexpr int kWarpsOfBlock = 4;
 constexpr int kRowsThreads = kWarpsOfBlock * 32;
 constexpr int kStages = 8;
@@ -184,15 +185,15 @@ RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out,
           .accumulate = accumulate};
 }
 
-/// k = 0: only the kernel of this file.
-bool is_on_hopper(const Tensor& a) {
-  return a.dim(1) > 0 && has_rows_product();
+/// Whether rows_product.cuh's kernel runs. k = 0: only the kernel of this file.
+bool is_product(const Tensor& a, bool same_bits) {
+  return a.dim(1) > 0 && (same_bits || a.dim(0) > kMaxRowsOnHopper) && has_rows_product();
 }
 
 }  // namespace
 
 int64_t max_gemm_rows() {
-  return has_rows_product() ? kMaxProductRows : kMaxRows;
+  return has_rows_product() ? kMaxFewRows : kMaxRows;
 }
 
 bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
@@ -206,7 +207,7 @@ bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
 void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
                const RowsGemmOptions& options) {
   check_operands(a, weight, out, weight.dim(0));
-  if (is_on_hopper(a)) {
+  if (is_product(a, options.same_bits)) {
     return launch_rows_product(stream, {.a = a,
                                         .weight = weight,
                                         .out = out,
@@ -218,13 +219,13 @@ void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const
                             : launch<__nv_bfloat16>(params, options.early, stream);
 }
 
-void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight,
-                      const Tensor& out) {
+void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+                      bool same_bits) {
   check_operands(a, weight, out, weight.dim(0) / 2);
   if (out.dtype() != DType::bf16) {
     throw InvalidArgument("rows_gemm: SwiGLU to " + out.describe() + ": expected bf16");
   }
-  if (is_on_hopper(a)) {
+  if (is_product(a, same_bits)) {
     return launch_rows_product(
         stream, {.a = a, .weight = weight, .out = out, .early = true, .swiglu = true});
   }

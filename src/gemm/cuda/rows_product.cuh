@@ -3,8 +3,7 @@
 // that holds enough bytes in flight; x, from the L2 cache, has its k-blocks in the same stages.
 //
 // Splits: the blocks of a cluster divide k. Each leaves its sums in its shared memory, and reads
-// the others' there to add a share of them in order. Sharing: neighbours in a cluster, with other
-// rows of the weight, each load half of x's rows for both.
+// the others' there to add a share of them in order.
 //
 // A result is a sum over k-blocks in order, in each split, and over splits: its bits depend on
 // neither the number of rows nor the tile, but on the number of splits.
@@ -48,12 +47,11 @@ template <>
 struct Product<64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<fused::major_of(false),
                                                                    fused::major_of(false)> {};
 
-/// kRows: of x; kWeightRows: of the weight, a multiple of kGroupRows; kShare: blocks of a cluster
-/// that load x for each other; kBlocks: of an SM.
-template <int kRows_, int kWeightRows_, int kStages_, int kShare_, int kBlocks_>
+/// kRows: of x; kWeightRows: of the weight, a multiple of kGroupRows; kBlocks: of an SM.
+template <int kRows_, int kWeightRows_, int kStages_, int kBlocks_>
 struct Tile {
   static constexpr int kRows = kRows_, kWeightRows = kWeightRows_, kStages = kStages_;
-  static constexpr int kShare = kShare_, kBlocks = kBlocks_;
+  static constexpr int kBlocks = kBlocks_;
   static constexpr int kGroups = kWeightRows / kGroupRows;
   static constexpr int kMultiplying = kGroups * 128, kThreads = kMultiplying + 32;
   static constexpr int kSums = kRows / 2;  // of a thread
@@ -90,13 +88,11 @@ struct Params {
 template <class T, bool kSwiglu>
 struct Work {
   static constexpr int kColumns = kSwiglu ? T::kWeightRows / 2 : T::kWeightRows;  // of out
-  int split, sharer, first_n, begin, end;
+  int split, first_n, begin, end;
 
   __device__ explicit Work(const Params& p) {
-    const int cluster = p.splits * T::kShare, rank = int(blockIdx.x) % cluster;
-    split = rank / T::kShare;
-    sharer = rank % T::kShare;
-    first_n = (int(blockIdx.x) / cluster * T::kShare + sharer) * kColumns;
+    split = int(blockIdx.x) % p.splits;
+    first_n = int(blockIdx.x) / p.splits * kColumns;
     begin = p.steps * split / p.splits;
     end = p.steps * (split + 1) / p.splits;
   }
@@ -142,16 +138,7 @@ class Loader {
   __device__ void load_x(int stage, int step) {
     std::byte* const to = shared_.stages.x[stage];
     const int at = (work_.begin + step) * kStep;
-    if constexpr (T::kShare == 1) {
-      cute::SM90_TMA_LOAD_3D::copy(&x_, full(stage), kReused, to, at, 0, 0);
-    } else {
-      constexpr int kLoaded = T::kRows / T::kShare;
-      static_assert(kLoaded % 8 == 0);
-      const auto sharers = uint16_t(((1 << T::kShare) - 1) << work_.split * T::kShare);
-      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&x_, full(stage), sharers, kReused,
-                                             to + work_.sharer * (T::kXBytes / T::kShare), at,
-                                             work_.sharer * kLoaded, 0);
-    }
+    cute::SM90_TMA_LOAD_3D::copy(&x_, full(stage), kReused, to, at, 0, 0);
   }
 
   typename T::Shared& shared_;
@@ -168,18 +155,12 @@ __device__ void multiply(float (&sums)[T::kSums], uint64_t weight, uint64_t x, b
       first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One);
 }
 
-/// A warpgroup's sums over `steps` k-blocks, which it leaves in registers. `split`: this block's.
+/// A warpgroup's sums over `steps` k-blocks, which it leaves in registers.
 template <class T>
-__device__ void multiply_steps(typename T::Shared& shared, float (&sums)[T::kSums], int steps,
-                               int split) {
+__device__ void multiply_steps(typename T::Shared& shared, float (&sums)[T::kSums], int steps) {
   const int group = int(threadIdx.x) / 128;
   const auto release = [&](int stage) {
-    if (threadIdx.x % 128 != 0) return;
-    if constexpr (T::kShare == 1) {
-      shared.empty[stage].arrive();
-    } else {
-      for (int i = 0; i < T::kShare; ++i) shared.empty[stage].arrive(split * T::kShare + i);
-    }
+    if (threadIdx.x % 128 == 0) shared.empty[stage].arrive();
   };
   fused::PipelineState<T::kStages> state;
   int previous = -1;
@@ -223,14 +204,12 @@ struct Four {
 
 /// Sum of all splits' results, in order, in row `row` of x from column `column` of the tile on.
 template <class T>
-__device__ Four sum_of_splits(typename T::Shared& shared, int splits, int sharer, int row,
-                              int column) {
+__device__ Four sum_of_splits(typename T::Shared& shared, int splits, int row, int column) {
   float4 found[kMaxSplits];
 #pragma unroll
   for (int i = 0; i < kMaxSplits; ++i) {
     if (i >= splits) break;
-    const void* const from =
-        __cluster_map_shared_rank(&shared.sums[row][column], unsigned(i * T::kShare + sharer));
+    const void* const from = __cluster_map_shared_rank(&shared.sums[row][column], unsigned(i));
     found[i] = *static_cast<const float4*>(from);
   }
   Four sum{found[0].x, found[0].y, found[0].z, found[0].w};
@@ -280,10 +259,9 @@ __device__ void add_splits(typename T::Shared& shared, const Params& p,
   for (int i = total * work.split / p.splits + int(threadIdx.x); i < end; i += T::kThreads) {
     const int row = i / kVectors, column = i % kVectors * 4;
     if (work.first_n + column >= p.n) continue;
-    Four sum = sum_of_splits<T>(shared, p.splits, work.sharer, row, column);
+    Four sum = sum_of_splits<T>(shared, p.splits, row, column);
     if constexpr (kSwiglu) {
-      const Four up =
-          sum_of_splits<T>(shared, p.splits, work.sharer, row, column + T::kWeightRows / 2);
+      const Four up = sum_of_splits<T>(shared, p.splits, row, column + T::kWeightRows / 2);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float gate = to_float(from_float<Out>(sum.of[e]));
@@ -305,15 +283,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   if (threadIdx.x == 0) {
     for (int i = 0; i < T::kStages; ++i) {
       shared.full[i].init(1);
-      shared.empty[i].init(T::kGroups * T::kShare);
+      shared.empty[i].init(T::kGroups);
     }
     cutlass::arch::fence_barrier_init();
   }
-  if constexpr (T::kShare == 1) {
-    __syncthreads();
-  } else {
-    cute::cluster_sync();
-  }
+  __syncthreads();
   let_next_start();
   if (threadIdx.x >= T::kMultiplying) {
     if (threadIdx.x == T::kMultiplying) Loader<T, kSwiglu>(shared, weight, x, p, work).run();
@@ -322,14 +296,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   } else {
     wait_for_previous();
     float sums[T::kSums] = {};
-    multiply_steps<T>(shared, sums, work.end - work.begin, work.split);
+    multiply_steps<T>(shared, sums, work.end - work.begin);
     // All warpgroups have read the stages that the sums replace.
     cutlass::arch::NamedBarrier::sync(T::kMultiplying, 1);
     write_sums<T>(shared, sums);
   }
   cute::cluster_sync();
   add_splits<T, Out, kSwiglu>(shared, p, work);
-  if (p.splits * T::kShare > 1) cute::cluster_sync();  // others may still read these sums
+  if (p.splits > 1) cute::cluster_sync();  // others may still read these sums
 }
 
 /// Shared memory of a block, with room to align it.

@@ -3,11 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tandem/tensor.h"
+#include "gemm/gemm.h"
 
 namespace tandem::gpu {
-
-constexpr int64_t kMaxProductRows = 64;
 
 /// Operands as of rows_gemm, or of rows_gemm_swiglu.
 struct RowsProductArgs {
@@ -18,7 +16,7 @@ struct RowsProductArgs {
 /// Whether this thread's GPU has these kernels.
 bool has_rows_product();
 
-/// m at most kMaxProductRows, k a positive multiple of 64; with `swiglu` out is bf16.
+/// m at most kMaxFewRows, k a positive multiple of 64; with `swiglu` out is bf16.
 void launch_rows_product(cudaStream_t stream, const RowsProductArgs& args);
 
 }  // namespace tandem::gpu

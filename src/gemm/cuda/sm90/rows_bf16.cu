@@ -11,32 +11,39 @@ namespace {
 
 using rows::Params, rows::Tile, rows::Work;
 
-constexpr int kBlocksOfSm = 2;            // so that the next GEMM's weight streams in meanwhile
-constexpr int kBytesOfBlock = 110 << 10;  // of its stages
 constexpr int kWeightRows = 128;
-/// Blocks that stream at the full rate.
-constexpr int kBlocksOfGpu = 128;
 constexpr int kMinSteps = 8;  // k-blocks of a split
 
-template <int kRows, int kShare>
-using RowsTile = Tile<kRows, kWeightRows, kBytesOfBlock / ((kWeightRows + kRows) * rows::kStep * 2),
-                      kShare, kBlocksOfSm>;
+/// kBytes: of a block's stages.
+template <int kRows, int kBytes, int kBlocksOfSm>
+using RowsTile =
+    Tile<kRows, kWeightRows, kBytes / ((kWeightRows + kRows) * rows::kStep * 2), kBlocksOfSm>;
+/// One block on an SM has the most bytes in flight.
+template <int kRows>
+using SmallWeight = RowsTile<kRows, 218 << 10, 1>;
+/// A block of the next tile or GEMM streams while another one ends.
+template <int kRows>
+using LargeWeight = RowsTile<kRows, 110 << 10, 2>;
 
-/// Depends on the weight only, since bits depend on it. Ranks that share a GPU may not have SMs
-/// for clusters.
+bool is_large(const Tensor& weight) {
+  return weight.dim(0) >= 16384;
+}
+
+/// Depends on the weight only, since bits depend on it: at least 2 for small ones, and more where
+/// that leaves most SMs idle. Ranks that share a GPU may not have SMs for clusters.
 int splits_of(const Tensor& weight) {
   if (!this_share()->alone()) return 1;
   const int64_t tiles = (weight.dim(0) - 1) / kWeightRows + 1, steps = weight.dim(1) / rows::kStep;
   int splits = 1;
-  while (splits < rows::kMaxSplits && tiles * splits < kBlocksOfGpu &&
-         steps / (2 * splits) >= kMinSteps) {
+  while (splits < rows::kMaxSplits && steps / (2 * splits) >= kMinSteps &&
+         (splits == 1 || tiles * splits < 48)) {
     splits *= 2;
   }
   return splits;
 }
 
 template <class T, typename Out, bool kSwiglu>
-void launch(const RowsProductArgs& args, int splits, cudaStream_t stream) {
+void launch_tile(const RowsProductArgs& args, int splits, cudaStream_t stream) {
   const Tensor &a = args.a, &weight = args.weight, &out = args.out;
   constexpr int kColumns = Work<T, kSwiglu>::kColumns;
   const auto kernel = rows::kernel<T, Out, kSwiglu>;
@@ -56,25 +63,27 @@ void launch(const RowsProductArgs& args, int splits, cudaStream_t stream) {
   const CUtensorMap of_weight =
       map_matrix(weight.data(), DType::bf16, weight.dim(0), weight.dim(1), kColumns);
   const CUtensorMap of_x =
-      map_rows(a.data(), DType::bf16, 1, a.dim(0), a.dim(1), a_stride, T::kRows / T::kShare);
-  const int tiles = (params.n - 1) / kColumns + 1, cluster = splits * T::kShare;
-  const int clusters = (tiles - 1) / T::kShare + 1;
-  launch_clusters_early("rows_gemm", kernel, dim3(unsigned(clusters * cluster)), unsigned(cluster),
+      map_rows(a.data(), DType::bf16, 1, a.dim(0), a.dim(1), a_stride, T::kRows);
+  const int tiles = (params.n - 1) / kColumns + 1;
+  launch_clusters_early("rows_gemm", kernel, dim3(unsigned(tiles * splits)), unsigned(splits),
                         dim3(T::kThreads), rows::kSharedBytes<T>, stream, args.early, of_weight,
                         of_x, params);
 }
 
+template <int kRows, typename Out, bool kSwiglu>
+void launch(const RowsProductArgs& args, cudaStream_t stream) {
+  is_large(args.weight)
+      ? launch_tile<LargeWeight<kRows>, Out, kSwiglu>(args, 1, stream)
+      : launch_tile<SmallWeight<kRows>, Out, kSwiglu>(args, splits_of(args.weight), stream);
+}
+
 template <typename Out, bool kSwiglu = false>
 void launch(const RowsProductArgs& args, cudaStream_t stream) {
-  const int splits = splits_of(args.weight);
   const int64_t m = args.a.dim(0);
-  if (m <= 8) return launch<RowsTile<8, 1>, Out, kSwiglu>(args, splits, stream);
-  if (m <= 16) return launch<RowsTile<16, 1>, Out, kSwiglu>(args, splits, stream);
-  if (m <= 32) return launch<RowsTile<32, 1>, Out, kSwiglu>(args, splits, stream);
-  // All blocks' reads of x would take as much of the L2 cache as the weight does.
-  const bool shares = this_share()->alone() && 2 * splits <= rows::kMaxSplits;
-  shares ? launch<RowsTile<64, 2>, Out, kSwiglu>(args, splits, stream)
-         : launch<RowsTile<64, 1>, Out, kSwiglu>(args, splits, stream);
+  if (m <= 8) return launch<8, Out, kSwiglu>(args, stream);
+  if (m <= 16) return launch<16, Out, kSwiglu>(args, stream);
+  if (m <= 32) return launch<32, Out, kSwiglu>(args, stream);
+  launch<64, Out, kSwiglu>(args, stream);
 }
 
 }  // namespace
