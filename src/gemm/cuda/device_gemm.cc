@@ -60,7 +60,12 @@ void check_same_bits(SameBits same_bits) {
 void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options) {
   if (options.bias) throw InvalidArgument("gemm: bias: expected none on a GPU");
-  if (is_transposed("out", out)) {
+  const bool swaps = is_transposed("out", out);
+  if (options.same_bits != SameBits::no && (swaps || is_transposed("a", a))) {
+    throw InvalidArgument(fmt::format("gemm: same_bits: a {}, out {}: expected contiguous rows",
+                                      a.describe(), out.describe()));
+  }
+  if (swaps) {
     return gemm(stream, b.transposed(), a.transposed(), out.transposed(), options);
   }
   const GemmShape shape{.m = a.dim(0),
@@ -82,9 +87,11 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
   if (options.same_bits != SameBits::many_rows && !shape.weight_is_kn && !shape.x_is_km &&
       is_rows_gemm(a, b.transposed(), out)) {
     return rows_gemm(stream, a, b.transposed(), out,
-                     {.accumulate = options.accumulate, .early = options.reads_b_early});
+                     {.accumulate = options.accumulate,
+                      .early = options.reads_b_early,
+                      .same_bits = options.same_bits == SameBits::few_rows});
   }
-  if (options.same_bits == SameBits::few_rows) {
+  if (options.same_bits == SameBits::few_rows && shape.k > 0 && out.elements() > 0) {
     throw Unsupported(fmt::format(
         "gemm: same_bits of few rows: a {}, b {}: expected bf16, a weight [N, K], K in multiples "
         "of 64",
@@ -138,7 +145,7 @@ bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, con
       out.dtype() != DType::bf16) {
     return false;
   }
-  rows_gemm_swiglu(stream, a, weight, out);
+  rows_gemm_swiglu(stream, a, weight, out, same_bits == SameBits::few_rows);
   return true;
 }
 

@@ -56,8 +56,9 @@ class LtGemm {
   /// InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported if
   /// cuBLASLt has no algorithm for e4m3. Other dtypes then run a fallback kernel of our own.
   LtGemm(const LtContext& context, const GemmShape& shape);
-  /// Runs the algorithm that is fastest with `timed_m` rows, at least shape.m. `before`: called
-  /// before anything is launched to time or load it.
+  /// Runs the algorithm that is fastest with `timed_m` rows, at least shape.m. With
+  /// shape.same_bits it may be less: the fastest algorithm without splits of K that gave rows the
+  /// same bits with fewer of them. `before`: called before anything is launched to time or load it.
   LtGemm(const LtContext& context, const GemmShape& shape, int64_t timed_m,
          const std::function<void()>& before);
   ~LtGemm();
