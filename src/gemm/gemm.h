@@ -37,11 +37,11 @@ struct GemmOptions {
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
 /// On exec's device. On a GPU each operand is contiguous, or the transpose of a contiguous
 /// matrix, at a multiple of 16 bytes and with rows that are multiples of 16 bytes, there is no
-/// bias, and the first call with a shape, up to timed_gemm_rows, times cuBLASLt's algorithms: the
-/// same bits on every later run of the process. With `same_bits`, throws InvalidArgument for more
-/// than kMaxFewRows few rows, and Unsupported where it does not hold: on CPUs without
-/// rows_keep_bits(), on GPUs before Hopper, and for few rows that are not bf16 or whose K is not a
-/// multiple of 64.
+/// bias, and the first call with a shape, up to timed_gemm_rows (for many_rows: with an N and K),
+/// times cuBLASLt's algorithms: the same bits on every later run of the process. With `same_bits`,
+/// throws InvalidArgument for more than kMaxFewRows few rows, and Unsupported where it does not
+/// hold: on CPUs without rows_keep_bits(), on GPUs before Hopper, and for few rows that are not
+/// bf16 or whose K is not a multiple of 64.
 void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options = {});
 

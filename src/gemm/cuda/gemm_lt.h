@@ -1,7 +1,7 @@
 // GEMM on one GPU through cuBLASLt. The algorithm is chosen by timing the library's suggestions
 // once per shape and process, unless an earlier choice is given. GEMMs whose number of rows is
 // different from call to call run the algorithm of a similar number (timed_gemm_rows in
-// gemm/gemm.h).
+// gemm/gemm.h); with GemmShape::same_bits, all numbers run one.
 #pragma once
 
 #include <cublasLt.h>
