@@ -12,7 +12,7 @@ void gemm(CUstream_st*, const QuantizedRows&, const QuantizedRows&, const Tensor
   throw Unsupported("gemm on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
 }
 
-bool gemm_swiglu(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+bool gemm_swiglu(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, SameBits) {
   return false;
 }
 

@@ -144,6 +144,26 @@ TEST(GemmRuns, RowsHaveTheSameBitsForAnySplit) {
   }
 }
 
+TEST(GemmRuns, SameBitsOfFewRowsAreAtMostTheirLimit) {
+  if (!rows_keep_bits()) GTEST_SKIP() << "needs AVX-512";
+  const Matrix a(DType::f32, kMaxFewRows + 1, 24, false, 0, 1), b(DType::f32, 24, 16, true, 0, 2);
+  const Matrix some(DType::f32, kMaxFewRows + 1, 16, false, 0, 3);
+  const Matrix all(DType::f32, kMaxFewRows + 1, 16, false, 0, 3);
+  gemm(Exec{}, a.tensor, b.tensor, all.tensor, {.same_bits = SameBits::many_rows});
+  gemm(Exec{}, a.tensor.rows(1, kMaxFewRows), b.tensor, some.tensor.rows(0, kMaxFewRows),
+       {.same_bits = SameBits::few_rows});
+  EXPECT_EQ(std::memcmp(some.tensor.data(), all.tensor.rows(1, kMaxFewRows).data(),
+                        size_t(kMaxFewRows) * 16 * sizeof(float)),
+            0);
+  try {
+    gemm(Exec{}, a.tensor, b.tensor, some.tensor, {.same_bits = SameBits::few_rows});
+    ADD_FAILURE() << "65 rows: accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "gemm: a f32[65, 24] with same_bits of few rows: expected at most 64");
+  }
+}
+
 // A long K, which libraries cut so that blocks of its rows fit into a cache.
 TEST(GemmRuns, RowsHaveTheSameBitsForEveryNumberOfRows) {
   if (!rows_keep_bits()) GTEST_SKIP() << "needs AVX-512";

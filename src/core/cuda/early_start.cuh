@@ -43,21 +43,37 @@ inline bool can_start_early() {
 }
 
 /// Launches a kernel that may start before the preceding one has ended, or else (`early` false)
-/// after it. `name`: of the error.
+/// after it, with clusters of `cluster` blocks. `name`: of the error.
 template <typename... Parameters, typename... Arguments>
-void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 threads,
-                  size_t shared_bytes, cudaStream_t stream, bool early, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters_early(const char* name, void (*kernel)(Parameters...), dim3 grid,
+                           unsigned cluster, dim3 threads, size_t shared_bytes, cudaStream_t stream,
+                           bool early, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (early && can_start_early()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early && can_start_early() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
+}
+
+/// As above, without clusters.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 threads,
+                  size_t shared_bytes, cudaStream_t stream, bool early, Arguments&&... arguments) {
+  launch_clusters_early(name, kernel, grid, 1, threads, shared_bytes, stream, early,
+                        std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace

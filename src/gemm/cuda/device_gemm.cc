@@ -8,11 +8,15 @@
 #include "core/cuda/stream_watch.h"
 #include "gemm/cuda/gemm_lt.h"
 #include "gemm/cuda/rows_gemm.h"
+#include "gemm/cuda/rows_product.h"
 #include "gemm/cuda/scaled_gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
+
+/// The number of rows whose fastest algorithm runs GEMMs with the same bits for any number.
+constexpr int64_t kRowsOfAll = 1024;
 
 /// GEMMs of one thread on its share of a GPU.
 struct Gemms {
@@ -46,12 +50,22 @@ bool is_transposed(const char* name, const Tensor& tensor) {
                   tensor.describe()));
 }
 
+void check_same_bits(SameBits same_bits) {
+  if (same_bits == SameBits::no || has_rows_product()) return;
+  throw Unsupported("gemm: same_bits: needs a Hopper GPU (and TANDEM_GPU_PORTABLE unset)");
+}
+
 }  // namespace
 
 void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& out,
           const GemmOptions& options) {
   if (options.bias) throw InvalidArgument("gemm: bias: expected none on a GPU");
-  if (is_transposed("out", out)) {
+  const bool swaps = is_transposed("out", out);
+  if (options.same_bits != SameBits::no && (swaps || is_transposed("a", a))) {
+    throw InvalidArgument(fmt::format("gemm: same_bits: a {}, out {}: expected contiguous rows",
+                                      a.describe(), out.describe()));
+  }
+  if (swaps) {
     return gemm(stream, b.transposed(), a.transposed(), out.transposed(), options);
   }
   const GemmShape shape{.m = a.dim(0),
@@ -61,22 +75,34 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
                         .out = out.dtype(),
                         .weight_is_kn = !is_transposed("b", b),
                         .x_is_km = is_transposed("a", a),
-                        .accumulate = options.accumulate};
+                        .accumulate = options.accumulate,
+                        .same_bits = options.same_bits == SameBits::many_rows};
   if (b.dim(0) != shape.k || out.dim(0) != shape.m || out.dim(1) != shape.n ||
       b.dtype() != a.dtype()) {
     throw InvalidArgument(fmt::format("gemm: a {}, b {}, out {}: sizes or dtypes do not match",
                                       a.describe(), b.describe(), out.describe()));
   }
+  check_same_bits(options.same_bits);
   // The bytes of the weight bound it: cuBLASLt's kernels read them no faster, and start later.
-  if (!shape.weight_is_kn && !shape.x_is_km && is_rows_gemm(a, b.transposed(), out)) {
+  if (options.same_bits != SameBits::many_rows && !shape.weight_is_kn && !shape.x_is_km &&
+      is_rows_gemm(a, b.transposed(), out)) {
     return rows_gemm(stream, a, b.transposed(), out,
-                     {.accumulate = options.accumulate, .early = options.reads_b_early});
+                     {.accumulate = options.accumulate,
+                      .early = options.reads_b_early,
+                      .same_bits = options.same_bits == SameBits::few_rows});
+  }
+  if (options.same_bits == SameBits::few_rows && shape.k > 0 && out.elements() > 0) {
+    throw Unsupported(fmt::format(
+        "gemm: same_bits of few rows: a {}, b {}: expected bf16, a weight [N, K], K in multiples "
+        "of 64",
+        a.describe(), b.describe()));
   }
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);
   if (at == gemms.by_shape.end()) {
     // Sums over the rows have the same number in each call, or are in the bits of the result.
-    const int64_t timed_m = shape.x_is_km ? shape.m : timed_gemm_rows(shape.m);
+    int64_t timed_m = shape.x_is_km ? shape.m : timed_gemm_rows(shape.m);
+    if (shape.same_bits) timed_m = kRowsOfAll;
     // Timing waits for the device: no kernel of this stream may wait for a peer then.
     LtGemm created(gemms.lt, shape, timed_m, [&] { await_stream(stream, "gemm"); });
     at = gemms.by_shape.emplace(shape, std::move(created)).first;
@@ -112,9 +138,14 @@ void gemm(CUstream_st* stream, const QuantizedRows& a, const QuantizedRows& b, c
                  {a.scales.as<const float>(), b.scales.as<const float>()});
 }
 
-bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out) {
-  if (!is_rows_gemm(a, weight, out) || out.dtype() != DType::bf16) return false;
-  rows_gemm_swiglu(stream, a, weight, out);
+bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+                 SameBits same_bits) {
+  check_same_bits(same_bits);
+  if (same_bits == SameBits::many_rows || !is_rows_gemm(a, weight, out) ||
+      out.dtype() != DType::bf16) {
+    return false;
+  }
+  rows_gemm_swiglu(stream, a, weight, out, same_bits == SameBits::few_rows);
   return true;
 }
 

@@ -11,6 +11,7 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
           const GemmOptions& options);
 void gemm(CUstream_st* stream, const QuantizedRows& a, const QuantizedRows& b, const Tensor& out,
           bool accumulate);
-bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out);
+bool gemm_swiglu(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+                 SameBits same_bits);
 
 }  // namespace tandem::gpu

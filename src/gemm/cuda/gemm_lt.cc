@@ -17,43 +17,10 @@ namespace tandem::gpu {
 namespace {
 
 constexpr size_t kWorkspace = size_t(64) << 20;
-constexpr int kSuggestions = 16;
-
-cudaDataType_t cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return CUDA_R_32F;
-    case DType::bf16:
-      return CUDA_R_16BF;
-    case DType::f16:
-      return CUDA_R_16F;
-    case DType::e4m3:
-      return CUDA_R_8F_E4M3;
-    case DType::i32:
-    case DType::u8:
-      break;
-  }
-  throw InvalidArgument(
-      fmt::format("gemm: dtype {}: expected bf16, f16, f32 or e4m3", name_of(dtype)));
-}
 
 auto key(const GemmShape& s) {
   return std::tuple(s.m, s.n, s.k, s.in, s.out, s.weight_is_kn, s.bias, s.scaling, s.x_is_km,
-                    s.accumulate);
-}
-
-struct DestroyLayout {
-  void operator()(cublasLtMatrixLayout_t layout) const { cublasLtMatrixLayoutDestroy(layout); }
-};
-using Layout = std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, DestroyLayout>;
-
-// cuBLASLt is column-major: `rows` is the contiguous dimension.
-Layout make_layout(DType dtype, int64_t rows, int64_t columns) {
-  cublasLtMatrixLayout_t layout = nullptr;
-  check(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), uint64_t(rows), uint64_t(columns),
-                                   rows),
-        "cublasLtMatrixLayoutCreate");
-  return Layout(layout);
+                    s.accumulate, s.same_bits);
 }
 
 constexpr double kFailed = 1e30;
@@ -72,11 +39,12 @@ std::string key_of(const GemmKey& gemm_key) {
   cudaDeviceProp properties{};
   gpu::check(cudaGetDevice(&device), "current device");
   gpu::check(cudaGetDeviceProperties(&properties, device), "device properties");
-  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}", gemm_choice_prefix(),
-                     properties.name, sms, s.m, s.n, s.k, name_of(s.in), name_of(s.out),
-                     s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
+  return fmt::format("{}{}, {} SMs | gemm m {} n {} k {} {} to {}{}{}{}{}{}{}",
+                     gemm_choice_prefix(), properties.name, sms, s.m, s.n, s.k, name_of(s.in),
+                     name_of(s.out), s.weight_is_kn ? " kn" : "", s.bias ? " bias" : "",
                      s.scaling ? fmt::format(" scale per {}", name_of(*s.scaling)) : "",
-                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "");
+                     s.x_is_km ? " km" : "", s.accumulate ? " added" : "",
+                     s.same_bits ? " same bits" : "");
 }
 
 // Choice for a shape, and the contexts (device and share) that it has run in. cuBLASLt loads a
@@ -208,46 +176,22 @@ struct LtGemm::State {
                           with.workspace, stream);
   }
 
-  // Operands of GEMMs that sum over rows may begin at any row: only 16-byte alignment is
-  // guaranteed.
-  static void allow_rows_from_anywhere(cublasLtMatmulPreference_t preference) {
-    const uint32_t bytes = 16;
-    for (const auto attribute :
-         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes);
-    }
-  }
-
-  std::vector<cublasLtMatmulHeuristicResult_t> suggestions() const {
-    cublasLtMatmulPreference_t preference = nullptr;
-    check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const size_t workspace = kWorkspace;
-    // Reductions through a workspace have a fixed order; in-place ones do not.
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &workspace, sizeof workspace);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                         &reductions, sizeof reductions);
+  std::vector<Chosen> suggestions() const {
+    AlgorithmLimits limits{.workspace = kWorkspace};
+    const auto alignment_of = [](int64_t row_bytes) {
+      return uint32_t(std::min<int64_t>(256, row_bytes & -row_bytes));
+    };
     if (shape.in == DType::e4m3) {  // slices of x and out begin at any row
-      const auto tell = [&](cublasLtMatmulPreferenceAttributes_t attribute, int64_t row_bytes) {
-        const auto alignment = uint32_t(std::min<int64_t>(256, row_bytes & -row_bytes));
-        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof alignment);
-      };
-      const int64_t out_bytes = shape.n * int64_t(size_of(shape.out));
-      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.k);
-      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes);
-      tell(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes);
+      limits.x_alignment = alignment_of(shape.k);
+      limits.out_alignment = alignment_of(shape.n * int64_t(size_of(shape.out)));
     }
-    if (shape.x_is_km) allow_rows_from_anywhere(preference);
-    std::vector<cublasLtMatmulHeuristicResult_t> found(kSuggestions);
-    int count = 0;
-    const cublasStatus_t code =
-        cublasLtMatmulAlgoGetHeuristic(context.handle(), op, weight.get(), x.get(), out.get(),
-                                       out.get(), preference, kSuggestions, found.data(), &count);
-    cublasLtMatmulPreferenceDestroy(preference);
-    found.resize(code == CUBLAS_STATUS_SUCCESS ? size_t(count) : 0);
-    return found;
+    // Operands of GEMMs that sum over rows may begin at any row, as may those of any number of
+    // rows: only 16-byte alignment is guaranteed.
+    if (shape.x_is_km || shape.same_bits) {
+      limits.weight_alignment = limits.x_alignment = limits.out_alignment = 16;
+    }
+    if (shape.same_bits) limits.workspace = 0, limits.may_split = false;
+    return suggest_algorithms(context.handle(), op, {weight.get(), x.get(), out.get()}, limits);
   }
 
   [[noreturn]] void refuse() const {
@@ -289,8 +233,7 @@ struct LtGemm::State {
   /// Suggestion that `choice` describes; nullopt if this library does not suggest it for the GEMM
   /// on this GPU.
   std::optional<Chosen> as_chosen(const GemmChoice& choice) const {
-    for (const auto& found : suggestions()) {
-      const Chosen chosen{found.algo, found.workspaceSize, 0};
+    for (const Chosen& chosen : suggestions()) {
       if (choice_of(chosen) == choice) return chosen;
     }
     return std::nullopt;
@@ -316,14 +259,44 @@ struct LtGemm::State {
   /// Loads the kernel on this device before any kernel waits there.
   void load(const Chosen& with) { check(launch_once(with), "cublasLtMatmul"); }
 
+  /// The last rows, up to 16, of the first `rows` of the trial runs' result.
+  std::vector<std::byte> last_rows(const Scratch& on, int64_t rows) const {
+    const int64_t row_bytes = shape.n * int64_t(size_of(shape.out)),
+                  count = std::min<int64_t>(rows, 16);
+    std::vector<std::byte> result(size_t(count * row_bytes));
+    gpu::check(cudaMemcpyAsync(result.data(), on.out.data() + (rows - count) * row_bytes,
+                               result.size(), cudaMemcpyDeviceToHost, on.stream.get()),
+               "read a trial's rows");
+    gpu::check(cudaStreamSynchronize(on.stream.get()), "gemm candidate");
+    return result;
+  }
+
+  /// Whether an algorithm takes fewer rows of the filled operands, and gives them the same bits.
+  bool keeps_bits(const Scratch& on, const Chosen& with) const {
+    const auto multiply = [&](const State& state) {
+      return state.launch(with, on.x.data(), on.weight.data(), on.out.data(), nullptr,
+                          on.stream.get(), true) == CUBLAS_STATUS_SUCCESS;
+    };
+    if (!multiply(*this)) return false;
+    std::map<int64_t, std::vector<std::byte>> expected;
+    for (const int64_t rows : {1, 8, 65, 100, 200, 513}) {
+      if (rows < shape.m) expected.emplace(rows, last_rows(on, rows));
+    }
+    return std::all_of(expected.begin(), expected.end(), [&](const auto& each) {
+      GemmShape fewer = shape;
+      fewer.m = each.first;
+      return multiply(State(context, fewer)) && last_rows(on, each.first) == each.second;
+    });
+  }
+
   Chosen choose() {
     const Scratch scratch = make_scratch();
     const cudaStream_t stream = scratch.stream.get();
     fill_uniform(scratch.x.view(shape.in, {shape.m, shape.k}), 1, 0, 0, stream);
     fill_uniform(scratch.weight.view(shape.in, {shape.n, shape.k}), 1, 1, 0, stream);
-    std::vector<Chosen> candidates;
-    for (const auto& found : suggestions()) {
-      candidates.push_back({found.algo, found.workspaceSize, 0});
+    std::vector<Chosen> candidates = suggestions();
+    if (shape.same_bits) {
+      std::erase_if(candidates, [&](const Chosen& each) { return !keeps_bits(scratch, each); });
     }
     Event begin(Event::Kind::timing), end(Event::Kind::timing);
     const auto time = [&](Chosen& candidate, int repeats) {
@@ -373,7 +346,7 @@ struct LtGemm::State {
     if (!suggested) {
       const auto found = suggestions();
       if (found.empty() && !simple_gemm_takes(shape)) refuse();
-      suggested = found.empty() ? simple() : Chosen{found[0].algo, found[0].workspaceSize, 0};
+      suggested = found.empty() ? simple() : found[0];
     }
     return launch(*suggested, px, pw, po, bias, stream);
   }
@@ -438,7 +411,7 @@ void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
   const Chosen chosen = state_->selected->get();
   cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
   if (!state_->suggested) status = state_->launch(chosen, x, weight, out, bias, stream);
-  if (status != CUBLAS_STATUS_SUCCESS && !state_->is_exact) {
+  if (status != CUBLAS_STATUS_SUCCESS && !state_->is_exact && !state_->shape.same_bits) {
     status = state_->launch_suggested(x, weight, out, bias, stream);
   }
   check(status, "cublasLtMatmul");

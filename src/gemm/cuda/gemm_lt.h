@@ -1,7 +1,7 @@
 // GEMM on one GPU through cuBLASLt. The algorithm is chosen by timing the library's suggestions
 // once per shape and process, unless an earlier choice is given. GEMMs whose number of rows is
 // different from call to call run the algorithm of a similar number (timed_gemm_rows in
-// gemm/gemm.h).
+// gemm/gemm.h); with GemmShape::same_bits, all numbers run one.
 #pragma once
 
 #include <cublasLt.h>
@@ -27,6 +27,7 @@ struct GemmShape {
   std::optional<Scaling> scaling = std::nullopt;  ///< e4m3 only; none: scales of 1
   bool x_is_km = false;                           ///< x stored [K, M] instead of [M, K]
   bool accumulate = false;                        ///< added to out instead of stored
+  bool same_bits = false;  ///< a row's bits do not depend on m: one algorithm for every m
   bool operator<(const GemmShape& other) const;
 };
 
@@ -55,8 +56,9 @@ class LtGemm {
   /// InvalidArgument for dtypes, or for rows that are not multiples of 16 bytes; Unsupported if
   /// cuBLASLt has no algorithm for e4m3. Other dtypes then run a fallback kernel of our own.
   LtGemm(const LtContext& context, const GemmShape& shape);
-  /// Runs the algorithm that is fastest with `timed_m` rows, at least shape.m. `before`: called
-  /// before anything is launched to time or load it.
+  /// Runs the algorithm that is fastest with `timed_m` rows, at least shape.m. With
+  /// shape.same_bits it may be less: the fastest algorithm without splits of K that gave rows the
+  /// same bits with fewer of them. `before`: called before anything is launched to time or load it.
   LtGemm(const LtContext& context, const GemmShape& shape, int64_t timed_m,
          const std::function<void()>& before);
   ~LtGemm();

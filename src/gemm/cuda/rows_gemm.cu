@@ -1,3 +1,5 @@
+// On Hopper launches rows_product.cuh's kernel, for one or two rows and on other GPUs this one.
+//
 // A block computes 16 columns of the result, the rows of one tile of the weight, for all rows of a:
 // its warps divide k, and their sums are added in order. Each warp has a ring of its own in shared
 // memory, so that many bytes of the weight are under way and no warp waits for another. The
@@ -14,6 +16,7 @@
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/multiply_tile.cuh"
 #include "core/cuda/silu.cuh"
+#include "gemm/cuda/rows_product.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -22,6 +25,8 @@ namespace {
 constexpr int kTileRows = 16;    // of the weight
 constexpr int kTileColumns = 8;  // rows of a
 constexpr int kStep = 64;        // of k: 128 bytes of a row
+constexpr int64_t kMaxRows = 2 * kTileColumns;
+constexpr int64_t kMaxRowsOnHopper = 2;  // the other kernel is slower for so few
 constexpr int kWarpsOfBlock = 4;
 constexpr int kRowsThreads = kWarpsOfBlock * 32;
 constexpr int kStages = 8;
@@ -153,7 +158,8 @@ void launch(const RowsParams& p, bool early, cudaStream_t stream) {
 }
 
 bool has_rows(const Tensor& tensor, int64_t unit) {
-  return tensor.dims() == 2 && tensor.stride(1) == 1 && tensor.stride(0) % unit == 0;
+  return tensor.dims() == 2 && tensor.stride(1) == 1 && tensor.stride(0) % unit == 0 &&
+         (tensor.dim(0) == 1 || tensor.stride(0) >= tensor.dim(1));
 }
 
 bool has_vectors(const Tensor& tensor) {
@@ -179,29 +185,49 @@ RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out,
           .accumulate = accumulate};
 }
 
+/// Whether rows_product.cuh's kernel runs. k = 0: only the kernel of this file.
+bool is_product(const Tensor& a, bool same_bits) {
+  return a.dim(1) > 0 && (same_bits || a.dim(0) > kMaxRowsOnHopper) && has_rows_product();
+}
+
 }  // namespace
+
+int64_t max_gemm_rows() {
+  return has_rows_product() ? kMaxFewRows : kMaxRows;
+}
 
 bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
   return a.dtype() == DType::bf16 && weight.dtype() == DType::bf16 &&
          (out.dtype() == DType::bf16 || out.dtype() == DType::f32) && has_rows(a, 8) &&
          has_rows(out, 1) && weight.dims() == 2 && weight.contiguous() && a.dim(0) > 0 &&
-         a.dim(0) <= kMaxGemmRows && a.dim(1) == weight.dim(1) && a.dim(1) % kStep == 0 &&
-         weight.dim(0) > 0 && has_vectors(a) && has_vectors(weight);
+         a.dim(0) <= (a.dim(1) > 0 ? max_gemm_rows() : kMaxRows) && a.dim(1) == weight.dim(1) &&
+         a.dim(1) % kStep == 0 && weight.dim(0) > 0 && has_vectors(a) && has_vectors(weight);
 }
 
 void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
                const RowsGemmOptions& options) {
   check_operands(a, weight, out, weight.dim(0));
+  if (is_product(a, options.same_bits)) {
+    return launch_rows_product(stream, {.a = a,
+                                        .weight = weight,
+                                        .out = out,
+                                        .accumulate = options.accumulate,
+                                        .early = options.early});
+  }
   const RowsParams params = make_params(a, weight, out, options.accumulate);
   out.dtype() == DType::f32 ? launch<float>(params, options.early, stream)
                             : launch<__nv_bfloat16>(params, options.early, stream);
 }
 
-void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight,
-                      const Tensor& out) {
+void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+                      bool same_bits) {
   check_operands(a, weight, out, weight.dim(0) / 2);
   if (out.dtype() != DType::bf16) {
     throw InvalidArgument("rows_gemm: SwiGLU to " + out.describe() + ": expected bf16");
+  }
+  if (is_product(a, same_bits)) {
+    return launch_rows_product(
+        stream, {.a = a, .weight = weight, .out = out, .early = true, .swiglu = true});
   }
   launch<__nv_bfloat16, true>(make_params(a, weight, out, false), true, stream);
 }
