@@ -50,6 +50,7 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                  {"min_prompt", q.min_prompt > 0 ? q.min_prompt : q.prompt},
                                  {"prompt_rows", q.prompt_rows},
                                  {"mixed_rows", q.mixed_rows},
+                                 {"batch_invariant", q.batch_invariant},
                                  {"tp", q.tp},
                                  {"transport", comm.transport()},
                                  {"dtype", q.dtype},
@@ -163,6 +164,7 @@ void add_bench_generate(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
   add_prompt_rows_option(*command, request.prompt_rows);
+  add_batch_invariant_flag(*command, request.batch_invariant);
   command
       ->add_option("--mixed-rows", request.mixed_rows,
                    "Max rows of a step that also generates tokens (default: all)")

@@ -20,7 +20,7 @@ struct GenerateArguments {
   std::vector<std::string> stops;
   int ranks = 1;
   DeviceOptions devices;
-  bool allow_uncompressed = false;
+  bool allow_uncompressed = false, batch_invariant = false;
   int64_t max_tokens = 256;
   int64_t batch = 16;       ///< texts at once, with `prompts`
   int64_t prompt_rows = 0;  ///< rows of a step for chunks of `prompts`; 0: the devices' default

@@ -144,6 +144,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
   options.prefill = parse_prefill(arguments.prefill);
+  options.batch_invariant = arguments.batch_invariant;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = stored.tokenizer.get();
   // CPU ranks have too few rows to overlap a GEMM with its own sums.
@@ -243,11 +244,12 @@ void run(GenerateArguments arguments) {
         "options",
         fmt::format(
             "--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-            "--weights {} --codec {}{} --prefill {} --stop {} eos_token_id {} --prompt-rows {} "
+            "--weights {} --codec {}{}{} --prefill {} --stop {} eos_token_id {} --prompt-rows {} "
             "--prompt {}",
             sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
             arguments.max_tokens, arguments.dtype, arguments.weights, arguments.policy.describe(),
-            arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
+            arguments.allow_uncompressed ? " --allow-uncompressed" : "",
+            arguments.batch_invariant ? " --batch-invariant" : "", arguments.prefill,
             fmt::join(arguments.stops, " --stop "), fmt::join(arguments.eos_token_ids, ","),
             arguments.prompt_rows, arguments.prompt));
     arguments.policy.require_used(config, tp.size());
@@ -313,6 +315,7 @@ void add_generate(CLI::App& app) {
   command->option_defaults()->group("Ranks and arithmetic");
   add_tp_option(*command, arguments->ranks);
   add_prompt_rows_option(*command, arguments->prompt_rows)->needs("--prompts");
+  add_batch_invariant_flag(*command, arguments->batch_invariant);
   add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
                       arguments->codec);
   command

@@ -129,6 +129,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   set_step_rows(options, prompt_rows(arguments.prompt_rows, arguments.devices),
                 arguments.devices.on_gpus());
   options.codec = arguments.policy;
+  options.batch_invariant = arguments.batch_invariant;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = stored.tokenizer.get();
   return options;

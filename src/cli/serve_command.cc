@@ -38,7 +38,7 @@ struct ServeArguments {
   int ranks = 1;
   DeviceOptions devices;
   int64_t batch = 16, context = 0, prompt_rows = 0, mixed_rows = 0, queue = 256;
-  bool share_prefixes = true;
+  bool share_prefixes = true, batch_invariant = false;
 };
 
 /// Last folder of the model's path.
@@ -83,6 +83,7 @@ EngineOptions engine_options(const ServeArguments& arguments, const ServedModel&
   set_step_rows(options, prompt_rows(arguments.prompt_rows, arguments.devices),
                 arguments.devices.on_gpus());
   options.share_prefixes = arguments.share_prefixes;
+  options.batch_invariant = arguments.batch_invariant;
   options.codec = policy;
   options.int8_weights = !arguments.weights.empty();
   options.tokenizer = model.stored->tokenizer.get();
@@ -167,10 +168,11 @@ void run(ServeArguments arguments) {
     tp.require_same("the model", stored.identity);
     tp.require_same(
         "options",
-        fmt::format("--context {} --batch {} --prompt-rows {} --mixed-rows {} {} "
+        fmt::format("--context {} --batch {} --prompt-rows {} --mixed-rows {} {} {} "
                     "--dtype {} --weights {} --codec {}",
                     model.capacity, arguments.batch, arguments.prompt_rows, arguments.mixed_rows,
-                    arguments.share_prefixes ? "" : "--no-shared-prefixes", arguments.dtype,
+                    arguments.share_prefixes ? "" : "--no-shared-prefixes",
+                    arguments.batch_invariant ? "--batch-invariant" : "", arguments.dtype,
                     arguments.weights, policy.describe()));
     policy.require_used(stored.config, tp.size());
     serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
@@ -216,6 +218,7 @@ void add_serve(CLI::App& app) {
   command->add_flag("!--no-shared-prefixes", arguments->share_prefixes,
                     "Compute the first tokens of a prompt although the cache has those of another "
                     "text");
+  add_batch_invariant_flag(*command, arguments->batch_invariant);
   command
       ->add_option("--queue", arguments->queue,
                    "Max sequences that are generated or wait; others get status 429")

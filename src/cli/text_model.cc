@@ -75,6 +75,12 @@ CLI::Option* add_prompt_rows_option(CLI::App& command, int64_t& rows) {
       ->check(CLI::Range(1, 1 << 16));
 }
 
+CLI::Option* add_batch_invariant_flag(CLI::App& command, bool& flag) {
+  return command.add_flag("--batch-invariant", flag,
+                          "Write the same tokens, bit for bit, whatever else is written: always so "
+                          "on CPUs, at some cost of speed on one GPU");
+}
+
 int64_t prompt_rows(int64_t rows, const DeviceOptions& devices) {
   if (rows > 0) return rows;
   return devices.on_gpus() ? kGpuPromptRows : kCpuPromptRows;

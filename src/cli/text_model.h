@@ -29,6 +29,8 @@ std::string describe_cpu_weights(const std::string& weights);
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
 /// --prompt-rows: rows of a step for chunks of prompts, 0 if not given.
 CLI::Option* add_prompt_rows_option(CLI::App& command, int64_t& rows);
+/// --batch-invariant.
+CLI::Option* add_batch_invariant_flag(CLI::App& command, bool& flag);
 /// `rows`, or the devices' default if it is 0.
 int64_t prompt_rows(int64_t rows, const DeviceOptions& devices);
 

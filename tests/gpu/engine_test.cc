@@ -1,5 +1,5 @@
 // Generation on GPU ranks: in f32 the texts of CPU ranks, for any batch, chunks, preemption and
-// number of ranks; in bf16 the same bits in any batch, where the products are our own.
+// number of ranks; in bf16 the same bits in any batch, where asked for.
 #include "engine/infer/engine.h"
 
 #include <fmt/format.h>
@@ -14,6 +14,7 @@
 
 #include "engine/infer/rank_model.h"
 #include "gemm/cuda/rows_gemm.h"
+#include "tandem/error.h"
 #include "tests/engine/infer/engine_cases.h"
 #include "tests/gpu/gpu_ranks.h"
 
@@ -157,25 +158,50 @@ TEST_P(GpuEngine, CancelledRequestsEndAndOthersKeepTheirTexts) {
 
 // A few rows of bf16 (one or two on Hopper) are multiplied by a kernel whose rows do not depend on
 // each other, and sums of two ranks have one order. A prompt of one token is a chunk in any batch.
-TEST_P(GpuEngine, BitsInBf16DoNotDependOnTheBatch) {
-  if (ranks() > 2) GTEST_SKIP() << "sums of more ranks may depend on the number of elements";
+// Prompts are divided and shared, and texts preempted, in every way.
+TEST_P(GpuEngine, BatchInvariantBitsInBf16DoNotDependOnTheBatch) {
   ModelConfig config = gpu_engine_model(kVariants[0]);
   config.head_dim = 64, config.heads = config.kv_heads = 4, config.ffn = 256;
+  const auto options = [](int64_t sequences, int64_t rows, int64_t pages) {
+    return EngineOptions{.dtype = DType::bf16,
+                         .sequences = sequences,
+                         .rows = rows,
+                         .pages = pages,
+                         .batch_invariant = true};
+  };
+  if (ranks() > 1 || gpu::max_gemm_rows() < kMaxFewRows) {
+    on_gpus([&](Communicator& tp) {
+      EXPECT_THROW(Engine(tp, config, options(2, 16, 0)), Unsupported);
+    });
+    return;
+  }
+  std::vector<Request> requests = mixed_requests(5);
+  requests[5].prompt = requests[6].prompt = requests[2].prompt;
+  requests[6].prompt.push_back(9);
   on_gpus([&](Communicator& tp) {
-    const int64_t rows = gpu::max_gemm_rows() > 16 ? 2 : 16;
-    std::vector<Request> requests = random_requests(14, 5, 1, 150);
-    for (Request& request : requests) request.stops = {}, request.eos_token_ids = {-1};
-    const std::vector<Written> expected = run_separately(tp, config, DType::bf16, {}, requests);
-    for (const int64_t sequences : {2, 5, 8, 9, 14}) {
-      if (sequences > rows) break;
-      Engine engine(tp, config, {.dtype = DType::bf16, .sequences = sequences, .rows = rows});
+    EXPECT_THROW(Engine(tp, config, options(65, 65, 0)), Unsupported);
+    Engine alone(tp, config, options(1, 1, 0));
+    fill_engine(alone, config, tp);
+    std::vector<Written> expected;
+    for (const Request& request : requests) expected.push_back(run_all(alone, {request}, {1})[0]);
+    struct Size {
+      int64_t sequences, rows, pages;
+    };
+    int64_t preempted = 0, shared = 0;
+    for (const Size& size :
+         {Size{2, 2, 4}, {5, 17, 6}, {9, 64, 5}, {12, 100, 0}, {12, 300, 9}, {64, 1000, 0}}) {
+      Engine engine(tp, config, options(size.sequences, size.rows, size.pages));
       fill_engine(engine, config, tp);
-      const std::vector<Written> all = run_all(engine, requests, {uint64_t(sequences)});
-      EXPECT_EQ(engine.stats().preempted, 0);
+      const std::vector<Written> all = run_all(engine, requests, {uint64_t(size.rows)});
       for (size_t i = 0; i < all.size(); ++i) {
-        EXPECT_TRUE(all[i] == expected[i]) << "request " << i << ", " << sequences << " at once";
+        EXPECT_TRUE(all[i] == expected[i])
+            << "request " << i << ", " << size.sequences << " at once, " << size.rows << " rows";
       }
+      preempted += engine.stats().preempted;
+      shared += engine.stats().shared_tokens;
     }
+    EXPECT_GT(preempted, 0);
+    EXPECT_GT(shared, 0);
   });
 }
 

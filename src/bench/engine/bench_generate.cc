@@ -240,6 +240,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.dtype = parse_dtype(q.dtype);
   options.sequences = q.batch;
   options.mixed_rows = q.mixed_rows;
+  options.batch_invariant = q.batch_invariant;
   set_step_rows(options, q.prompt_rows, tp.on_gpu());
   options.int8_weights = !q.weights.empty();
   options.share_prefixes = false;  // each batch has the same prompts

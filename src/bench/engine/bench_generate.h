@@ -26,6 +26,7 @@ struct GenerateBench {
   int64_t min_prompt = 0;   ///< prompts have random lengths from this to `prompt`; 0: all `prompt`
   double rate = 0;          ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;     ///< requests, with `rate`
+  bool batch_invariant = false;  ///< as in EngineOptions
   std::string dtype = "bf16";
   std::string weights;  ///< "int8", or empty for `dtype`
   int repeats = 3;      ///< batches, without `rate`

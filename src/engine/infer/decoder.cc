@@ -34,6 +34,7 @@ Decoder::Decoder(const DecoderContext& c, int64_t rows, int64_t chosen, const Ro
       progress_(c.tp, "decode"),
       max_rows_(rows),
       max_chosen_(chosen),
+      takes_turns_(options.batch_invariant && !c.forms().has_row_sums),
       memory_(c, rows),
       experts_(c.has_experts() ? std::make_unique<StepExperts>(c, rows, options.overlap) : nullptr),
       small_(c, rows, 1, memory_, experts_.get()),
@@ -50,6 +51,7 @@ Decoder::Decoder(const DecoderContext& c, int64_t rows, int64_t chosen, const Ro
       sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
       sampled_(bytes(c, chosen, sizeof(Sampled))),
       host_sampled_(size_t(chosen)) {
+  if (options.batch_invariant) check_batch_invariant(c, chosen);
   clear(c.exec, inputs_);  // tokens of padding
   if (times_algorithms(c.exec)) run_all_sizes();
 }
@@ -96,6 +98,9 @@ std::span<const Sampled> Decoder::run(const StepRows& rows) {
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
   num_rows_ = count;
   num_chosen_ = chosen;
+  if (takes_turns_) {
+    memory_.same_bits = rows.chunks.empty() ? SameBits::few_rows : SameBits::many_rows;
+  }
   return progress_.during([&]() -> std::span<const Sampled> {
     upload(rows);
     if (large_.receipt && !rows.chunks.empty()) ++large_.receipt->calls;
@@ -185,7 +190,8 @@ void Decoder::compute_logits(int64_t count) {
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, last_norm, last_rms_);
   multiply(c, last_norm, c.view().weight(c.layout.head),
-           reshaped(local_logits_, count, c.layout.vocab));
+           reshaped(local_logits_, count, c.layout.vocab),
+           takes_turns_ ? SameBits::few_rows : SameBits::no);
   const int world = c.tp.size();
   if (world == 1) return;
   const int64_t room = count * logit_columns(c);

@@ -44,6 +44,8 @@ class Decoder {
   /// f32 [count, vocab], on the host; the same on every rank. They take the place of those of the
   /// chosen rows. Collective.
   std::vector<float> compute_logits_after(int64_t row, int64_t count);
+  /// Whether a step has either prompts or other rows.
+  bool takes_turns() const { return takes_turns_; }
   /// Form of large steps.
   const RowsForm& form() const { return large_.form; }
 
@@ -66,6 +68,7 @@ class Decoder {
   DecoderContext context_;
   Progress progress_;
   int64_t max_rows_, max_chosen_;
+  bool takes_turns_;
   StepMemory memory_;
   std::unique_ptr<StepExperts> experts_;
   ReplicatedRows small_;  ///< steps that large_ does not take

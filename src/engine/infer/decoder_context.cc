@@ -54,9 +54,11 @@ std::vector<Wire> row_sum_wires(const DecoderContext& c) {
 }
 
 void multiply(const DecoderContext& c, const Tensor& x, const LayerWeight& weight,
-              const Tensor& out) {
+              const Tensor& out, SameBits same_bits) {
   if (c.int8) return c.int8->at(weight.matrix).multiply(x, out);
-  gemm(c.exec, x, weight.values.transposed(), out, kWeightIsOld);
+  GemmOptions options = kWeightIsOld;
+  options.same_bits = same_bits;
+  gemm(c.exec, x, weight.values.transposed(), out, options);
 }
 
 void Residuals::add_sum(const DecoderContext& c, bool later) {

@@ -50,7 +50,8 @@ struct StepMemory {
   StepMemory(const DecoderContext& context, int64_t rows);
   Activation x;  ///< residual stream, f32
   Activation inverse_rms, x_norm, hidden, inner;
-  Activation sum;  ///< of a branch over the ranks, before it is added to x
+  Activation sum;                     ///< of a branch over the ranks, before it is added to x
+  SameBits same_bits = SameBits::no;  ///< of the step's GEMMs, on GPUs
 };
 
 /// Weights are not written between the kernels of a step.
@@ -58,7 +59,7 @@ constexpr GemmOptions kWeightIsOld{.reads_b_early = true};
 
 /// out = x x weight^T, with the weight as the context stores it.
 void multiply(const DecoderContext& context, const Tensor& x, const LayerWeight& weight,
-              const Tensor& out);
+              const Tensor& out, SameBits same_bits);
 
 /// Wire formats of the sums of rows that every rank has.
 std::vector<Wire> row_sum_wires(const DecoderContext& context);

@@ -96,7 +96,8 @@ Engine::Sequence::Sequence(int64_t id_, Request given, const TextTokenizer* toke
     : id(id_),
       request(std::move(given)),
       continuation(tokenizer, request.text_options()),
-      tokens(request.prompt) {}
+      tokens(request.prompt),
+      chunked(int64_t(tokens.size())) {}
 
 Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options)
     : Engine(tp, config, Resolved{resolve(tp, config, options)}) {}
@@ -108,13 +109,16 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       max_sequences_(resolved.options.sequences),
       max_rows_(resolved.options.rows),
       mixed_rows_(resolved.options.mixed_rows),
+      batch_invariant_(resolved.options.batch_invariant),
       window_(max_window(tp, config)),
       pool_(resolved.options.pages),
       shares_(resolved.options.share_prefixes && window_ == 0 &&
               (config.experts == 0 || resolved.options.codec.experts.is_exact())),
       prefixes_(pool_),
       decoder_(model_.context, max_rows_, max_sequences_,
-               {resolved.options.overlap, resolved.options.prefill}) {}
+               {.overlap = resolved.options.overlap,
+                .prefill = resolved.options.prefill,
+                .batch_invariant = batch_invariant_}) {}
 
 void Engine::initialize(uint64_t seed) {
   initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());
@@ -141,6 +145,7 @@ int64_t Engine::submit(Request request) {
   if (prompt > capacity) {
     const int64_t max_tokens = std::min(capacity, sequence->request.max_tokens);
     sequence->begin = prompt - std::max(half_of(capacity), capacity - max_tokens);
+    sequence->chunked = sequence->length();
   }
   waiting_.push_back(std::move(sequence));
   return next_id_++;
@@ -164,11 +169,7 @@ std::vector<TokenEvent> Engine::step() {
   scored_.clear();
   num_planned_ = 0;
   return_pages_before_windows();
-  plan_tokens();
-  const auto written = int64_t(rows_.tokens.size());
-  step_rows_ = written == 0 ? max_rows_ : std::min(max_rows_, std::max(mixed_rows_, written + 1));
-  plan_chunks();
-  admit();
+  plan();
   if (rows_.tokens.empty()) return {};
   const std::span<const Sampled> sampled = decoder_.run(rows_);
   ++stats_.steps;
@@ -186,6 +187,19 @@ std::vector<TokenEvent> Engine::step() {
   std::erase_if(running_,
                 [&](const std::unique_ptr<Sequence>& sequence) { return sequence->left() == 0; });
   return events;
+}
+
+void Engine::plan() {
+  const bool takes_turns = decoder_.takes_turns();
+  if (!takes_turns || !was_of_tokens_) plan_tokens();
+  const auto written = int64_t(rows_.tokens.size());
+  step_rows_ = written == 0 ? max_rows_ : std::min(max_rows_, std::max(mixed_rows_, written + 1));
+  if (!takes_turns || written == 0) {
+    plan_chunks();
+    admit();
+  }
+  if (rows_.tokens.empty()) plan_tokens();
+  was_of_tokens_ = rows_.chunks.empty();
 }
 
 int64_t Engine::max_pages(const Sequence& sequence) const {
@@ -211,7 +225,9 @@ void Engine::share_prefix(Sequence& sequence) {
   // Rows whose logits score the tokens after them are computed.
   if (!shares_ || sequence.request.prompt_alternatives >= 0) return;
   const std::span context = sequence.context();
-  sequence.prefix = prefixes_.enter(context.first(context.size() - 1));
+  auto count = context.size() - 1;
+  if (batch_invariant_) count = std::min(count, size_t(sequence.chunked));
+  sequence.prefix = prefixes_.enter(context.first(count));
   sequence.pages = prefixes_.pages(sequence.prefix);
   sequence.shared = sequence.pages.size();
   sequence.cached = int64_t(sequence.shared) * kPageTokens;
@@ -221,7 +237,10 @@ void Engine::offer_pages() {
   for (const auto& each : running_) {
     Sequence& sequence = *each;
     if (sequence.prefix == nullptr) continue;
-    for (; int64_t(sequence.shared + 1) * kPageTokens <= sequence.cached; ++sequence.shared) {
+    // Tokens in rows of their own may have other bits than those of a prompt.
+    const int64_t end =
+        batch_invariant_ ? std::min(sequence.cached, sequence.chunked) : sequence.cached;
+    for (; int64_t(sequence.shared + 1) * kPageTokens <= end; ++sequence.shared) {
       const auto tokens =
           sequence.context().subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
       int32_t& page = sequence.pages[sequence.shared];
@@ -236,7 +255,7 @@ void Engine::plan_tokens() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (!sequence.has_single_row()) continue;
-    while (!take_pages(sequence, sequence.length())) {
+    while (!take_pages(sequence, sequence.cached + 1)) {
       if (!preempt_after(sequence)) return;  // this one was the newest
     }
     add_rows(sequence, 1, false);
@@ -262,7 +281,7 @@ bool Engine::plan_chunk(Sequence& sequence) {
       (int64_t(sequence.pages.size()) + free_pages()) * kPageTokens - sequence.cached;
   if (room <= 0) return false;
   const int64_t rows = step_rows_ - int64_t(rows_.tokens.size());
-  const int64_t count = std::min({sequence.left(), rows, room});
+  const int64_t count = std::min({sequence.chunked - sequence.cached, rows, room});
   take_pages(sequence, sequence.cached + count);
   add_rows(sequence, count, true);
   return true;
@@ -277,7 +296,7 @@ void Engine::admit() {
     for (const auto& each : running_) promised += max_pages(*each);
     if (promised > pool_.size() && free_pages() == 0 && !running_.empty()) return;
     // With a window, a prompt may need more pages than there are at once.
-    int64_t end = sequence.length();
+    int64_t end = sequence.chunked;
     if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
     share_prefix(sequence);
     const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
@@ -311,6 +330,7 @@ bool Engine::preempt_after(const Sequence& sequence) {
   running_.pop_back();
   release(*newest);
   newest->cached = 0;
+  if (!batch_invariant_) newest->chunked = newest->length();
   ++stats_.preempted;
   waiting_.push_front(std::move(newest));
   return waiting_.front().get() != &sequence;
@@ -439,6 +459,7 @@ void Engine::roll(Sequence& sequence) {
   release(sequence);
   sequence.begin = int64_t(sequence.tokens.size()) - half_of(capacity());
   sequence.cached = 0;
+  sequence.chunked = sequence.length();
   ++stats_.rolled;
 }
 

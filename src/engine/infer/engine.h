@@ -5,8 +5,9 @@
 // CPU ranks give back the pages that it has left, so that a sequence of any length takes pages for
 // its window only.
 //
-// A request's tokens do not depend on the other requests, bit for bit (see Decoder), nor on
-// when it was submitted, nor on the number of rows or pages.
+// A request's tokens do not depend on the other requests, bit for bit (see Decoder; on GPUs with
+// EngineOptions::batch_invariant), nor on when it was submitted, nor on the number of rows or
+// pages.
 #pragma once
 
 #include <algorithm>
@@ -42,6 +43,10 @@ struct EngineOptions {
   OverlapOptions overlap = {};  ///< of the experts, and of steps of about `rows` sharded rows
   Strategy prefill = Strategy::serial;  ///< of steps that have prompts, as choose_rows has it
   CodecPolicy codec = {};
+  /// A text's tokens are the same, bit for bit, whatever else is written: in any case on CPU ranks;
+  /// on a GPU as RowsOptions has it, with prompts and tokens in steps of their own, which costs
+  /// speed. Unsupported where that cannot be.
+  bool batch_invariant = false;
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
   bool int8_weights = false;
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
@@ -133,6 +138,7 @@ class Engine {
     std::vector<int32_t> tokens;     ///< the prompt and the continuation
     int64_t begin = 0;               ///< first token of the context, at position 0
     int64_t cached = 0;              ///< tokens of the context with keys and values
+    int64_t chunked;                 ///< of its tokens, that are in chunks; the others in rows
     std::vector<TokenScore> scores;  ///< of the prompt's tokens from the second on
     std::vector<int32_t> pages;      ///< of the context's tokens 0, kPageTokens, ...
     size_t returned = 0;             ///< first pages, which the window has left
@@ -145,7 +151,7 @@ class Engine {
     int64_t length() const { return int64_t(tokens.size()) - begin; }
     int64_t left() const { return length() - cached; }
     /// The last token of a prompt is in a chunk, however the prompt is divided.
-    bool has_single_row() const { return left() == 1 && written() > 0; }
+    bool has_single_row() const { return cached >= chunked; }
     /// Max tokens of the context; the last token is not read.
     int64_t max_cached(int64_t capacity) const {
       return std::min(capacity, int64_t(request.prompt.size()) + request.max_tokens - 1);
@@ -161,6 +167,7 @@ class Engine {
   void share_prefix(Sequence& sequence);
   /// Offers the full pages of the step's sequences to later ones.
   void offer_pages();
+  void plan();
   void plan_tokens();
   void plan_chunks();
   void admit();
@@ -182,8 +189,9 @@ class Engine {
   RankModel model_;
   const TextTokenizer* tokenizer_;
   int64_t max_sequences_, max_rows_, mixed_rows_;
-  int64_t step_rows_ = 0;  // max of the step that is being planned
-  int64_t window_;         // tokens whose pages a sequence needs to continue; 0: all
+  int64_t step_rows_ = 0;                         // max of the step that is being planned
+  bool batch_invariant_, was_of_tokens_ = false;  // the last step
+  int64_t window_;  // tokens whose pages a sequence needs to continue; 0: all
   PagePool pool_;
   bool shares_;
   PrefixTree prefixes_;

@@ -49,7 +49,7 @@ struct ReplicatedRows::Steps {
   const DecoderContext& context() const { return all.context_; }
   const BranchLayout& layout() const { return context().layout.branches[branch]; }
   void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) const {
-    multiply(context(), x_norm, weight, hidden);
+    multiply(context(), x_norm, weight, hidden, all.memory_.same_bits);
     all.advance_other_chunks(chunk);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
@@ -60,11 +60,13 @@ struct ReplicatedRows::Steps {
     if (all.adds_in_gemm()) {
       GemmOptions options = kWeightIsOld;
       options.accumulate = true;
+      options.same_bits = all.memory_.same_bits;
       return gemm(c.exec, inner, weight.values.transposed(), chunk.residuals.x, options);
     }
     all.advance_other_chunks(chunk);
-    all.sum(chunk, branch_wire(c.codec, layout()),
-            [&](const Tensor& partial) { multiply(c, inner, weight, partial); });
+    all.sum(chunk, branch_wire(c.codec, layout()), [&](const Tensor& partial) {
+      multiply(c, inner, weight, partial, all.memory_.same_bits);
+    });
     // Experts add to the stream before the next norm does.
     chunk.residuals.add_sum(c, chunk.is_sent || (c.forms().fuses_additions && !layout().moe));
   }
@@ -125,8 +127,8 @@ void ReplicatedRows::run_branch(size_t branch, Chunk& chunk) {
   chunk.residuals.norm(c, b, values);
   const Steps steps{*this, branch, chunk};
   if (b.is_mlp() && !c.int8 &&
-      gemm_swiglu(c.exec, values[program::kXNorm], c.weights.matrix(b.in),
-                  values[program::kInner])) {
+      gemm_swiglu(c.exec, values[program::kXNorm], c.weights.matrix(b.in), values[program::kInner],
+                  memory_.same_bits)) {
     return steps.out(values[program::kInner], c.view().weight(b.out));
   }
   forward_branch(c.view(), b, values, steps);

@@ -7,6 +7,7 @@
 
 #include "engine/infer/replicated_rows.h"
 #include "engine/infer/sharded_rows.h"
+#include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "tandem/error.h"
 #include "tune/measure.h"
@@ -97,6 +98,22 @@ std::vector<RowsForm> with_codec(const DecoderContext& c) {
 }
 
 }  // namespace
+
+void check_batch_invariant(const DecoderContext& c, int64_t chosen) {
+  const auto check = [](bool holds, const std::string& what, const char* expected) {
+    if (holds) return;
+    throw Unsupported(fmt::format("batch-invariant tokens with {}: expected {}", what, expected));
+  };
+  check(!c.has_experts() || c.codec.experts.is_exact(), "a lossy wire format of experts",
+        "an exact one");
+  if (c.forms().has_row_sums) {
+    return check(rows_keep_bits(), "this build's GEMM", "a CPU with AVX2, and a build for it");
+  }
+  check(c.tp.size() == 1, fmt::format("{} GPU ranks", c.tp.size()), "1");
+  check(!c.has_experts(), "experts on a GPU", "a dense model, or CPU ranks");
+  check(c.dtype == DType::bf16, fmt::format("{} on a GPU", name_of(c.dtype)), "bf16");
+  check(chosen <= kMaxFewRows, fmt::format("{} texts at once on a GPU", chosen), "at most 64");
+}
 
 Strategy parse_prefill(std::string_view text) {
   if (text == "automatic") return Strategy::automatic;

@@ -52,7 +52,14 @@ struct RowsOptions {
   OverlapOptions overlap = {};          ///< of the experts, and of GEMMs of sharded rows
   Strategy prefill = Strategy::serial;  ///< of steps that have prompts
   std::optional<RowsForm> form = {};    ///< instead of a choice
+  /// A row's bits do not depend on other rows of its step, which has prompts or none. CPU ranks
+  /// have that in any case; one GPU, in bf16 and without experts, with up to kMaxFewRows tokens
+  /// that a step writes.
+  bool batch_invariant = false;
 };
+
+/// Throws Unsupported naming what `batch_invariant` lacks.
+void check_batch_invariant(const DecoderContext& context, int64_t chosen);
 
 /// On CPU ranks the form of `options.prefill`; `automatic` measures them if `rows` suffice for two
 /// chunks. On GPU ranks sharded rows if there are enough. Throws InvalidArgument for `overlapped`
