@@ -1,7 +1,10 @@
 # Generates build/generated/core/version.h: the project's version, the configured commit and its
-# options.
-execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} describe --always --dirty --abbrev=12
-  OUTPUT_VARIABLE TANDEM_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+# options. TANDEM_COMMIT in the environment: the commit of sources that are no clone.
+string(SUBSTRING "$ENV{TANDEM_COMMIT}" 0 12 TANDEM_COMMIT)
+if(NOT TANDEM_COMMIT)
+  execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} describe --always --dirty --abbrev=12
+    OUTPUT_VARIABLE TANDEM_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
 if(NOT TANDEM_COMMIT)
   set(TANDEM_COMMIT unknown)
 endif()

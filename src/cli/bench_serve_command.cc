@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "bench/output/bench_output.h"
 #include "bench/output/load_chart.h"
 #include "cli/commands.h"
+#include "cli/served_folder.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
 #include "core/system/files.h"
@@ -27,7 +30,8 @@ namespace {
 constexpr int kMaxAwaited = 1024;  // texts, of a load at random times
 
 struct ServeBenchArguments {
-  std::string url, json, chart;
+  std::string server, json, chart;         ///< server: its URL, or a model's folder
+  std::vector<std::string> serve_options;  ///< of `tandem serve`, for a folder
   ServeLoad load;
   std::vector<int> streams{1, 4, 16};
   std::vector<double> rates;
@@ -48,6 +52,7 @@ nlohmann::ordered_json length_json(int64_t given, const LengthDistribution& draw
 
 nlohmann::ordered_json json_of(const ServeLoad& q, const ServeResult& r) {
   nlohmann::ordered_json json = {{"op", "serve"}, {"model", q.model}};
+  json["endpoint"] = q.is_chat ? "chat" : "completions";
   json["streams"] =
       q.rate > 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(q.streams);
   json["rate"] = q.rate > 0 ? nlohmann::ordered_json(q.rate) : nullptr;
@@ -115,8 +120,10 @@ class Counter {
   std::chrono::steady_clock::time_point shown_;
 };
 
-ServeResult measure(const ServeBenchArguments& arguments, const ServeLoad& load) {
-  const CompletionLoad target{.url = parse_server_url(arguments.url),
+ServeResult measure(const ServeBenchArguments& arguments, const ServerUrl& url,
+                    const ServeLoad& load) {
+  const CompletionLoad target{.url = url,
+                              .endpoint = load.is_chat ? "/v1/chat/completions" : "/v1/completions",
                               .key = env().api_key,
                               .streams = load.streams,
                               .deadline_s = arguments.deadline_s};
@@ -149,11 +156,19 @@ std::vector<ServeLoad> loads_of(const ServeBenchArguments& arguments) {
 }
 
 void run(ServeBenchArguments arguments) {
-  const ServerUrl url = parse_server_url(arguments.url);
+  const bool is_folder = std::filesystem::is_directory(arguments.server);
+  if (!is_folder) parse_server_url(arguments.server);
+  if (!is_folder && !arguments.serve_options.empty()) {
+    throw InvalidArgument(fmt::format("options of serve with {}: expected a model's folder",
+                                      printable(arguments.server)));
+  }
   if (arguments.chart == "-") throw InvalidArgument("--chart -: expected a file");
   for (const std::string& file : {arguments.json, arguments.chart}) {
     if (!file.empty() && file != "-") check_writable(file);
   }
+  std::optional<ServedFolder> folder;
+  if (is_folder) folder.emplace(arguments.server, arguments.serve_options);
+  const ServerUrl url = parse_server_url(folder ? folder->url() : arguments.server);
   if (arguments.load.model.empty()) {
     arguments.load.model = served_model({.url = url, .key = env().api_key, .deadline_s = 30});
   }
@@ -161,7 +176,10 @@ void run(ServeBenchArguments arguments) {
     arguments.load.seed = uint64_t(std::chrono::system_clock::now().time_since_epoch().count());
   }
   const bool says = arguments.json != "-";
-  if (says) fmt::print("{} at {}\n{}", printable(arguments.load.model), arguments.url, kHeader);
+  if (says) {
+    const std::string ready = folder ? fmt::format(", ready in {:.1f} s", folder->ready_s()) : "";
+    fmt::print("{} at {}{}\n{}", printable(arguments.load.model), arguments.server, ready, kHeader);
+  }
   nlohmann::ordered_json origin;
   run_threads({.ranks = 1}, [&](Communicator& comm) { origin = origin_json(comm); });
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
@@ -169,10 +187,11 @@ void run(ServeBenchArguments arguments) {
   std::string error;
   int64_t failed = 0, sent = 0;
   for (const ServeLoad& load : loads_of(arguments)) {
-    const ServeResult result = measure(arguments, load);
+    const ServeResult result = measure(arguments, url, load);
     failed += result.requests - result.whole;
     sent += result.requests;
     all.push_back(json_of(load, result));
+    if (folder) all.back()["ready_s"] = round_to(folder->ready_s(), 1000);
     all.back().update(origin);
     if (result.mean_token.p99 > 0) {
       points.push_back(
@@ -201,7 +220,14 @@ void add_bench_serve(CLI::App& bench) {
       bench.add_subcommand("serve", "Time a server of texts, any with OpenAI's API, under load");
   auto arguments = std::make_shared<ServeBenchArguments>();
   ServeLoad& load = arguments->load;
-  command->add_option("URL", arguments->url, "Server, as http://127.0.0.1:8000")->required();
+  command
+      ->add_option("SERVER", arguments->server,
+                   "URL of a server, as http://127.0.0.1:8000, or folder of a model to serve")
+      ->required();
+  command->add_option("OPTIONS", arguments->serve_options,
+                      "Options of tandem serve, after --, for a folder");
+  command->add_flag("--chat", load.is_chat,
+                    "Send chats: a message of short words, about as many as --prompt has tokens");
   command->add_option("--model", load.model, "Name of its model (default: the first it lists)");
   command
       ->add_option("--streams", arguments->streams, "Texts that are awaited at once, a load each")
@@ -243,6 +269,7 @@ void add_bench_serve(CLI::App& bench) {
       "\nExamples:\n"
       "  tandem bench serve http://127.0.0.1:8000 --streams 1,8,32 --json serve.json\n"
       "  tandem bench serve http://127.0.0.1:8000 --rate 2,4 --shared-prefix 512 --chart load.svg\n"
+      "  tandem bench serve out/own --streams 4,16 -- --tp 2 --batch 16\n"
       "\nPrompts are random tokens, texts are written greedily to their whole length. Lengths as "
       "in\n"
       "chats are log-normal: medians {} and {} tokens, sigmas {} and {}, at most {} and {}.\n"
@@ -255,7 +282,7 @@ void add_bench_serve(CLI::App& bench) {
       kChatPrompts.median, kChatTexts.median, kChatPrompts.sigma, kChatTexts.sigma,
       kChatPrompts.max, kChatTexts.max));
   command->callback([arguments] {
-    now_doing("bench serve " + arguments->url);
+    now_doing("bench serve " + arguments->server);
     run(*arguments);
   });
 }

@@ -15,6 +15,18 @@ int64_t draw_length(const LengthDistribution& of, uint64_t seed, const char* wha
   return std::clamp(int64_t(std::llround(length)), of.min, of.max);
 }
 
+/// A short word for each token.
+std::string words_of(const std::vector<int32_t>& tokens) {
+  static constexpr const char* kWords[] = {"the", "of", "to", "and", "in", "is", "it", "for",
+                                           "on",  "as", "at", "by",  "an", "or", "we", "so"};
+  std::string text;
+  for (const int32_t token : tokens) {
+    if (!text.empty()) text += ' ';
+    text += kWords[size_t(token) % std::size(kWords)];
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<TimedRequest> make_load(const ServeLoad& load) {
@@ -40,13 +52,14 @@ std::vector<TimedRequest> make_load(const ServeLoad& load) {
     while (int64_t(prompt.size()) < end) prompt.push_back(token(1 + i, prompt.size()));
     const int64_t max_tokens =
         load.max_tokens > 0 ? load.max_tokens : draw_length(kChatTexts, load.seed, "text", i);
-    const nlohmann::json body = {{"model", load.model},
-                                 {"prompt", prompt},
-                                 {"max_tokens", max_tokens},
-                                 {"temperature", 0},
-                                 {"ignore_eos", true},
-                                 {"stream", true},
-                                 {"stream_options", {{"include_usage", true}}}};
+    nlohmann::json body = {{"model", load.model}, {"max_tokens", max_tokens},
+                           {"temperature", 0},    {"ignore_eos", true},
+                           {"stream", true},      {"stream_options", {{"include_usage", true}}}};
+    if (load.is_chat) {
+      body["messages"] = {{{"role", "user"}, {"content", words_of(prompt)}}};
+    } else {
+      body["prompt"] = prompt;
+    }
     requests.push_back(
         {.at_s = load.rate > 0 ? arrivals[i] : 0,
          .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)});

@@ -22,6 +22,7 @@ constexpr LengthDistribution kChatPrompts{99, 1.2, 4, 2048}, kChatTexts{121, 0.9
 
 struct ServeLoad {
   std::string model;     ///< name in the requests
+  bool is_chat = false;  ///< a message of as many short words, instead of tokens
   int64_t requests = 0;  ///< 0: 8 for each stream, or those of a minute, and at least 32
   int streams = 16;      ///< max texts that are awaited at once
   double rate = 0;       ///< requests a second at random times (a Poisson process); 0: as texts end

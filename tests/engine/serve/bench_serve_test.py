@@ -11,7 +11,7 @@ import threading
 import time
 import xml.etree.ElementTree as xml
 
-from serve_server import MODEL, TANDEM, Server, expect
+from serve_server import MODEL, TANDEM, TEMPLATE, Server, expect
 
 FOLDER = tempfile.TemporaryDirectory()
 JSON, CHART = (str(pathlib.Path(FOLDER.name, name)) for name in ("load.json", "load.svg"))
@@ -126,6 +126,23 @@ def test_other_servers():
     expect("Connection refused" in bench(url, code=3).stderr, "a server that is gone")
 
 
+def test_a_folder():
+    """The server of a folder is started with the options after --, and ended; chats are of its template's tokens."""
+    model = pathlib.Path(FOLDER.name, "chats")
+    shutil.copytree(pathlib.Path(FOLDER.name, "llama3"), model)
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    load = ("--streams", 2, "--requests", 4, "--prompt", 30, "--new", 6)
+    found = results(str(model), *load, "--chat", "--", "--batch", 2)[0][0]
+    expect((found["whole"], found["tokens"], found["endpoint"]) == (4, 24, "chat"), found)
+    expect(found["prompt_tokens"] > 4 * 30 and found["ready_s"] > 0 and found["time_ms"]["first_token"]["p50"] > 0, found)
+    running = subprocess.run(["pgrep", "-f", f"serve {model}"], capture_output=True, text=True).stdout
+    expect(running == "", f"still running: {running}")
+    for arguments, words in (((str(model), "--", "--batch", 0), "--batch"), (("http://x", "--", "--tp", 2), "expected a model's folder"),
+                             ((FOLDER.name,), "config.json")):
+        run = subprocess.run([TANDEM, "bench", "serve", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+        expect(run.returncode != 0 and words in run.stderr, (arguments, run.stderr))
+
+
 def test_bad_urls():
     for url, words in (("ftp://x", "expected http://HOST"), ("http://", "expected http://HOST"), ("http://x:0", "expected http"),
                        ("http://x:99999", "expected http"), ("http://[::1", "expected http"), ("http://x?y", "expected http"), ("http://nowhere.invalid", "nowhere.invalid")):
@@ -138,6 +155,7 @@ if __name__ == "__main__":
     test_other_servers()
     try:
         test_our_server()
+        test_a_folder()
     finally:
         for process in Server.started:
             process.kill()

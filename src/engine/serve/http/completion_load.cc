@@ -47,6 +47,14 @@ int64_t number_of(const Json& json, const char* key) {
   return found != json.end() && found->is_number() ? found->get<int64_t>() : 0;
 }
 
+/// Text of a part, of a completion or a chat; nullptr if it has none.
+const std::string* text_of(const Json& choice) {
+  const auto delta = choice.find("delta");
+  const Json& source = delta != choice.end() && delta->is_object() ? *delta : choice;
+  const auto text = source.find(&source == &choice ? "text" : "content");
+  return text == source.end() ? nullptr : text->get_ptr<const std::string*>();
+}
+
 /// Adds the events of an answer as they arrive.
 class EventReader {
  public:
@@ -92,9 +100,8 @@ class EventReader {
     }
     const auto choices = event.find("choices");
     if (choices == event.end() || choices->empty()) return;
-    const auto text = choices->front().find("text");
-    if (text == choices->front().end() || !text->is_string()) return;
-    if (text->get_ref<const std::string&>().empty()) return;
+    const std::string* const text = text_of(choices->front());
+    if (text == nullptr || text->empty()) return;
     text_.arrivals_s.push_back(now_s_);
     if (!text_.is_counted) ++text_.tokens;
   }
@@ -192,7 +199,7 @@ class Sender {
       const Clock::time_point begin = request.at_s > 0 ? at : Clock::now();
       try {
         EventReader reader(text, begin);
-        co_await exchange(http::verb::post, "/v1/completions", request.body,
+        co_await exchange(http::verb::post, load_.endpoint, request.body,
                           [&](std::string_view body, bool is_whole) {
                             text.is_answered = true;
                             reader.read(body, is_whole);

@@ -20,7 +20,7 @@ ServerUrl parse_server_url(const std::string& text);
 
 struct TimedRequest {
   double at_s = 0;   ///< time to send it, since the first
-  std::string body;  ///< of POST /v1/completions, with "stream": true
+  std::string body;  ///< of POST to the load's endpoint, with "stream": true
 };
 
 struct TimedText {
@@ -37,9 +37,10 @@ struct TimedText {
 
 struct CompletionLoad {
   ServerUrl url;
-  std::string key;          ///< sent as a bearer token, unless empty
-  int streams = 1;          ///< texts that are awaited at once
-  double deadline_s = 600;  ///< of one request
+  std::string endpoint = "/v1/completions";  ///< or "/v1/chat/completions"
+  std::string key;                           ///< sent as a bearer token, unless empty
+  int streams = 1;                           ///< texts that are awaited at once
+  double deadline_s = 600;                   ///< of one request
 };
 
 /// Name of the first model that the server lists. Throws IoError if it does not answer.
