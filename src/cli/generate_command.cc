@@ -13,7 +13,6 @@
 
 #include "cli/generate.h"
 #include "cli/text_model.h"
-#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/console_input.h"
 #include "core/system/files.h"
@@ -23,7 +22,6 @@
 #include "engine/infer/generator.h"
 #include "engine/infer/rank_model.h"
 #include "engine/infer/sampling/generation_config.h"
-#include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
 #include "overlap/contract/receipt.h"
 #include "tandem/communicator.h"
@@ -68,7 +66,8 @@ class Report {
     if (tokens_++ == 0) first_ = last_;
     token_ids_.push_back(token);
   }
-  void end(const std::string* stop, bool over, const Generator& generator) const {
+  void end(const std::string* stop, bool over, const Generator& generator,
+           const LoadedWeights& loaded) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds_between(begin_, first_) : seconds_since(begin_);
     const double rest_s = seconds_between(first_, last_);
@@ -100,6 +99,8 @@ class Report {
                                 {"context_refills", stats.context_refills},
                                 {"tokens", tokens_},
                                 {"token_ids", token_ids_},
+                                {"load_s", loaded.seconds},
+                                {"loaded_bytes", int64_t(loaded.bytes)},
                                 {"prefill", generator.prefill()},
                                 {"prefill_s", stats.prefill_s},
                                 {"first_token_s", prompt_s},
@@ -150,9 +151,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   options.capacity =
       std::min(config.max_seq, prompt_tokens + std::min(config.max_seq, arguments.max_tokens));
   Generator generator(tp, config, options);
-  load_parameters(stored.weights, generator.parameter_list(), make_exec(tp),
-                  generator.parameters());
-  generator.parameters_changed();
+  const LoadedWeights loaded = load_weights(tp, stored, generator);
 
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
@@ -172,7 +171,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
       arguments.rules);
   if (!report) return;
   report->add(continuation.rest());
-  report->end(continuation.stop(), over, generator);
+  report->end(continuation.stop(), over, generator, loaded);
 }
 
 /// Takes what the model's folder says on generating, unless the command line does.

@@ -11,13 +11,11 @@
 
 #include "cli/generate.h"
 #include "cli/text_model.h"
-#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/printable.h"
 #include "engine/model/config_value.h"
-#include "engine/model/pretrained.h"
 #include "engine/serve/processors_json.h"
 #include "engine/serve/prompt_tokens.h"
 #include "tandem/error.h"
@@ -183,8 +181,7 @@ PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& s
 void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
                   const std::vector<PromptLine>& lines) {
   Engine engine(tp, stored.config, engine_options(arguments, stored, lines));
-  load_parameters(stored.weights, engine.parameter_list(), make_exec(tp), engine.parameters());
-  engine.parameters_changed();
+  load_weights(tp, stored, engine);
   const auto begin = std::chrono::steady_clock::now();
   for (const PromptLine& line : lines) engine.submit(line.request);
   std::vector<PromptText> texts(lines.size());

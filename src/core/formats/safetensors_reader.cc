@@ -82,6 +82,15 @@ void SafetensorsFile::check_range(const SafetensorsEntry& entry, int64_t begin,
                                     begin, begin + int64_t(count), entry.elements()));
 }
 
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t begin, const Tensor& out) const {
+  check_range(entry, begin, size_t(out.elements()));
+  if (entry.dtype != out.dtype() || !out.contiguous()) {
+    throw InvalidArgument(fmt::format("{}: tensor '{}' is {}: expected it contiguous, to read {}",
+                                      path_, entry.name, name_of(entry.dtype), out.describe()));
+  }
+  read_tensor(entry, uint64_t(begin) * size_of(entry.dtype), {out.as<std::byte>(), out.bytes()});
+}
+
 void SafetensorsFile::read_codes(const SafetensorsEntry& entry, int64_t begin,
                                  std::span<float> out) const {
   check_range(entry, begin, out.size());

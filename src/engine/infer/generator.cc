@@ -142,14 +142,8 @@ Generator::Generator(Communicator& tp, const ModelConfig& config, const Generato
     : impl_(std::make_unique<Impl>(tp, config, options)) {}
 Generator::~Generator() = default;
 
-Tensor Generator::parameters() const {
-  return impl_->model_.weights.values();
-}
-const std::vector<Parameter>& Generator::parameter_list() const {
-  return impl_->model_.layout.parameters;
-}
-void Generator::parameters_changed() {
-  impl_->model_.parameters_changed();
+void Generator::set_weights(const SetParameter& set) {
+  impl_->model_.set_weights(set);
 }
 int64_t Generator::capacity() const {
   return impl_->capacity();

@@ -37,10 +37,8 @@ class Generator {
   Generator(Communicator& tp, const ModelConfig& config, const GeneratorOptions& options = {});
   ~Generator();
 
-  /// As in Transformer.
-  Tensor parameters() const;
-  const std::vector<Parameter>& parameter_list() const;
-  void parameters_changed();
+  /// Sets all weights, as RankModel::set_weights.
+  void set_weights(const SetParameter& set);
 
   int64_t capacity() const;
   /// Tokens in the cache.

@@ -19,6 +19,7 @@
 #include "engine/model/transformer.h"
 #include "gemm/gemm.h"
 #include "tests/engine/infer/families.h"
+#include "tests/engine/infer/set_weights.h"
 #include "tests/engine/model/harness.h"
 
 namespace tandem {
@@ -48,8 +49,7 @@ void expect_logits(const Tensor& logits, const Json& expected, const std::string
 void check_generation(Communicator& tp, const StoredModel& stored, const FamilyCase& test) {
   const std::string where = fmt::format("{}, tp {}", test.name, tp.size());
   Generator generator(tp, stored.config, {.block = 7, .overlap = {Strategy::serial, 0}});
-  load_parameters(stored.weights, generator.parameter_list(), {}, generator.parameters());
-  generator.parameters_changed();
+  read_weights(generator, stored.weights);
   expect_logits(generator.feed(kPrompt), test.expected["logits"], where);
   const auto expected = test.expected["tokens"].get<std::vector<int32_t>>();
   std::vector<int32_t> found;

@@ -24,6 +24,7 @@
 #include "gemm/gemm.h"
 #include "tandem/random.h"
 #include "tests/engine/infer/families.h"
+#include "tests/engine/infer/set_weights.h"
 
 namespace tandem {
 namespace {
@@ -240,8 +241,7 @@ Rows engine_logits(const StoredModel& stored, const std::vector<int32_t>& tokens
     set_kernel_threads(1);
     Generator generator(tp, stored.config,
                         {.dtype = DType::bf16, .overlap = {Strategy::serial, 0}});
-    load_parameters(stored.weights, generator.parameter_list(), {}, generator.parameters());
-    generator.parameters_changed();
+    read_weights(generator, stored.weights);
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (in_blocks) generator.reset();
       const auto begin = tokens.begin() + (in_blocks ? 0 : long(i));
