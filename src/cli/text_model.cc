@@ -124,7 +124,7 @@ LoadedWeights load_weights(Communicator& tp, const StoredModel& stored,
     all = {all.bytes + rank.bytes, std::max(all.seconds, rank.seconds)};
   }
   if (tp.rank() == 0) {
-    complain(fmt::format("Loaded {:.3g} GB of weights in {:.2f} s: {:.2f} GB/s", all.bytes * 1e-9,
+    complain(fmt::format("Loaded {:.3g} GB of weights in {:.3g} s: {:.3g} GB/s", all.bytes * 1e-9,
                          all.seconds, all.bytes * 1e-9 / all.seconds));
   }
   return all;

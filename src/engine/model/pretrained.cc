@@ -184,7 +184,7 @@ void ParameterReader::read(const Parameter& p, const WeightViews& to) {
   const StoredTensor tensor = files_.require(p.name, p.shape);
   read_parameter(tensor, files_.require_scales(tensor), files_.quantization(), p, writer_, to);
   const LocalShard shard = local_shard(p);
-  bytes_ += shard.rows * shard.columns * int64_t(size_of(tensor.entry->dtype));
+  if (to.bytes() > 0) bytes_ += shard.rows * shard.columns * int64_t(size_of(tensor.entry->dtype));
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

@@ -124,9 +124,8 @@ WeightViews Weights::views(FlatRange range) const {
   WeightViews views = views_.narrow(range);
   const Memory& memory = dtype_ == DType::f32 ? f32_ : working_;
   const size_t begin = size_t(range.begin) * size_of(dtype_);
-  if (views_.elements() > 0 || begin + size_t(range.count) * size_of(dtype_) > memory.bytes()) {
-    return views;
-  }
+  const bool has_all = views_.f32.data() || views_.working.data();
+  if (has_all || begin + size_t(range.count) * size_of(dtype_) > memory.bytes()) return views;
   (dtype_ == DType::f32 ? views.f32 : views.working) = memory.view(dtype_, {range.count}, begin);
   return views;
 }

@@ -75,7 +75,7 @@ done
 printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
   --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
 cmp "$dir/one" "$dir/piped"
-grep -qE '^Loaded [0-9.e-]+ GB of weights in [0-9.]+ s: [0-9.]+ GB/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
+grep -qE '^Loaded [0-9.e-]+ GB of weights in [0-9.e-]+ s: [0-9.e+-]+ GB/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
 grep -qE '^40 tokens: .* with a prompt of 11, .* tokens/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
 grep -q '"ended_by": "max-tokens"' "$dir/json" && grep -q '"tokens_per_s": [0-9]' "$dir/json" ||
   { cat "$dir/json"; exit 1; }

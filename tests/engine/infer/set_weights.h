@@ -1,4 +1,4 @@
-// Weights of an Engine or a Generator from a flat array or from files.
+// Weights of a model from a flat array, and of an Engine or a Generator from files.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "core/exec.h"
 #include "engine/model/pretrained.h"
+#include "engine/model/transformer.h"
 
 namespace tandem::test {
 
@@ -22,6 +23,11 @@ void set_weights(Model& model, const Exec& exec, std::span<const float> values) 
       }
     });
   });
+}
+
+inline void set_weights(Transformer& model, const Exec& exec, std::span<const float> values) {
+  copy(exec, Tensor::of(values, {int64_t(values.size())}), model.parameters());
+  model.parameters_changed();
 }
 
 template <typename Model>
