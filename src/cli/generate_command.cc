@@ -72,6 +72,7 @@ class Report {
     const double prompt_s = tokens_ > 0 ? seconds_between(begin_, first_) : seconds_since(begin_);
     const double rest_s = seconds_between(first_, last_);
     const double rate = tokens_ > 1 && rest_s > 0 ? double(tokens_ - 1) / rest_s : 0;
+    complain(describe(loaded));
     complain(
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
                     "tokens/s",

@@ -181,7 +181,7 @@ PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& s
 void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
                   const std::vector<PromptLine>& lines) {
   Engine engine(tp, stored.config, engine_options(arguments, stored, lines));
-  load_weights(tp, stored, engine);
+  const LoadedWeights loaded = load_weights(tp, stored, engine);
   const auto begin = std::chrono::steady_clock::now();
   for (const PromptLine& line : lines) engine.submit(line.request);
   std::vector<PromptText> texts(lines.size());
@@ -209,6 +209,7 @@ void generate_all(Communicator& tp, const GenerateArguments& arguments, const St
   if (tp.rank() != 0) return;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   const Engine::Stats& stats = engine.stats();
+  complain(describe(loaded));
   complain(fmt::format(
       "{} texts, {} tokens in {:.3f} s ({:.1f} tokens/s): {} steps of {:.1f} rows, {} pages; {} "
       "texts computed again for lack of pages",

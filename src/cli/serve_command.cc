@@ -135,8 +135,9 @@ void answer_clients(Communicator& tp, const ServedModel& model, Engine& engine,
 void serve(Communicator& tp, const ServedModel& model, const EngineOptions& options,
            CompletionServer* server, ServeLoop& loop, const StopSignals& signals) {
   Engine engine(tp, model.stored->config, options);
-  load_weights(tp, *model.stored, engine);
+  const LoadedWeights loaded = load_weights(tp, *model.stored, engine);
   if (tp.rank() != 0) return loop.run(tp, engine, {});
+  complain(describe(loaded));
   answer_clients(tp, model, engine, *server, loop, signals);
 }
 

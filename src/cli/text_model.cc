@@ -109,6 +109,11 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   return stored;
 }
 
+std::string describe(const LoadedWeights& loaded) {
+  return fmt::format("Loaded {:.3g} GB of weights in {:.3g} s: {:.3g} GB/s", loaded.bytes * 1e-9,
+                     loaded.seconds, loaded.bytes * 1e-9 / loaded.seconds);
+}
+
 LoadedWeights load_weights(Communicator& tp, const StoredModel& stored,
                            const std::function<void(const SetParameter&)>& set_weights) {
   const auto begin = std::chrono::steady_clock::now();
@@ -122,10 +127,6 @@ LoadedWeights load_weights(Communicator& tp, const StoredModel& stored,
     LoadedWeights rank{};
     std::memcpy(&rank, blob.data(), sizeof rank);
     all = {all.bytes + rank.bytes, std::max(all.seconds, rank.seconds)};
-  }
-  if (tp.rank() == 0) {
-    complain(fmt::format("Loaded {:.3g} GB of weights in {:.3g} s: {:.3g} GB/s", all.bytes * 1e-9,
-                         all.seconds, all.bytes * 1e-9 / all.seconds));
   }
   return all;
 }

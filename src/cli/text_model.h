@@ -46,8 +46,10 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
 struct LoadedWeights {
   double bytes, seconds;
 };
-/// Sets the weights of `model`, an Engine or a Generator, from the stored model's files; rank 0
-/// prints bytes and time. Collective.
+/// "Loaded 2.62 GB of weights in 0.91 s: 2.88 GB/s".
+std::string describe(const LoadedWeights& loaded);
+/// Sets the weights of `model`, an Engine or a Generator, from the stored model's files.
+/// Collective.
 template <typename Model>
 LoadedWeights load_weights(Communicator& tp, const StoredModel& stored, Model& model) {
   return load_weights(tp, stored, [&](const SetParameter& set) { model.set_weights(set); });
