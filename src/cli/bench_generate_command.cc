@@ -71,6 +71,9 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
     json["repeats"] = q.repeats;
   }
   json["preempted"] = r.preempted;
+  json["load_s"] = r.load_s;
+  json["weight_bytes"] = r.weight_bytes;
+  json["memory_bytes"] = r.memory_bytes;
   json["same_separately"] = r.is_same_separately;
   json["receipt"] = to_json(r.receipts);
   json.update(origin_json(comm));

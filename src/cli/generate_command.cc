@@ -13,7 +13,6 @@
 
 #include "cli/generate.h"
 #include "cli/text_model.h"
-#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/console_input.h"
 #include "core/system/files.h"
@@ -23,7 +22,6 @@
 #include "engine/infer/engine.h"
 #include "engine/infer/rows.h"
 #include "engine/infer/sampling/generation_config.h"
-#include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
 #include "overlap/contract/receipt.h"
 #include "tandem/communicator.h"
@@ -69,11 +67,12 @@ class Report {
     token_ids_.push_back(event.token);
   }
   /// `last`: the last event; nullptr if no token was asked for.
-  void end(const TokenEvent* last, const Engine& engine) const {
+  void end(const TokenEvent* last, const Engine& engine, const LoadedWeights& loaded) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds_between(begin_, first_) : seconds_since(begin_);
     const double rest_s = seconds_between(first_, last_);
     const double rate = tokens_ > 1 && rest_s > 0 ? double(tokens_ - 1) / rest_s : 0;
+    complain(describe(loaded));
     complain(
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
                     "tokens/s",
@@ -99,6 +98,8 @@ class Report {
                                 {"context_refills", rolled},
                                 {"tokens", tokens_},
                                 {"token_ids", token_ids_},
+                                {"load_s", loaded.seconds},
+                                {"loaded_bytes", int64_t(loaded.bytes)},
                                 {"prefill", engine.form().name},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate},
@@ -166,8 +167,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   request.rolls = true;
   const size_t prompt_tokens = request.prompt.size();
   Engine engine(tp, stored.config, engine_options(arguments, stored, int64_t(prompt_tokens)));
-  load_parameters(stored.weights, engine.parameter_list(), make_exec(tp), engine.parameters());
-  engine.parameters_changed();
+  const LoadedWeights loaded = load_weights(tp, stored, engine);
 
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, prompt_tokens, tp.size());
@@ -180,7 +180,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
       last = std::move(event);
     }
   }
-  if (report) report->end(last ? &*last : nullptr, engine);
+  if (report) report->end(last ? &*last : nullptr, engine, loaded);
 }
 
 /// Takes what the model's folder says on generating, unless the command line does.
@@ -259,6 +259,35 @@ void run(GenerateArguments arguments) {
   });
 }
 
+void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
+  command.option_defaults()->group("Sampling");
+  arguments.temperature = command
+                              .add_option("--temperature", arguments.sampling.temperature,
+                                          "Sampling temperature (0: always the likeliest token)")
+                              ->capture_default_str();
+  arguments.top_k = command
+                        .add_option("--top-k", arguments.sampling.top_k,
+                                    "Sample among the N likeliest tokens (0: all)")
+                        ->capture_default_str();
+  arguments.top_p = command
+                        .add_option("--top-p", arguments.sampling.top_p,
+                                    "Sample among the likeliest of these that make up this share")
+                        ->capture_default_str();
+  command
+      .add_option("--seed", arguments.sampling.seed,
+                  "Seed of the samples; the same seed gives the same text")
+      ->capture_default_str();
+  command
+      .add_option("--max-tokens", arguments.max_tokens,
+                  "Max tokens to generate (bytes, without a tokenizer)")
+      ->capture_default_str();
+  command
+      .add_option("--stop", arguments.stops,
+                  "End before the first of these texts, which is not printed")
+      ->allow_extra_args(false)
+      ->take_all();
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app) {
@@ -286,32 +315,7 @@ void add_generate(CLI::App& app) {
       ->add_option("--json", arguments->json,
                    "Write prompt, text and speed to FILE (-: print only them)")
       ->excludes("--prompts");
-  command->option_defaults()->group("Sampling");
-  arguments->temperature = command
-                               ->add_option("--temperature", arguments->sampling.temperature,
-                                            "Sampling temperature (0: always the likeliest token)")
-                               ->capture_default_str();
-  arguments->top_k = command
-                         ->add_option("--top-k", arguments->sampling.top_k,
-                                      "Sample among the N likeliest tokens (0: all)")
-                         ->capture_default_str();
-  arguments->top_p = command
-                         ->add_option("--top-p", arguments->sampling.top_p,
-                                      "Sample among the likeliest of these that make up this share")
-                         ->capture_default_str();
-  command
-      ->add_option("--seed", arguments->sampling.seed,
-                   "Seed of the samples; the same seed gives the same text")
-      ->capture_default_str();
-  command
-      ->add_option("--max-tokens", arguments->max_tokens,
-                   "Max tokens to generate (bytes, without a tokenizer)")
-      ->capture_default_str();
-  command
-      ->add_option("--stop", arguments->stops,
-                   "End before the first of these texts, which is not printed")
-      ->allow_extra_args(false)
-      ->take_all();
+  add_sampling_options(*command, *arguments);
   command->option_defaults()->group("Ranks and arithmetic");
   add_tp_option(*command, arguments->ranks);
   add_prompt_rows_option(*command, arguments->prompt_rows)->needs("--prompts");
@@ -326,7 +330,7 @@ void add_generate(CLI::App& app) {
   command
       ->add_option("--prefill", arguments->prefill,
                    "Form of the prompt: serial, or iso, in two chunks, one computed while the "
-                   "other's sums travel; automatic measures them for prompts of 32 tokens or more")
+                   "other's sums travel; automatic measures them for prompts of 64 tokens or more")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->excludes("--prompts")
       ->capture_default_str();

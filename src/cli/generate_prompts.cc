@@ -11,13 +11,11 @@
 
 #include "cli/generate.h"
 #include "cli/text_model.h"
-#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/printable.h"
 #include "engine/model/config_value.h"
-#include "engine/model/pretrained.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/request_json.h"
 #include "tandem/error.h"
@@ -157,8 +155,7 @@ PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& s
 void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
                   const std::vector<PromptLine>& lines) {
   Engine engine(tp, stored.config, engine_options(arguments, stored, lines));
-  load_parameters(stored.weights, engine.parameter_list(), make_exec(tp), engine.parameters());
-  engine.parameters_changed();
+  const LoadedWeights loaded = load_weights(tp, stored, engine);
   const auto begin = std::chrono::steady_clock::now();
   for (const PromptLine& line : lines) engine.submit(line.request);
   std::vector<PromptText> texts(lines.size());
@@ -186,6 +183,7 @@ void generate_all(Communicator& tp, const GenerateArguments& arguments, const St
   if (tp.rank() != 0) return;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   const Engine::Stats& stats = engine.stats();
+  complain(describe(loaded));
   complain(fmt::format(
       "{} texts, {} tokens in {:.3f} s ({:.1f} tokens/s): {} steps of {:.1f} rows, {} pages; {} "
       "texts computed again for lack of pages",

@@ -12,14 +12,12 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/text_model.h"
-#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
 #include "core/system/printable.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/sampling/generation_config.h"
 #include "engine/launch/stop_signals.h"
-#include "engine/model/pretrained.h"
 #include "engine/serve/http/completion_server.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/serve_loop.h"
@@ -138,10 +136,9 @@ void answer_clients(Communicator& tp, const ServedModel& model, Engine& engine,
 void serve(Communicator& tp, const ServedModel& model, const EngineOptions& options,
            CompletionServer* server, ServeLoop& loop, const StopSignals& signals) {
   Engine engine(tp, model.stored->config, options);
-  load_parameters(model.stored->weights, engine.parameter_list(), make_exec(tp),
-                  engine.parameters());
-  engine.parameters_changed();
+  const LoadedWeights loaded = load_weights(tp, *model.stored, engine);
   if (tp.rank() != 0) return loop.run(tp, engine, {});
+  complain(describe(loaded));
   answer_clients(tp, model, engine, *server, loop, signals);
 }
 

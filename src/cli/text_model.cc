@@ -2,9 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <span>
+
+#include "comm/exec.h"
 #include "core/system/console.h"
 #include "core/system/machine.h"
+#include "core/system/process/clock.h"
 #include "engine/infer/rank_model.h"
+#include "engine/model/pretrained.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
@@ -105,6 +113,28 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   if (!weights.empty()) check_int8_weights(stored.config, launched() ? 1 : ranks);
   if (!launched()) stored.config.check(ranks);
   return stored;
+}
+
+std::string describe(const LoadedWeights& loaded) {
+  return fmt::format("Loaded {:.3g} GB of weights in {:.3g} s: {:.3g} GB/s", loaded.bytes * 1e-9,
+                     loaded.seconds, loaded.bytes * 1e-9 / loaded.seconds);
+}
+
+LoadedWeights load_weights(Communicator& tp, const StoredModel& stored,
+                           const std::function<void(const SetParameter&)>& set_weights) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Exec exec = make_exec(tp);
+  ParameterReader reader(stored.weights, exec);
+  set_weights([&](const Parameter& p, const WeightViews& to) { reader.read(p, to); });
+  wait(exec);
+  const LoadedWeights local{double(reader.bytes()), seconds_since(begin)};
+  LoadedWeights all{};
+  for (const auto& blob : tp.exchange(std::as_bytes(std::span(&local, 1)), "load weights")) {
+    LoadedWeights rank{};
+    std::memcpy(&rank, blob.data(), sizeof rank);
+    all = {all.bytes + rank.bytes, std::max(all.seconds, rank.seconds)};
+  }
+  return all;
 }
 
 void check_defaults(const StoredModel& stored, const SamplingOptions& sampling,

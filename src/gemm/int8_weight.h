@@ -28,6 +28,8 @@ class Int8Weight {
 
   /// Writes the weight as it is multiplied, f32 [N, K].
   void read(const Tensor& to) const;
+  /// Bytes of memory.
+  size_t bytes() const { return values_.bytes() + scales_.bytes(); }
 
  private:
   int64_t rows_, columns_, groups_;

@@ -33,6 +33,9 @@ assert (r["op"], r["layers"], r["vocab"]) == ("generate", 1, 1000), r
 assert r["same_separately"] is True, r
 assert r["receipt"] == [], r["receipt"]  # dense layers on CPU ranks: products and all-reduces, no operator that overlaps
 assert r["step_bytes"] == int(weights * weight_size + cached * size), r
+embedding = hidden * vocab * size if r["weights"] == "int8" else 0  # else it is the head
+assert abs(r["weight_bytes"] * r["tp"] / (weights * weight_size + embedding) - 1) < 0.01, r
+assert r["memory_bytes"] > r["weight_bytes"] and r["load_s"] > 0, r
 us = r["time_us"]
 assert 0 < us["first_token"] <= r["p99_us"]["first_token"], r
 assert 0 < us["next_token"] <= r["p99_us"]["next_token"] + 0.1, r

@@ -270,13 +270,7 @@ std::vector<float> logits_of_step(Communicator& tp, const ModelConfig& config, i
   constexpr int64_t second = 65;
   const int64_t line = pages_of(config.max_seq);
   RankModel model(tp, config, DType::f32, {2 * line, 2, max_rows, config.max_seq, 2}, {});
-  struct Parameters {
-    RankModel& model;
-    Tensor parameters() const { return model.weights.values(); }
-    void parameters_changed() const { model.parameters_changed(); }
-  };
-  const Parameters parameters{model};
-  fill_engine(parameters, config, tp);
+  fill_engine(model, config, tp);
   Decoder decoder(model.context, max_rows, 2, {.overlap = {strategy, 0}});
   std::vector<float> all;
   for (int step = 0; step < 2; ++step) {  // the second one overwrites the same tokens

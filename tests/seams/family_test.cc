@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/formats/safetensors.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "engine/model/pretrained.h"
 #include "tests/engine/model/harness.h"
 #include "tests/engine/train/temp_dir.h"

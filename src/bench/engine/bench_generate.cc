@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "core/system/process/clock.h"
 #include "engine/infer/engine.h"
 #include "engine/model/published_models.h"
+#include "engine/model/weight_writer.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tune/measure.h"
@@ -93,33 +95,44 @@ class TimedEngine {
 
 /// Random weights with a period, which is prime: those of a new model take a minute to draw at the
 /// sizes of GPUs.
-void set_periodic_weights(Communicator& tp, Engine& engine) {
-  constexpr int64_t kPeriod = 1'000'003;
-  const Exec exec = make_exec(tp);
-  std::vector<float> some(static_cast<size_t>(kPeriod));
-  const auto fill = [&](FlatRange range) {
-    for (int64_t done = 0; done < range.count; done += kPeriod) {
-      const int64_t count = std::min(kPeriod, range.count - done);
-      copy(exec, Tensor::of(std::span(some).first(size_t(count)), {count}),
-           engine.parameters().narrow(0, range.begin + done, count));
+class PeriodicWeights {
+ public:
+  explicit PeriodicWeights(Communicator& tp) : writer_(make_exec(tp)) {
+    for (const bool over_tp : {false, true}) {
+      for (int64_t i = 0; i < kPeriod; ++i) {
+        const auto seed = uint64_t(over_tp ? tp.rank() : tp.size());
+        values_[over_tp].push_back(0.02f * normal(seed, stream_of("weights"), uint64_t(i)));
+      }
     }
-  };
-  const auto fill_matrices = [&](bool over_tp, uint64_t seed) {
-    for (size_t i = 0; i < some.size(); ++i) {
-      some[i] = 0.02f * normal(seed, stream_of("weights"), i);
-    }
-    for (const Parameter& p : engine.parameter_list()) {
-      if (p.shape.size() == 2 && p.sharding.over_tp() == over_tp) fill(local_range(p));
-    }
-  };
-  fill_matrices(true, uint64_t(tp.rank()));
-  fill_matrices(false, uint64_t(tp.size()));
-  for (const Parameter& p : engine.parameter_list()) {
-    if (p.shape.size() == 2) continue;
-    std::ranges::fill(some, p.initial);
-    fill(local_range(p));
   }
-  engine.parameters_changed();
+  void set(const Parameter& p, const WeightViews& to) {
+    const LocalShard shard = local_shard(p);
+    const std::vector<float>& some = values_[p.sharding.over_tp()];
+    writer_.write(shard, to, DType::bf16, [&](int64_t first_row, const Tensor& out) {
+      int64_t at = first_row * shard.columns % kPeriod;
+      for (int64_t i = 0; i < out.elements(); ++i, at = at + 1 < kPeriod ? at + 1 : 0) {
+        const float value = p.shape.size() == 1 ? p.initial : some[size_t(at)];
+        if (out.dtype() == DType::bf16) {
+          out.as<BFloat16>()[i] = BFloat16::from_float(value);
+        } else {
+          out.as<float>()[i] = value;
+        }
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kPeriod = 1'000'003;
+  WeightWriter writer_;
+  std::array<std::vector<float>, 2> values_;  // of replicated matrices, of those over TP ranks
+};
+
+/// Sets random weights.
+void set_weights(Communicator& tp, Engine& engine) {
+  if (!tp.on_gpu()) return engine.initialize(1);
+  PeriodicWeights weights(tp);
+  engine.set_weights([&](const Parameter& p, const WeightViews& to) { weights.set(p, to); });
+  wait(make_exec(tp));
 }
 
 /// Submits `batch` requests and runs them.
@@ -222,8 +235,12 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
         "bench generate: --min-prompt {}: expected at most --prompt {}", q.min_prompt, q.prompt));
   }
   const auto parameters = double(config.parameters());
-  double bytes = parameters * (q.dtype == "f32" ? 4 : 6);  // of bf16 next to f32
-  if (!q.weights.empty()) bytes = parameters * (4 + kInt8WeightBytes);
+  const auto size = double(size_of(parse_dtype(q.dtype)));
+  double bytes = parameters * size;
+  if (!q.weights.empty()) {
+    const double embedding = double(config.vocab) * double(config.hidden);
+    bytes = parameters * kInt8WeightBytes + embedding * size;
+  }
   const auto machine = double(this_machine().memory_bytes);
   if (!on_gpus && machine > 0 && bytes > machine) {
     throw InvalidArgument(fmt::format(
@@ -246,7 +263,11 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.share_prefixes = false;  // each batch has the same prompts
   clear_receipts();
   Engine engine(tp, config, options);
-  tp.on_gpu() ? set_periodic_weights(tp, engine) : engine.initialize(1);
+  GenerateBenchResult result;
+  const Clock::time_point unset = Clock::now();
+  set_weights(tp, engine);
+  result.load_s = seconds_since(unset);
+  result.weight_bytes = int64_t(engine.weight_bytes());
 
   TimedEngine warm(engine, config, q);
   run_batch(tp, engine, warm, q.batch);
@@ -254,7 +275,6 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   warm.restart();
   warm.submit(q.batch - 1, 0);
   while (!engine.is_idle()) warm.step();
-  GenerateBenchResult result;
   result.is_same_separately =
       tp.on_gpu() ? is_close(together, warm.tokens(0)) : together == warm.tokens(0);
   warm.restart();
@@ -277,6 +297,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   result.step_bytes = step_bytes(config, q);
   result.preempted = engine.stats().preempted;
   result.receipts = receipts();
+  result.memory_bytes = memory_in_use(make_exec(tp));
   if (!tp.on_gpu()) result.read_bytes_per_s = read_rate(tp) * tp.size();
   return result;
 }

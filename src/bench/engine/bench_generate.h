@@ -43,6 +43,9 @@ struct GenerateBenchResult {
   double step_bytes = 0;
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;
+  double load_s = 0;                   ///< to set the random weights
+  int64_t weight_bytes = 0;            ///< of this rank's weights
+  int64_t memory_bytes = 0;            ///< in use after the batches (core/exec.h)
   std::vector<Receipt> receipts = {};  ///< of this rank's operators
   /// One request again, with no other: the same tokens and log-probabilities, bit for bit; on GPUs
   /// log-probabilities within 0.1, up to the first token that differs.

@@ -8,7 +8,7 @@
 
 #include "engine/infer/decoder.h"
 #include "engine/infer/rows.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -35,7 +35,7 @@ class PrefillCase final : public BenchCase {
         q_(q),
         config_(model_of(q)),
         layout_(config_, comm.size(), comm.rank()),
-        weights_(Exec{}, layout_, q.dtype),
+        weights_(Exec{}, layout_, q.dtype, false),
         rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
         cache_(Exec{}, config_, layout_, rope_, q.dtype, {pages_of(q.m), 1, q.m, q.m}),
         uncompressed_{comm, config_, layout_, weights_, q.dtype, cache_},
@@ -45,8 +45,7 @@ class PrefillCase final : public BenchCase {
         share_(alone_context_, q.m, 1),
         logits_(DType::f32, 1, kVocab, 0),
         expected_(DType::f32, 1, kVocab, 0) {
-    initialize_parameters({}, layout_, config_, 1, weights_.values());
-    weights_.refresh();
+    initialize_parameters({}, layout_, config_, 1, weights_.views());
     for (int64_t i = 0; i < q.m; ++i) {
       rows_.tokens.push_back(int32_t(philox(1, 0, uint64_t(i))[0] % uint64_t(kVocab)));
       rows_.positions.push_back(int32_t(i));

@@ -18,6 +18,7 @@
 
 #include "core/system/files.h"
 #include "tandem/dtype.h"
+#include "tandem/tensor.h"
 
 namespace tandem {
 
@@ -69,6 +70,9 @@ class SafetensorsFile {
   /// Throws IoError unless there is a tensor of this name and shape.
   const SafetensorsEntry& require(std::string_view name, std::span<const int64_t> shape) const;
   std::vector<std::byte> data(const SafetensorsEntry& entry) const;
+  /// Elements [begin, begin + out.elements()) of a tensor of out's dtype. `out`: contiguous, on the
+  /// host.
+  void read(const SafetensorsEntry& entry, int64_t begin, const Tensor& out) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
   /// Elements of an e4m3 tensor, as read_f32: codes, which the caller multiplies by their scales.

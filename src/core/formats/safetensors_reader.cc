@@ -2,8 +2,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
 #include "core/cpu/tasks.h"
@@ -18,6 +18,8 @@ namespace {
 /// that one thread reads.
 constexpr uint64_t kParallelBytes = uint64_t{64} << 20;
 constexpr size_t kReadSlice = size_t{4} << 20;
+/// Elements that one thread converts to f32, and those that it reads at once.
+constexpr size_t kConvertSlice = size_t{1} << 20, kConverted = size_t{1} << 15;
 
 }  // namespace
 
@@ -82,6 +84,15 @@ void SafetensorsFile::check_range(const SafetensorsEntry& entry, int64_t begin,
                                     begin, begin + int64_t(count), entry.elements()));
 }
 
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t begin, const Tensor& out) const {
+  check_range(entry, begin, size_t(out.elements()));
+  if (entry.dtype != out.dtype() || !out.contiguous()) {
+    throw InvalidArgument(fmt::format("{}: tensor '{}' is {}: expected it contiguous, to read {}",
+                                      path_, entry.name, name_of(entry.dtype), out.describe()));
+  }
+  read_tensor(entry, uint64_t(begin) * size_of(entry.dtype), {out.as<std::byte>(), out.bytes()});
+}
+
 void SafetensorsFile::read_codes(const SafetensorsEntry& entry, int64_t begin,
                                  std::span<float> out) const {
   check_range(entry, begin, out.size());
@@ -94,13 +105,17 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
                                std::span<float> out) const {
   check_range(entry, begin, out.size());
   const uint64_t offset = uint64_t(begin) * size_of(entry.dtype);
-  const auto convert = [&]<typename Half>(Half half) {
-    std::vector<std::byte> source(2 * out.size());
-    read_tensor(entry, offset, source);
-    for (size_t i = 0; i < out.size(); ++i) {
-      std::memcpy(&half.bits, source.data() + 2 * i, 2);
-      out[i] = half.to_float();
-    }
+  const auto convert = [&]<typename Half>(Half) {
+    cpu::parallel_tasks(int64_t(out.size() / kConvertSlice) + 1, [&](int64_t slice) {
+      std::array<Half, kConverted> source;  // in a core's caches
+      const size_t first = size_t(slice) * kConvertSlice;
+      const size_t end = std::min(out.size(), first + kConvertSlice);
+      for (size_t at = first; at < end; at += kConverted) {
+        const std::span some = std::span(source).first(std::min(kConverted, end - at));
+        read_tensor(entry, offset + at * sizeof(Half), std::as_writable_bytes(some));
+        for (size_t i = 0; i < some.size(); ++i) out[at + i] = some[i].to_float();
+      }
+    });
   };
   switch (entry.dtype) {
     case DType::f32:

@@ -9,6 +9,7 @@
 #include "comm/exec.h"
 #include "core/host_copy.h"
 #include "engine/config/device_traits.h"
+#include "engine/model/initialize.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -121,15 +122,16 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
                 .batch_invariant = batch_invariant_}) {}
 
 void Engine::initialize(uint64_t seed) {
-  initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());
-  parameters_changed();
+  WeightWriter writer(model_.exec);
+  set_weights([&](const Parameter& p, const WeightViews& to) {
+    initialize_parameter(writer, p, model_.config, seed, to);
+  });
 }
 
-void Engine::parameters_changed() {
-  if (!is_idle())
-    throw InvalidArgument("parameters_changed: a request is unfinished: expected none");
+void Engine::set_weights(const SetParameter& set) {
+  if (!is_idle()) throw InvalidArgument("set_weights: a request is unfinished: expected none");
   while (prefixes_.unused() > 0) prefixes_.drop_oldest();
-  model_.parameters_changed();
+  model_.set_weights(set);
 }
 
 int64_t Engine::submit(Request request) {

@@ -84,12 +84,11 @@ class Engine {
   /// Throws InvalidArgument naming an option that is out of range.
   Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options);
 
-  /// As in Transformer.
-  Tensor parameters() const { return model_.weights.values(); }
-  const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
-  /// With int8_weights called once: parameters() then has no data. Throws InvalidArgument while a
-  /// request is unfinished.
-  void parameters_changed();
+  /// Sets all weights, as RankModel::set_weights. Throws InvalidArgument while a request is
+  /// unfinished.
+  void set_weights(const SetParameter& set);
+  /// Bytes of this rank's weights.
+  size_t weight_bytes() const { return model_.weight_bytes(); }
 
   /// Random weights, as a new model's.
   void initialize(uint64_t seed);

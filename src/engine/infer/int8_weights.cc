@@ -46,10 +46,25 @@ void round_to_int8(const ModelLayout& layout, const Tensor& values) {
   });
 }
 
-void Int8Weights::quantize(const ModelLayout& layout, const Weights& weights) {
+void Int8Weights::set(const ModelLayout& layout, const SetParameter& set) {
+  matrices_.clear();
   for_each_int8(layout, [&](const WeightMatrix& m) {
-    matrices_.try_emplace(m.offset, matrix_in(weights.values(), m));
+    const FlatRange range{m.offset, m.rows * m.columns};
+    const Memory memory(size_t(range.count) * sizeof(float));
+    const WeightViews values(memory.view(DType::f32, {range.count}));
+    for (const Parameter& p : layout.parameters) {
+      const FlatRange local = local_range(p);
+      if (local.count == 0 || local.begin < range.begin || local.end() > range.end()) continue;
+      set(p, values.narrow({local.begin - range.begin, local.count}));
+    }
+    matrices_.try_emplace(m.offset, memory.view(DType::f32, {m.rows, m.columns}));
   });
+}
+
+size_t Int8Weights::bytes() const {
+  size_t bytes = 0;
+  for (const auto& [offset, matrix] : matrices_) bytes += matrix.bytes();
+  return bytes;
 }
 
 }  // namespace tandem

@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "engine/model/weights.h"
+#include "engine/model/weight_writer.h"
 #include "gemm/int8_weight.h"
 
 namespace tandem {
@@ -19,9 +19,11 @@ void round_to_int8(const ModelLayout& layout, const Tensor& values);
 
 class Int8Weights {
  public:
-  /// Quantizes the matrices of `weights`, which has all weights in f32. Weights, but not the sums
-  /// of products, are the same for any number of ranks.
-  void quantize(const ModelLayout& layout, const Weights& weights);
+  /// Sets the matrices one by one: set(p, views) writes each of their parameters, in f32. Weights,
+  /// but not the sums of products, are the same for any number of ranks.
+  void set(const ModelLayout& layout, const SetParameter& set);
+  /// Bytes of memory.
+  size_t bytes() const;
   /// Throws std::out_of_range for a matrix other than those.
   const Int8Weight& at(const WeightMatrix& matrix) const { return matrices_.at(matrix.offset); }
 

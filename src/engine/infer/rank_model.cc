@@ -28,6 +28,11 @@ const KvCache::Size& checked_size(const Exec& exec, const ModelConfig& config, D
       tokens, bytes / 1e9, machine / 1e9));
 }
 
+Weights make_weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool is_int8) {
+  if (!is_int8) return Weights(exec, layout, dtype, false);
+  return Weights::make_first(exec, layout, dtype, layout.embedding.rows * layout.embedding.columns);
+}
+
 }  // namespace
 
 RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
@@ -35,16 +40,15 @@ RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
     : config(model),
       layout(config, tp.size(), tp.rank()),
       exec(make_exec(tp)),
-      weights(exec, layout, is_int8 ? DType::f32 : dtype),
+      weights(make_weights(exec, layout, dtype, is_int8)),
       rope(exec, checked_size(exec, config, dtype, size).max_tokens, config.head_dim,
            config.rope_theta, config.rope_scaling),
       cache(exec, config, layout, rope, dtype, size),
       context{tp, config, layout, weights, dtype, cache, codec, exec, is_int8 ? &int8 : nullptr} {}
 
-void RankModel::parameters_changed() {
-  if (!context.int8) return weights.refresh();
-  int8.quantize(layout, weights);
-  weights.keep_first(layout.embedding.rows * layout.embedding.columns, context.dtype);
+void RankModel::set_weights(const SetParameter& set) {
+  for (const Parameter& p : layout.parameters) set(p, weights.views(local_range(p)));
+  if (context.int8) int8.set(layout, set);
 }
 
 void check_gpu_generation(const ModelConfig& config, int tp, DType dtype) {

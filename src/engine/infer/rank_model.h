@@ -8,14 +8,17 @@
 namespace tandem {
 
 struct RankModel {
-  /// Collective. `cache.max_tokens` is at most config.max_seq. `is_int8`: GEMMs' weights become
-  /// int8 once they are set. Throws InvalidArgument if the cache does not fit into this machine's
-  /// memory.
+  /// Collective. `cache.max_tokens` is at most config.max_seq. Each matrix is kept once, in
+  /// `dtype`, or, of GEMMs, with `is_int8` in int8; norms, biases and routers are in f32. Throws
+  /// InvalidArgument if the cache does not fit into this machine's memory.
   RankModel(Communicator& tp, const ModelConfig& config, DType dtype, const KvCache::Size& cache,
             const CodecPolicy& codec, bool is_int8 = false);
   RankModel(const RankModel&) = delete;
-  /// After weights.values() was written to, with int8 once: it then has no data.
-  void parameters_changed();
+  /// Sets all weights: set(p, views) writes each parameter's shard, a tied embedding in int8 twice.
+  /// Beyond the weights, memory is needed for `set` and, with int8, one matrix in f32.
+  void set_weights(const SetParameter& set);
+  /// Bytes of the weights' memory.
+  size_t weight_bytes() const { return weights.bytes() + int8.bytes(); }
 
   ModelConfig config;
   ModelLayout layout;

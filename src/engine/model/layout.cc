@@ -3,19 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "core/host_copy.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
-#include "tandem/random.h"
 
 namespace tandem {
 namespace {
 
-constexpr int64_t kAlignment = 32;                // elements: whole cache lines in f32 and in bf16
-constexpr int64_t kLongInitialization = 1 << 20;  // elements: worth a rank's other threads
+constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
 
 /// A rank's shard of a weight, which begins at `offset`. `row_stride`: of one sharded by columns.
 Parameter make_parameter(const program::Weight& w, std::string name, int64_t offset,
@@ -241,32 +237,6 @@ FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLay
     ranges.push_back({local, at, range.count - local});
   }
   return window;
-}
-
-void initialize_parameters(const Exec& exec, const ModelLayout& layout, const ModelConfig& config,
-                           uint64_t seed, const Tensor& values) {
-  const double residual = 1 / std::sqrt(2.0 * double(config.layers));
-  for (const Parameter& p : layout.parameters) {
-    const LocalShard shard = local_shard(p);
-    const FlatRange range = local_range(p);
-    const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-    float* const at = local.values().data();
-    if (p.shape.size() == 1) {
-      std::fill_n(at, shard.columns, p.initial);
-      local.store();
-      continue;
-    }
-    const uint64_t stream = stream_of(p.name.c_str());
-    const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
-#pragma omp parallel for schedule(static) if (range.count > kLongInitialization)
-    for (int64_t i = 0; i < shard.rows; ++i) {
-      for (int64_t j = 0; j < shard.columns; ++j) {
-        const auto whole = uint64_t(shard.first + i * shard.whole_columns + j);
-        at[i * shard.row_stride + j] = scale * normal(seed, stream, whole);
-      }
-    }
-    local.store();
-  }
 }
 
 }  // namespace tandem

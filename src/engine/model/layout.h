@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "core/exec.h"
 #include "engine/model/config.h"
 #include "engine/model/program/program.h"
 #include "engine/model/stage.h"
@@ -115,11 +114,5 @@ class ModelLayout {
 /// Window of a stage's parameters [range.begin, range.end()) in the whole model's [whole_range…).
 FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,
                        FlatRange whole_range);
-
-/// Initializes a flat array, f32 [layout.size] on exec's device: matrices normal(0, 0.02), those
-/// that write to the residual stream scaled by 1 / sqrt(2 * layers), norms 1. Each element depends
-/// only on (seed, tensor name, position in the full tensor).
-void initialize_parameters(const Exec& exec, const ModelLayout& layout, const ModelConfig& config,
-                           uint64_t seed, const Tensor& values);
 
 }  // namespace tandem

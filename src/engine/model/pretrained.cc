@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "core/host_copy.h"
 #include "core/system/files.h"
@@ -48,65 +49,70 @@ void require_at_most(const WeightFiles& weights, const char* key, int64_t value)
                             weights.path(), tensors, key, value));
 }
 
-/// `read(begin, out)` reads elements of the full tensor. `values`: the parameter's local_range.
-template <typename Read>
-void read_shard(const LocalShard& shard, const Tensor& values, const Read& read) {
-  if (shard.columns == shard.whole_columns && shard.row_stride == shard.columns) {  // contiguous
-    return read(shard.first, values);
+/// Elements [begin, begin + out.elements()) of a tensor, in the dtype of `out`.
+void read_elements(const StoredTensor& tensor, bool has_scales, int64_t begin, const Tensor& out) {
+  const SafetensorsFile& file = *tensor.file;
+  if (out.dtype() == DType::bf16) return file.read(*tensor.entry, begin, out);
+  const std::span values = host_values(out);
+  has_scales ? file.read_codes(*tensor.entry, begin, values)
+             : file.read_f32(*tensor.entry, begin, values);
+}
+
+/// Reads rows of a shard, of which `out` has [rows, columns].
+void read_rows(const StoredTensor& tensor, const std::optional<WeightScales>& scales,
+               const LocalShard& shard, int64_t first_row, const Tensor& out) {
+  const int64_t begin = shard.first + first_row * shard.whole_columns;
+  const bool is_whole = shard.columns == shard.whole_columns;
+  for (int64_t row = 0; row < (is_whole ? 1 : out.dim(0)); ++row) {
+    read_elements(tensor, scales.has_value(), begin + row * shard.whole_columns,
+                  is_whole ? out : out.rows(row, 1));
   }
-  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
-    read(shard.first + row * shard.whole_columns,
-         values.narrow(0, row * shard.row_stride, shard.columns));
+  for (int64_t row = 0; scales && row < out.dim(0); ++row) {
+    const int64_t first = begin + row * shard.whole_columns;
+    scales->apply(first / shard.whole_columns, first % shard.whole_columns, out.rows(row, 1));
   }
 }
 
-/// Multiplies the codes of a shard by their scales.
-void apply_scales(const WeightScales& scales, const LocalShard& shard, const Tensor& values) {
-  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
-    const int64_t first = shard.first + row * shard.whole_columns;
-    scales.apply(first / shard.whole_columns, first % shard.whole_columns,
-                 values.narrow(0, row * shard.row_stride, shard.columns));
-  }
-}
-
-/// Non-finite element of a rank's shard of a parameter.
-struct BadElement {
-  int64_t element;  ///< index in the full tensor
-  float value;
-};
-
-/// `values`: the parameter's local_range.
-std::optional<BadElement> find_not_finite(const LocalShard& shard, const Tensor& values) {
-  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
-    const Tensor local = values.narrow(0, row * shard.row_stride, shard.columns);
-    if (const auto bad = first_not_finite(local)) {
-      return BadElement{shard.first + row * shard.whole_columns + int64_t(*bad),
-                        local.as<const float>()[*bad]};
-    }
-  }
-  return std::nullopt;
+/// Value as text.
+std::string describe_element(const Tensor& values, size_t index) {
+  return fmt::format("{}", values.dtype() == DType::bf16
+                               ? values.as<const BFloat16>()[index].to_float()
+                               : values.as<const float>()[index]);
 }
 
 /// `scales`: without a file unless the tensor has codes.
-void load_parameter(const StoredTensor& tensor, const StoredTensor& scales,
-                    const WeightQuantization& quantization, const Parameter& p, const Exec& exec,
-                    const Tensor& values) {
-  const SafetensorsFile& file = *tensor.file;
+void read_parameter(const StoredTensor& tensor, const StoredTensor& stored_scales,
+                    const WeightQuantization& quantization, const Parameter& p,
+                    WeightWriter& writer, const WeightViews& to) {
+  std::optional<WeightScales> scales;
   const LocalShard shard = local_shard(p);
-  const FlatRange range = local_range(p);
-  const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-  read_shard(shard, local.tensor(), [&](int64_t begin, const Tensor& to) {
-    const std::span out = host_values(to);
-    scales ? file.read_codes(*tensor.entry, begin, out) : file.read_f32(*tensor.entry, begin, out);
+  if (stored_scales && shard.rows > 0 && shard.columns > 0) {
+    scales.emplace(*stored_scales.file, *stored_scales.entry, *tensor.entry, quantization);
+  }
+  writer.write(shard, to, tensor.entry->dtype, [&](int64_t first_row, const Tensor& out) {
+    read_rows(tensor, scales, shard, first_row, out);
+    const auto bad = first_not_finite(out);
+    if (!bad) return;
+    const int64_t row = first_row + int64_t(*bad) / shard.columns;
+    throw IoError(fmt::format(
+        "{}: tensor '{}': element {} is {}: expected finite numbers", tensor.file->path(), p.name,
+        shard.first + row * shard.whole_columns + int64_t(*bad) % shard.columns,
+        describe_element(out, *bad)));
   });
-  if (scales && range.count > 0) {
-    apply_scales({*scales.file, *scales.entry, *tensor.entry, quantization}, shard, local.tensor());
+}
+
+/// Whether a number in these words, one in f32 or two in bf16, is NaN or infinite: to one with all
+/// bits of the exponent, `exponents`, the lowest of them adds the bit of the sign.
+bool has_not_finite(const void* words, size_t count, uint32_t exponents, uint32_t lowest) {
+  const uint32_t signs = exponents + lowest;
+  uint32_t found = 0;
+#pragma omp simd reduction(| : found)
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(words) + i * sizeof word, sizeof word);
+    found |= (word & exponents) + lowest;
   }
-  if (const auto bad = find_not_finite(shard, local.tensor())) {
-    throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
-                              file.path(), p.name, bad->element, bad->value));
-  }
-  local.store();
+  return (found & signs) != 0;
 }
 
 }  // namespace
@@ -150,28 +156,50 @@ void require_same_tensors(const ModelConfig& config, const WeightFiles& weights)
 }
 
 std::optional<size_t> first_not_finite(const Tensor& tensor) {
-  const std::span values = host_values(tensor);
-  // Fast check of all: 0 * x is 0 for every finite x.
-  float sum = 0;
-  for (const float value : values) sum += 0 * value;
-  if (sum == 0) return std::nullopt;
-  const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
-  return size_t(bad - values.begin());
+  const auto count = size_t(tensor.elements());
+  const auto find = [&]<typename Value>(std::span<const Value> values, const auto& to_float) {
+    const auto bad = std::ranges::find_if_not(
+        values, [&](const Value& value) { return std::isfinite(to_float(value)); });
+    return bad == values.end() ? std::nullopt : std::optional(size_t(bad - values.begin()));
+  };
+  if (tensor.dtype() == DType::bf16) {
+    const std::span values(tensor.as<const BFloat16>(), count);
+    const auto to_float = [](BFloat16 x) { return x.to_float(); };
+    const size_t pairs = count / 2 * 2;
+    if (has_not_finite(values.data(), pairs / 2, 0x7f807f80, 0x00800080)) {
+      return find(values, to_float);
+    }
+    const auto last = find(values.subspan(pairs), to_float);
+    return last ? std::optional(pairs + *last) : std::nullopt;
+  }
+  const std::span values(tensor.as<const float>(), count);
+  if (!has_not_finite(values.data(), count, 0x7f800000, 0x00800000)) return std::nullopt;
+  return find(values, [](float x) { return x; });
+}
+
+ParameterReader::ParameterReader(const WeightFiles& files, const Exec& exec, bool pins)
+    : files_(files), writer_(exec, pins) {}
+
+void ParameterReader::read(const Parameter& p, const WeightViews& to) {
+  const StoredTensor tensor = files_.require(p.name, p.shape);
+  read_parameter(tensor, files_.require_scales(tensor), files_.quantization(), p, writer_, to);
+  const LocalShard shard = local_shard(p);
+  if (to.bytes() > 0) bytes_ += shard.rows * shard.columns * int64_t(size_of(tensor.entry->dtype));
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
-                     const Exec& exec, const Tensor& values) {
+                     const Exec& exec, const WeightViews& to) {
+  WeightWriter writer(exec, false);
   for (const Parameter& p : parameters) {
-    load_parameter({&file, &file.require(p.name, p.shape)}, {}, {}, p, exec, values);
+    read_parameter({&file, &file.require(p.name, p.shape)}, {}, {}, p, writer,
+                   to.narrow(local_range(p)));
   }
 }
 
 void load_parameters(const WeightFiles& files, const std::vector<Parameter>& parameters,
-                     const Exec& exec, const Tensor& values) {
-  for (const Parameter& p : parameters) {
-    const StoredTensor tensor = files.require(p.name, p.shape);
-    load_parameter(tensor, files.require_scales(tensor), files.quantization(), p, exec, values);
-  }
+                     const Exec& exec, const WeightViews& to) {
+  ParameterReader reader(files, exec, false);
+  for (const Parameter& p : parameters) reader.read(p, to.narrow(local_range(p)));
 }
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 
 #include "engine/model/branch.h"
 #include "engine/model/head.h"
+#include "engine/model/initialize.h"
 #include "engine/model/step_load.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "kernels/elementwise.h"
 #include "tandem/error.h"
@@ -97,17 +96,38 @@ WeightViews WeightViews::narrow(FlatRange range) const {
 }
 
 Weights::Weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool has_f32)
+    : Weights(exec, layout, dtype, Storage{has_f32, layout.size}) {}
+
+Weights Weights::make_first(const Exec& exec, const ModelLayout& layout, DType dtype,
+                            int64_t elements) {
+  return Weights(exec, layout, dtype, Storage{false, elements});
+}
+
+Weights::Weights(const Exec& exec, const ModelLayout& layout, DType dtype, Storage stored)
     : exec_(exec), dtype_(dtype), exact_ranges_(make_exact_ranges(layout)) {
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument("model dtype " + std::string(name_of(dtype)) + ": expected f32 or bf16");
   }
-  const auto make = [&](DType type, int64_t elements, Memory& memory) {
-    memory = Memory(size_t(elements) * size_of(type), exec.device);
-    return memory.view(type, {elements});
+  const auto make = [&](DType type, int64_t elements) {
+    return Memory(size_t(elements) * size_of(type), exec.device);
   };
-  if (dtype == DType::f32 || has_f32) views_.f32 = make(DType::f32, layout.size, f32_);
-  if (dtype != DType::f32) views_.working = make(dtype, layout.size, working_);
+  if (dtype != DType::f32) working_ = make(dtype, stored.elements);
+  if (dtype == DType::f32 || stored.all_in_f32) f32_ = make(DType::f32, stored.elements);
+  if (stored.elements == layout.size) {
+    if (f32_.data()) views_.f32 = f32_.view(DType::f32, {layout.size});
+    if (working_.data()) views_.working = working_.view(dtype, {layout.size});
+  }
   if (!views_.f32.data()) make_exact();
+}
+
+WeightViews Weights::views(FlatRange range) const {
+  WeightViews views = views_.narrow(range);
+  const Memory& memory = dtype_ == DType::f32 ? f32_ : working_;
+  const size_t begin = size_t(range.begin) * size_of(dtype_);
+  const bool has_all = views_.f32.data() || views_.working.data();
+  if (has_all || begin + size_t(range.count) * size_of(dtype_) > memory.bytes()) return views;
+  (dtype_ == DType::f32 ? views.f32 : views.working) = memory.view(dtype_, {range.count}, begin);
+  return views;
 }
 
 void Weights::make_exact() {
@@ -117,20 +137,6 @@ void Weights::make_exact() {
   const int64_t elements = last.position + last.count;
   exact_ = Memory(size_t(elements) * sizeof(float), exec_.device);
   views_.exact = exact_.view(DType::f32, {elements});
-}
-
-void Weights::keep_first(int64_t elements, DType dtype) {
-  make_exact();
-  for (const ExactRange& range : exact_ranges_) {
-    copy(exec_, vector(range.begin, range.count),
-         views_.exact.narrow(0, range.position, range.count));
-  }
-  Memory first(size_t(elements) * size_of(dtype), exec_.device);
-  cast(exec_, views_.f32.narrow(0, 0, elements), first.view(dtype, {elements}));
-  f32_ = {}, working_ = {};
-  views_.f32 = {}, views_.working = {};
-  (dtype == DType::f32 ? f32_ : working_) = std::move(first);
-  dtype_ = dtype;
 }
 
 Tensor Weights::matrix(const WeightMatrix& m) const {

@@ -1,6 +1,6 @@
-// One rank's weights on its device. In f32: one flat array. In bf16: the copy that GEMMs read and,
-// unless owners of the optimizer state hold the only f32 weights (ZeRO, engine/parallel/), the f32
-// array next to it. Norms and routers are read in f32 in any case.
+// One rank's weights on its device. In f32: one flat array. In bf16: the array that GEMMs read and,
+// in training, unless owners of the optimizer state hold the only f32 weights (ZeRO,
+// engine/parallel/), the f32 array next to it. Norms and routers are read in f32 in any case.
 #pragma once
 
 #include <span>
@@ -41,10 +41,18 @@ class Weights {
   /// `has_f32`: of a dtype other than f32, all weights are in f32, too. Throws InvalidArgument for
   /// a dtype other than f32 and bf16.
   Weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool has_f32 = true);
+  /// Keeps the first `elements` in `dtype` only, and what is read in f32 in any case.
+  static Weights make_first(const Exec& exec, const ModelLayout& layout, DType dtype,
+                            int64_t elements);
   const WeightViews& views() const { return views_; }
+  /// Views of a range in the flat array; without `f32` and `working` past the first elements, if
+  /// only those are kept.
+  WeightViews views(FlatRange range) const;
+  /// Bytes of memory.
+  size_t bytes() const { return f32_.bytes() + working_.bytes() + exact_.bytes(); }
   /// f32 [elements]; without data if there is none.
   const Tensor& values() const { return views_.f32; }
-  /// Matrix in the working dtype; without data if keep_first dropped it.
+  /// Matrix in the working dtype; without data if it is not kept.
   Tensor matrix(const WeightMatrix& m) const;
   /// Position of a matrix's first element in the flat array.
   int64_t offset_of(const Tensor& matrix) const;
@@ -56,13 +64,15 @@ class Weights {
   void set(FlatRange range, const Tensor& values);
   /// Updates the working dtype after values() was written to.
   void refresh() { set({0, views_.elements()}, views_.f32); }
-  /// From all weights in f32: keeps the matrices of the first `elements`, in `dtype`, and what is
-  /// read in f32 in any case.
-  void keep_first(int64_t elements, DType dtype);
   /// Writes the weights as they are read, f32 [elements].
   void read(const Tensor& to) const;
 
  private:
+  struct Storage {
+    bool all_in_f32;
+    int64_t elements;  ///< first ones, in `dtype`
+  };
+  Weights(const Exec& exec, const ModelLayout& layout, DType dtype, Storage stored);
   void make_exact();
 
   Exec exec_;

@@ -14,7 +14,7 @@
 #include "comm/workspace.h"
 #include "core/host_copy.h"
 #include "engine/checkpoint/saving.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/sharded/parameter_slices.h"
 #include "tandem/collectives.h"

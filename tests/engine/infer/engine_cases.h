@@ -10,11 +10,12 @@
 #include <vector>
 
 #include "comm/exec.h"
-#include "core/host_copy.h"
 #include "engine/infer/engine.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "tandem/random.h"
+#include "tests/engine/infer/set_weights.h"
 #include "tests/engine/model/harness.h"
+#include "tests/flat.h"
 
 namespace tandem::test {
 
@@ -57,13 +58,11 @@ inline ModelConfig engine_model(const Variant& variant) {
 /// Weights far from a fresh model's, so that tokens depend on each other.
 template <typename Model>
 void fill_engine(Model& model, const ModelConfig& config, Communicator& tp) {
-  const Exec exec = make_exec(tp);
-  initialize_parameters(exec, ModelLayout(config, tp.size(), tp.rank()), config, 17,
-                        model.parameters());
-  const HostCopy weights(exec, model.parameters());
-  for (float& w : weights.values()) w = w == 1 ? w : w * 6;
-  weights.store();
-  model.parameters_changed();
+  const ModelLayout layout(config, tp.size(), tp.rank());
+  std::vector<float> weights(size_t(layout.size));
+  initialize_parameters({}, layout, config, 17, flat(weights));
+  for (float& w : weights) w = w == 1 ? w : w * 6;
+  set_weights(model, make_exec(tp), weights);
 }
 
 inline std::vector<Request> random_requests(int64_t count, uint64_t seed, int64_t max_prompt,

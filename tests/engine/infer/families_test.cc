@@ -19,6 +19,7 @@
 #include "gemm/gemm.h"
 #include "tests/engine/infer/families.h"
 #include "tests/engine/infer/fed_text.h"
+#include "tests/engine/infer/set_weights.h"
 #include "tests/engine/model/harness.h"
 
 namespace tandem {
@@ -48,8 +49,7 @@ void expect_logits(const std::vector<float>& found, const Json& expected,
 void check_generation(Communicator& tp, const StoredModel& stored, const FamilyCase& test) {
   const std::string where = fmt::format("{}, tp {}", test.name, tp.size());
   FedText fed(tp, stored.config, {.block = 7});
-  load_parameters(stored.weights, fed.parameter_list(), {}, fed.parameters());
-  fed.parameters_changed();
+  read_weights(fed, stored.weights);
   std::vector<float> logits = fed.feed(kPrompt);
   expect_logits(logits, test.expected["logits"], where);
   const auto expected = test.expected["tokens"].get<std::vector<int32_t>>();

@@ -31,9 +31,7 @@ class FedText {
         decoder_(model_.context, options.block, 1,
                  {.overlap = {Strategy::serial, 0}, .prefill = options.prefill}) {}
 
-  Tensor parameters() const { return model_.weights.values(); }
-  const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
-  void parameters_changed() { model_.parameters_changed(); }
+  void set_weights(const SetParameter& set) { model_.set_weights(set); }
   int64_t position() const { return position_; }
   /// Discards all tokens.
   void reset() { position_ = 0; }

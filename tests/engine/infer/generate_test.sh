@@ -38,7 +38,7 @@ cmp "$dir/one" "$dir/lossless"
 for ranks in 2 4; do
   generate --tp $ranks --codec int8 --json "$dir/int8-$ranks.json" >"$dir/int8" 2>/dev/null
   for key in '"codec": "int8"' "\"ranks\": $ranks" '"prompt_tokens": 11' '"tokens": 40' \
-    '"first_token_s": [0-9]' '"tokens_per_s": [0-9]'; do
+    '"load_s": [0-9]' '"loaded_bytes": [0-9]' '"first_token_s": [0-9]' '"tokens_per_s": [0-9]'; do
     grep -q "$key" "$dir/int8-$ranks.json" || { echo "no $key:"; cat "$dir/int8-$ranks.json"; exit 1; }
   done
   if "$tandem" info | grep -q 'Open MPI'; then
@@ -75,6 +75,7 @@ done
 printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
   --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
 cmp "$dir/one" "$dir/piped"
+grep -qE '^Loaded [0-9.e-]+ GB of weights in [0-9.e-]+ s: [0-9.e+-]+ GB/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
 grep -qE '^40 tokens: .* with a prompt of 11, .* tokens/s$' "$dir/speed" || { cat "$dir/speed"; exit 1; }
 grep -q '"ended_by": "max-tokens"' "$dir/json" && grep -q '"tokens_per_s": [0-9]' "$dir/json" ||
   { cat "$dir/json"; exit 1; }

@@ -11,11 +11,12 @@
 
 #include "core/host_copy.h"
 #include "engine/infer/engine.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/engine/infer/fed_text.h"
+#include "tests/engine/infer/set_weights.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"
 
@@ -68,8 +69,9 @@ enum class Stored : uint8_t { int8, dequantized, unquantized };
 template <typename Model>
 void fill(Model& model, const ModelConfig& config, Communicator& tp, Stored stored) {
   const ModelLayout layout(config, tp.size(), tp.rank());
-  initialize_parameters({}, layout, config, 17, model.parameters());
-  const std::span<float> all = floats(model.parameters());
+  std::vector<float> values(size_t(layout.size));
+  initialize_parameters({}, layout, config, 17, flat(values));
+  const std::span<float> all = values;
   for (float& w : all) w = w == 1 ? w : w * 4;
   const auto quantize = [&](const WeightMatrix& m) {
     if (stored != Stored::dequantized) return;
@@ -79,7 +81,7 @@ void fill(Model& model, const ModelConfig& config, Communicator& tp, Stored stor
     quantize(b.in), quantize(b.out), quantize(b.experts_in), quantize(b.experts_out);
   }
   quantize(layout.head);
-  model.parameters_changed();
+  set_weights(model, {}, all);
 }
 
 struct Text {

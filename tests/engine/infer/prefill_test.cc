@@ -8,7 +8,7 @@
 
 #include "engine/infer/decoder.h"
 #include "engine/infer/rows.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "overlap/contract/receipt.h"

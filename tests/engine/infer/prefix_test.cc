@@ -147,7 +147,7 @@ TEST(Prefixes, OnlyOtherTokensAreComputedAgain) {
     request.prompt[3] ^= 1;
     EXPECT_EQ(rows_of(request, 0), 129);
     const int64_t shared = engine.stats().shared_tokens;
-    engine.parameters_changed();
+    fill_engine(engine, config, tp);
     EXPECT_EQ(rows_of(request, 0), 129) << "the cached values are of other weights";
     EXPECT_EQ(engine.stats().shared_tokens, shared);
     Engine without(tp, config, {.sequences = 2, .rows = 150, .share_prefixes = false});

@@ -14,7 +14,7 @@
 #include "core/system/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/stored_model.h"
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "tandem/error.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"

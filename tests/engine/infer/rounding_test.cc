@@ -24,6 +24,7 @@
 #include "tandem/random.h"
 #include "tests/engine/infer/families.h"
 #include "tests/engine/infer/fed_text.h"
+#include "tests/engine/infer/set_weights.h"
 
 namespace tandem {
 namespace {
@@ -239,8 +240,7 @@ Rows engine_logits(const StoredModel& stored, const std::vector<int32_t>& tokens
   run_threads({}, [&](Communicator& tp) {
     set_kernel_threads(1);
     FedText text(tp, stored.config, {.dtype = DType::bf16});
-    load_parameters(stored.weights, text.parameter_list(), {}, text.parameters());
-    text.parameters_changed();
+    read_weights(text, stored.weights);
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (in_blocks) text.reset();
       const auto begin = tokens.begin() + (in_blocks ? 0 : long(i));

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/model/layout.h"
+#include "engine/model/initialize.h"
 #include "tandem/error.h"
 #include "tests/engine/model/harness.h"
 #include "tests/flat.h"
