@@ -58,7 +58,7 @@ endif()
 # JSON and TOML readers and writers, the log, launching and HTTP: half the compile time, and not
 # performance critical.
 set(parsing_sources ${tandem_sources})
-list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(formats/safetensors|system/log)|tune/tuner\\.|\
+list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(formats/safetensors_(header|writer)|system/log)|tune/tuner\\.|\
 engine/(report|config|launch|serve/http)/|engine/[a-z]+/config|engine/data/ledger/ledger_lines|\
 engine/train/records/metrics|engine/checkpoint/checkpoint\\.)")
 list(REMOVE_ITEM parsing_sources src/observe/recorder.cc)
