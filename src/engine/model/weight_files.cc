@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/cpu/tasks.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/printable.h"
@@ -221,9 +222,10 @@ std::string WeightFiles::header_hash() const {
 
 std::string WeightFiles::identity() const {
   if (files_.size() == 1) return files_.front()->identity();
-  std::string hashes;
-  for (const auto& file : files_) hashes += file->identity();
-  return content_hash(hashes);
+  std::vector<std::string> identities(files_.size());
+  cpu::parallel_tasks(int64_t(files_.size()),
+                      [&](int64_t i) { identities[size_t(i)] = files_[size_t(i)]->identity(); });
+  return content_hash(fmt::format("{}", fmt::join(identities, "")));
 }
 
 }  // namespace tandem
