@@ -134,13 +134,14 @@ struct BatchDecoder::Steps {
   }
   void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = decoder.context_;
-    if (decoder.adds_in_gemm()) {
+    if (decoder.adds_in_gemm() && !layout().program.finishes_sum()) {
       GemmOptions options = kWeightIsOld;
       options.accumulate = true;
       return gemm(c.exec, inner, weight.values.transposed(), residuals.x, options);
     }
     decoder.sum(residuals.x.dim(0), branch_wire(c.codec, layout()),
                 [&](const Tensor& partial) { multiply(c, inner, weight, partial); });
+    program::finish_sum(c.view(), layout(), residuals.sum);
     residuals.add_sum(c, c.forms().fuses_additions && !layout().moe);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
@@ -287,9 +288,10 @@ void BatchDecoder::compute_logits(int64_t count) {
   const DecoderContext& c = context_;
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
-                   c.config.norm_eps, last_norm, inverse_rms_);
+                   c.config.stream_eps(), last_norm, inverse_rms_);
   multiply(c, last_norm, c.view().weight(c.layout.head),
            reshaped(local_logits_, count, c.layout.vocab));
+  scale_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
   const int world = c.tp.size();
   if (world == 1) return;
   const int64_t room = count * logit_columns(c);

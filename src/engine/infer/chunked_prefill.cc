@@ -52,7 +52,7 @@ struct ChunkedPrefill::Steps {
       throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
     }
     const BranchLayout& layout = block.context_.layout.branches[branch];
-    if (layout.has_products()) block.take_sums(chunk, false);
+    if (layout.has_products()) block.take_sums(chunk, &layout);
     block.advance_other_chunks(chunk);
     RowSums& sums = *block.sums_[size_t(chunk)];
     block.experts_->run(layout, x_norm, sums.begin(rows().count));
@@ -70,7 +70,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
     for (int chunk = 0; chunk < chunks; ++chunk) look_up(chunk, tokens);
     for (size_t branch = 0; branch < context_.layout.branches.size(); ++branch) {
       for (int chunk = 0; chunk < chunks; ++chunk) {
-        take_sums(chunk, branch == 0);
+        take_sums(chunk, branch == 0 ? nullptr : &context_.layout.branches[branch - 1]);
         const BranchLayout& b = context_.layout.branches[branch];
         const Shard& rows = rows_[size_t(chunk)];
         forward_branch(context_.view(), b,
@@ -79,7 +79,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
                        Steps{*this, branch, chunk}, x_->rows(rows.begin, rows.count));
       }
     }
-    for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);
+    for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, &context_.layout.branches.back());
   });
   cast(context_.exec, x_->rows(count - 1, 1), last);
 }
@@ -95,12 +95,14 @@ void ChunkedPrefill::look_up(int chunk, std::span<const int32_t> tokens) {
   sums.send(c.codec.embeddings);
 }
 
-void ChunkedPrefill::take_sums(int chunk, bool is_first) {
+void ChunkedPrefill::take_sums(int chunk, const BranchLayout* of) {
   const Exec& exec = context_.exec;
   const Shard& rows = rows_[size_t(chunk)];
   const Tensor residual = residual_->rows(0, rows.count), x = x_->rows(rows.begin, rows.count);
   sums_[size_t(chunk)]->finish(residual);
-  is_first ? cast(exec, residual, x) : add(exec, x, residual, x);
+  if (!of) return cast(exec, residual, x);
+  program::finish_sum(context_.view(), *of, residual);
+  add(exec, x, residual, x);
 }
 
 void ChunkedPrefill::advance_other_chunks(int chunk) {

@@ -28,7 +28,8 @@ class ChunkedPrefill {
  private:
   void look_up(int chunk, std::span<const int32_t> tokens);
   /// Adds the chunk's sums to its rows of the residual stream.
-  void take_sums(int chunk, bool is_first);
+  /// `of`: branch that they are of; nullptr: of the embedding, the first ones.
+  void take_sums(int chunk, const BranchLayout* of);
   struct Steps;
   void advance_other_chunks(int chunk);
 

@@ -147,6 +147,7 @@ struct PrefillBlock::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, block.residual_);
+    program::finish_sum(block.context_.view(), layout(), block.residual_);
     add(block.context_.exec, block.x_, block.residual_, block.x_);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
@@ -211,8 +212,9 @@ TokenHead::TokenHead(const DecoderContext& c)
 Tensor TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
-                   c.config.norm_eps, x_norm_, inverse_rms_);
+                   c.config.stream_eps(), x_norm_, inverse_rms_);
   multiply(c, x_norm_, c.view().weight(c.layout.head), local_logits_);
+  scale_logits(c.view(), local_logits_);
   const auto flat = [&](const Activation& row) {
     return Tensor(row->data(), DType::f32, {row->elements()}, c.exec.device);
   };
@@ -243,6 +245,7 @@ struct DecodeStep::Steps {
       multiply(c, inner, weight, step.residual_);
       all_reduce(c.tp, step.residual_, branch_wire(c.codec, layout()));
     }
+    program::finish_sum(c.view(), layout(), step.residual_);
     add(c.exec, x, step.residual_, x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {

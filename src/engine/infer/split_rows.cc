@@ -39,6 +39,7 @@ struct SplitRows::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, split.residual_);
+    program::finish_sum(split.context_.view(), layout(), split.residual_);
     residuals.add_sum(split.context_, !layout().moe);  // the next branch's norm adds it
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
