@@ -144,6 +144,10 @@ WeightFiles::WeightFiles(const std::string& folder)
   }
   split_fused();
   std::ranges::sort(tensors_, {}, name_of_tensor);
+  const auto twice = std::ranges::adjacent_find(tensors_, {}, name_of_tensor);
+  if (twice == tensors_.end()) return;
+  reject_tensor(twice->file->path(), twice->entry->name,
+                "is in the files twice: expected it in a fused tensor or by itself");
 }
 
 void WeightFiles::split_fused() {

@@ -248,6 +248,52 @@ TEST(Families, PublishedConfigurationsHaveTheirParameters) {
   }
 }
 
+TEST(Families, FusedTensorsAreChecked) {
+  const std::string folder = make_scratch_folder("fused");
+  const auto cases = family_cases();
+  const auto phi3 = std::ranges::find(cases, "phi3, form 5", &FamilyCase::name);
+  const std::string qkv = "model.layers.1.self_attn.qkv_proj.weight";
+  const auto error_with = [&](auto change) -> std::string {
+    std::filesystem::remove_all(folder);
+    write_folder(folder, phi3->expected["config"], DType::bf16, 1);
+    const SafetensorsFile file(folder + "/model.safetensors");
+    std::vector<SafetensorsWriter::Spec> specs;
+    std::vector<std::vector<std::byte>> data;
+    for (const SafetensorsEntry& entry : file.entries()) {
+      specs.push_back({entry.name, entry.dtype, entry.shape});
+      data.push_back(file.data(entry));
+      change(specs, data);
+    }
+    SafetensorsWriter writer(folder + "/model.safetensors", specs);
+    for (const auto& each : data) writer.write(each);
+    writer.finish();
+    try {
+      open_model(folder, [](const std::string&) {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(error_with([](auto&, auto&) {}), "accepted");
+  const std::string narrow = error_with([&](auto& specs, auto& data) {
+    if (specs.back().name != qkv) return;
+    --specs.back().shape[0];
+    data.back().resize(data.back().size() - 2 * size_t(specs.back().shape[1]));
+  });
+  EXPECT_NE(narrow.find("'" + qkv + "': bf16 [47, 32]: expected f32, bf16 or f16 [48, 32]"),
+            std::string::npos)
+      << narrow;
+  const std::string twice = error_with([&](auto& specs, auto& data) {
+    if (specs.back().name != qkv) return;
+    specs.push_back({"model.layers.1.self_attn.k_proj.weight", DType::bf16, {8, 32}});
+    data.push_back(std::vector<std::byte>(size_t{8} * 32 * 2));
+  });
+  EXPECT_NE(twice.find("'model.layers.1.self_attn.k_proj.weight': is in the files twice"),
+            std::string::npos)
+      << twice;
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Families, IndexAndFilesMustAgree) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const std::string folder = make_scratch_folder("index");
