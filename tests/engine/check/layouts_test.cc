@@ -246,9 +246,12 @@ std::vector<TrainConfig> gradient_layouts() {
                               "gradients=mxfp8", "gradients=int4:g32:hadamard"});
 }
 
-/// The dense layouts, of models with biases, other rotations and factors.
+/// The dense layouts, of models with biases, norms of heads, other rotations and factors. Without
+/// short texts: gradients of the norms of keys of which there are few are differences that cancel.
 std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
-  std::erase_if(layouts, [](const TrainConfig& config) { return config.model.experts > 0; });
+  std::erase_if(layouts, [](const TrainConfig& config) {
+    return config.model.experts > 0 || config.train.seq < 8 || config.data.document_mask;
+  });
   for (TrainConfig& config : layouts) {
     ModelConfig& model = config.model;
     model.qkv_bias = model.out_bias = model.mlp_bias = model.qk_norm = true;
@@ -362,8 +365,8 @@ TEST(LayoutsLong, ContextParallelOnesComputeWhatOneRankDoes) {
   expect_one_rank(first(kLongContext, generate_context_layouts(kSeed)));
 }
 TEST(LayoutsLong, ThoseOfVariantsComputeWhatOneRankDoes) {
-  expect_one_rank(first(kLongOthers, variant_layouts(generate_layouts(kSeed + 4))));
-  expect_one_rank(first(kLongOthers, variant_layouts(generate_context_layouts(kSeed + 4))));
+  expect_one_rank(first(kShort, variant_layouts(generate_layouts(kSeed + 4))));
+  expect_one_rank(first(kShort, variant_layouts(generate_context_layouts(kSeed + 4))));
 }
 TEST(LayoutsLong, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kLongOthers, bf16_layouts()));

@@ -38,6 +38,10 @@ TEST(Program, ListsTheOperationsOfALayer) {
   c.parallel_block = c.qkv_bias = true;
   EXPECT_EQ(describe(make_layer(c, 0)),
             "attention: rms_norm column_gemm column_bias attention swiglu row_gemm");
+  c.mlp_bias = true;
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm column_bias column_bias attention swiglu row_gemm "
+            "sum_bias");
   c = make_model();
   c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = c.rope_interleaved = true;
   c.residual_multiplier = 0.5, c.no_rope_layer_interval = 2;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -39,6 +40,11 @@ struct Builder {
     for (const Weight& each : weights) op.weights.push_back(weight(each));
     branch.ops.push_back(std::move(op));
   }
+  /// Bias of columns, before all operations on columns: those next to each other share a gradient.
+  void add_bias(const std::vector<ValueId>& columns, const std::vector<Weight>& weights) {
+    add({&kColumnBias, columns, columns}, weights);
+    std::rotate(branch.ops.begin() + 1, branch.ops.end() - 1, branch.ops.end());
+  }
   /// Operation on the row-parallel GEMM's sum.
   void add_sum_bias(const std::string& name) {
     const ValueId term =
@@ -74,9 +80,9 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                 v = b.project("v", kv_heads, "self_attn.v_proj.weight"),
                 out = b.consume("attention", heads, "self_attn.o_proj.weight");
   if (c.qkv_bias) {
-    b.add({&kColumnBias, {q, k, v}, {q, k, v}}, {{"self_attn.q_proj.bias", heads, {}, 0},
-                                                 {"self_attn.k_proj.bias", kv_heads, {}, 0},
-                                                 {"self_attn.v_proj.bias", kv_heads, {}, 0}});
+    b.add_bias({q, k, v}, {{"self_attn.q_proj.bias", heads, {}, 0},
+                           {"self_attn.k_proj.bias", kv_heads, {}, 0},
+                           {"self_attn.v_proj.bias", kv_heads, {}, 0}});
   }
   if (c.qk_norm) {
     const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved}),
@@ -115,8 +121,8 @@ ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b, bool has_bias 
                 up = b.project("up", divided(ffn), name + "up_proj.weight"),
                 out = b.consume("mlp", divided(ffn), name + "down_proj.weight");
   if (has_bias) {
-    b.add({&kColumnBias, {gate, up}, {gate, up}}, {{name + "gate_proj.bias", divided(ffn), {}, 0},
-                                                   {name + "up_proj.bias", divided(ffn), {}, 0}});
+    b.add_bias({gate, up}, {{name + "gate_proj.bias", divided(ffn), {}, 0},
+                            {name + "up_proj.bias", divided(ffn), {}, 0}});
     b.add_sum_bias(name + "down_proj.bias");
   }
   b.add({&kSwiglu, {gate, up}, {out}});
