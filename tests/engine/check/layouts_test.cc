@@ -366,7 +366,6 @@ TEST(LayoutsLong, ContextParallelOnesComputeWhatOneRankDoes) {
 }
 TEST(LayoutsLong, ThoseOfVariantsComputeWhatOneRankDoes) {
   expect_one_rank(first(kShort, variant_layouts(generate_layouts(kSeed + 4))));
-  expect_one_rank(first(kShort, variant_layouts(generate_context_layouts(kSeed + 4))));
 }
 TEST(LayoutsLong, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kLongOthers, bf16_layouts()));
