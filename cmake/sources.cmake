@@ -35,7 +35,7 @@ glob_sources(engine_parsers src/engine/model/config*.cc src/engine/model/codec_p
   src/engine/optim/config.cc src/engine/parallel/config.cc src/engine/train/config.cc)
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser and `tandem fit`, for the sanitizers
   glob_sources(parsers src/engine/model/program/*.cc src/engine/model/placement.cc
-    src/engine/model/weights.cc src/observe/trace.cc src/fit/*.cc)
+    src/engine/model/rotary.cc src/engine/model/weights.cc src/observe/trace.cc src/fit/*.cc)
   list(APPEND tandem_sources ${engine_parsers} ${parsers})
 endif()
 if(TANDEM_MPI)

@@ -61,7 +61,7 @@ std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeS
 }
 
 RopeTable::RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double theta,
-                     const RopeScaling& scaling)
+                     const RopeScaling& scaling, const RopeShare& share)
     : half_(head_dim / 2),
       memory_(size_t(2 * max_seq * half_) * sizeof(float), exec.device),
       cos_(memory_.view(DType::f32, {max_seq, half_})),
@@ -69,10 +69,13 @@ RopeTable::RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double
   const Memory staging(exec.on_gpu() ? memory_.bytes() : 0);
   auto* const cosines = reinterpret_cast<float*>((exec.on_gpu() ? staging : memory_).data());
   float* const sines = cosines + max_seq * half_;
-  const std::vector<double> frequencies = rope_frequencies(head_dim, theta, scaling);
-  const double length = scaling.type == "yarn" ? scaling.attention_factor : 1.0;
+  const std::vector<double> frequencies =
+      rope_frequencies(share.rotary_dim < 0 ? head_dim : share.rotary_dim, theta, scaling);
+  const double rotated = scaling.type == "yarn" ? scaling.attention_factor : 1.0;
   for (int64_t i = 0; i < half_; ++i) {
-    const double frequency = frequencies[size_t(i)];
+    const bool rotates = i < int64_t(frequencies.size());
+    const double frequency = rotates ? frequencies[size_t(i)] : 0,
+                 length = share.length * (rotates ? rotated : 1);
     for (int64_t position = 0; position < max_seq; ++position) {
       cosines[position * half_ + i] = float(length * std::cos(double(position) * frequency));
       sines[position * half_ + i] = float(length * std::sin(double(position) * frequency));

@@ -9,12 +9,18 @@
 
 namespace tandem {
 
+/// Features of a head that rotate, and the length of all.
+struct RopeShare {
+  int64_t rotary_dim = -1;  ///< in pairs (x[i], x[i + d/2]) from i = 0 on; -1: all
+  double length = 1;        ///< factor of q and of k
+};
+
 /// Cosines and sines of positions [0, max_seq), computed in double, on exec's device; with YaRN
 /// both times its attention factor.
 class RopeTable {
  public:
   RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double theta,
-            const RopeScaling& scaling = {});
+            const RopeScaling& scaling = {}, const RopeShare& share = {});
   int64_t half() const { return half_; }
   /// f32 [half], on the table's device.
   const float* cos(int64_t position) const { return cos_.as<float>() + position * half_; }

@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -40,6 +41,16 @@ void gate_rows_backward(const Exec& exec, const Tensor& gate, const Tensor& gate
                         const Tensor& drows, const Tensor& dgate) {
   if (exec.on_gpu()) return gpu::gate_rows_backward(exec.stream, gate, gated, drows, dgate);
   cpu::gate_rows_backward(gate, gated, drows, dgate);
+}
+
+void scale_rows(const Exec& exec, const Tensor& rows, double factor) {
+  if (exec.on_gpu()) throw Unsupported("scale_rows: expected CPU ranks");
+  cpu::scale_rows(rows, factor);
+}
+
+void permute_heads(const Exec& exec, const Tensor& rows, std::span<const int32_t> order) {
+  if (exec.on_gpu()) throw Unsupported("permute_heads: expected CPU ranks");
+  cpu::permute_heads(rows, order);
 }
 
 }  // namespace tandem

@@ -1,6 +1,9 @@
 // Operations on rows that only some families of models have.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "core/exec.h"
 
 namespace tandem {
@@ -35,5 +38,12 @@ void gate_rows(const Exec& exec, const Tensor& gate, const Tensor& rows);
 /// before, and writes the gradient of `gate`, of these columns, to `dgate`, [rows, 1].
 void gate_rows_backward(const Exec& exec, const Tensor& gate, const Tensor& gated,
                         const Tensor& drows, const Tensor& dgate);
+
+/// Multiplies `rows`, [rows, columns], f32 or bf16, by a factor. On CPUs.
+void scale_rows(const Exec& exec, const Tensor& rows, double factor);
+
+/// Feature i of each head of `rows`, [rows, heads x order.size()], f32 or bf16, becomes that which
+/// was at order[i], a permutation. On CPUs.
+void permute_heads(const Exec& exec, const Tensor& rows, std::span<const int32_t> order);
 
 }  // namespace tandem

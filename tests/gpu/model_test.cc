@@ -45,6 +45,10 @@ std::vector<std::pair<std::string, ModelConfig>> gpu_models(int ranks) {
   const ModelConfig tied = models.front().second;
   models.emplace_back("biases", tied).second.qkv_bias = true;
   models.emplace_back("head_norms", tied).second.qk_norm = true;
+  ModelConfig& all_biases = models.emplace_back("all_biases", tied).second;
+  all_biases.qkv_bias = all_biases.out_bias = all_biases.mlp_bias = true;
+  all_biases.no_rope_layer_interval = 2;
+  all_biases.attention_multiplier = 0.2, all_biases.logits_scaling = 4;
   ModelConfig& both = models.emplace_back("biases_and_head_norms_next_to_mlp", tied).second;
   both.qkv_bias = both.qk_norm = both.parallel_block = true;
   return models;

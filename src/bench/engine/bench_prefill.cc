@@ -36,7 +36,7 @@ class PrefillCase final : public BenchCase {
         config_(model_of(q)),
         layout_(config_, comm.size(), comm.rank()),
         weights_(Exec{}, layout_, q.dtype, false),
-        rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
+        rope_(Exec{}, config_.max_seq, config_),
         cache_(Exec{}, config_, layout_, rope_, q.dtype, {pages_of(q.m), 1, q.m, q.m}),
         uncompressed_{comm, config_, layout_, weights_, q.dtype, cache_},
         encoded_{comm, config_, layout_, weights_, q.dtype, cache_, {q.wire, q.wire}},
@@ -130,7 +130,7 @@ class PrefillCase final : public BenchCase {
   const ModelConfig config_;
   const ModelLayout layout_;
   Weights weights_;
-  const RopeTable rope_;
+  const RopeTables rope_;
   KvCache cache_;
   DecoderContext uncompressed_, encoded_;
   std::unique_ptr<Communicator> alone_;

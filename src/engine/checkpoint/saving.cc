@@ -18,6 +18,7 @@
 #include "core/system/log.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/checkpoint/shared_tensors.h"
+#include "engine/model/fused_tensors.h"
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/sharded/parameter_slices.h"
@@ -87,14 +88,39 @@ struct Written {
   std::unique_ptr<SharedTensors> file;
 };
 
+/// Tensor of a file that has a parameter, and the position of its first element in it.
+struct StoredPosition {
+  size_t tensor;
+  int64_t begin;
+};
+
+std::vector<StoredPosition> stored_positions(const std::vector<StoredParameters>& tensors,
+                                             const std::vector<Parameter>& list) {
+  std::vector<StoredPosition> positions;
+  for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    int64_t begin = 0;
+    for (size_t i = 0; i < tensors[tensor].count; ++i) {
+      positions.push_back({tensor, begin});
+      const std::vector<int64_t>& shape = list[tensors[tensor].first + i].shape;
+      begin += shape[0] * (shape.size() > 1 ? shape[1] : 1);
+    }
+  }
+  return positions;
+}
+
+/// `model`: its parameters have the names that it has on disk, fused ones included.
 Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned,
                       const std::string& directory, const char* name,
-                      const std::vector<Section>& sections, DType dtype = DType::f32,
+                      const std::vector<Section>& sections, const ModelConfig& model = {},
+                      DType dtype = DType::f32,
                       const std::map<std::string, std::string>& metadata = {}) {
   const auto& list = ranks.parameter_list();
+  const std::vector<StoredParameters> tensors = stored_parameters(model, list);
+  const std::vector<StoredPosition> positions = stored_positions(tensors, list);
   SharedTensors::Specs specs;
   for (const Section& section : sections) {
-    for (const Parameter& p : list) specs.push_back({section.prefix + p.name, dtype, p.shape});
+    for (const auto& each : tensors)
+      specs.push_back({section.prefix + each.name, dtype, each.shape});
   }
   const std::string path = directory + "/" + name;
   auto file = std::make_unique<SharedTensors>(ranks.world, path, specs, metadata);
@@ -111,7 +137,8 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned,
                      [&](const ParameterSlice& slice, const Tensor& values) {
                        // Only TP rank 0 writes replicated tensors.
                        if (!list[slice.parameter].sharding.over_tp() && ranks.tp.rank() > 0) return;
-                       write(s * list.size() + slice.parameter, slice.whole, values);
+                       const auto& [tensor, begin] = positions[slice.parameter];
+                       write(s * tensors.size() + tensor, begin + slice.whole, values);
                      });
     }
   });
@@ -119,9 +146,10 @@ Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned,
 }
 
 Written write_model(const TrainedRanks& ranks, const OwnedState& owned,
-                    const std::string& directory, DType dtype = DType::f32) {
+                    const std::string& directory, const ModelConfig& model = {},
+                    DType dtype = DType::f32) {
   return write_tensors(ranks, owned, directory, kModelFile,
-                       {ranks.learners > 1 ? kAnchor : kWeights}, dtype, {{"format", "pt"}});
+                       {ranks.learners > 1 ? kAnchor : kWeights}, model, dtype, {{"format", "pt"}});
 }
 
 /// Sections of the optimizer's file.
@@ -260,7 +288,7 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
     return std::string();
   });
   const std::string folder = DirectoryWriter::temporary_folder(out, "final");
-  const Written weights = write_model(ranks, owned, folder, dtype);
+  const Written weights = write_model(ranks, owned, folder, model, dtype);
   weights.file->sync();
   on_rank_zero(ranks.world, "completing the final model", [&] {
     write_state(folder, state, model, {{kModelFile, weights.hash}}, dtype, special_tokens(out));

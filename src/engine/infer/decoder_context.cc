@@ -70,7 +70,7 @@ void Residuals::norm(const DecoderContext& c, const BranchLayout& b,
                      const program::Values& values) {
   const Tensor weight = c.view().norm(b);
   const Tensor &x_norm = values[program::kXNorm], &inverse_rms = values[program::kInverseRms];
-  const double eps = c.config.norm_eps;
+  const double eps = c.config.stream_eps();
   if (is_added) {
     return rms_norm_forward(c.exec, x, weight, eps, x_norm, inverse_rms);
   }

@@ -5,6 +5,7 @@
 #include "comm/exec.h"
 #include "core/system/machine.h"
 #include "engine/config/device_traits.h"
+#include "engine/model/program/cost.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -41,8 +42,7 @@ RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
       layout(config, tp.size(), tp.rank()),
       exec(make_exec(tp)),
       weights(make_weights(exec, layout, dtype, is_int8)),
-      rope(exec, checked_size(exec, config, dtype, size).max_tokens, config.head_dim,
-           config.rope_theta, config.rope_scaling),
+      rope(exec, checked_size(exec, config, dtype, size).max_tokens, config),
       cache(exec, config, layout, rope, dtype, size),
       context{tp, config, layout, weights, dtype, cache, codec, exec, is_int8 ? &int8 : nullptr} {}
 
@@ -52,6 +52,7 @@ void RankModel::set_weights(const SetParameter& set) {
 }
 
 void check_gpu_generation(const ModelConfig& config, int tp, DType dtype) {
+  program::check_gpu_operations(config);
   if (config.experts > 0 && dtype != DType::bf16) {
     throw Unsupported(
         fmt::format("{} experts in {}: expected bf16 on GPUs", config.experts, name_of(dtype)));

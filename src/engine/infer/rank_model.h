@@ -25,7 +25,7 @@ struct RankModel {
   Exec exec;
   Weights weights;
   Int8Weights int8;
-  RopeTable rope;
+  RopeTables rope;
   KvCache cache;
   DecoderContext context;
 };

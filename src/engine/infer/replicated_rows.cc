@@ -37,6 +37,13 @@ void ReplicatedRows::take_sum(Chunk& chunk) {
   if (!chunk.is_sent) return;
   chunk.sums->finish(chunk.residuals.sum);
   chunk.is_sent = false;
+  finish_sum(chunk);
+}
+
+void ReplicatedRows::finish_sum(Chunk& chunk) {
+  if (!chunk.sum_of) return;
+  program::finish_sum(context_.view(), *chunk.sum_of, chunk.residuals.sum);
+  chunk.sum_of = nullptr;
 }
 
 /// A chunk's sums are in flight until its next branch, when the other chunks' are advanced between
@@ -57,7 +64,7 @@ struct ReplicatedRows::Steps {
   }
   void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = context();
-    if (all.adds_in_gemm()) {
+    if (all.adds_in_gemm() && !layout().program.finishes_sum()) {
       GemmOptions options = kWeightIsOld;
       options.accumulate = true;
       options.same_bits = all.memory_.same_bits;
@@ -67,6 +74,8 @@ struct ReplicatedRows::Steps {
     all.sum(chunk, branch_wire(c.codec, layout()), [&](const Tensor& partial) {
       multiply(c, inner, weight, partial, all.memory_.same_bits);
     });
+    chunk.sum_of = &layout();
+    if (!chunk.is_sent) all.finish_sum(chunk);
     // Experts add to the stream before the next norm does.
     chunk.residuals.add_sum(c, chunk.is_sent || (c.forms().fuses_additions && !layout().moe));
   }

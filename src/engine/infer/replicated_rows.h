@@ -35,7 +35,8 @@ class ReplicatedRows final : public RowRunner {
     std::unique_ptr<RowSums> sums;  ///< of CPU ranks
     Shard rows;
     Residuals residuals;
-    bool is_sent = false;  ///< the last sum, which has not been taken
+    bool is_sent = false;                  ///< the last sum, which has not been taken
+    const BranchLayout* sum_of = nullptr;  ///< branch whose operations finish it
   };
 
   /// Sums of `partial` products over the ranks, which `compute` writes, in the chunk's residuals.
@@ -44,6 +45,8 @@ class ReplicatedRows final : public RowRunner {
   void sum(Chunk& chunk, const Wire& wire, const Compute& compute);
   /// The chunk's sum in its residuals, if it was sent.
   void take_sum(Chunk& chunk);
+  /// Runs the operations of chunk.sum_of on the complete sum.
+  void finish_sum(Chunk& chunk);
   void look_up(Chunk& chunk, const Tensor& tokens);
   void run_branch(size_t branch, Chunk& chunk);
   void advance_other_chunks(const Chunk& chunk);

@@ -41,6 +41,7 @@ struct ShardedRows::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) const {
     products().out.run(inner, weight, residuals.sum);
+    program::finish_sum(all.context_.view(), layout(), residuals.sum);
     residuals.add_sum(all.context_, !layout().moe);  // the next branch's norm adds it
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {

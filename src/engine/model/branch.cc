@@ -95,7 +95,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
                           },
                           options.fp8_scales},
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
-      rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),
+      rope(exec, options.seq, config),
       norm_partial_sums(make(
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
@@ -282,7 +282,7 @@ struct Branch::Run final : program::Runner {
   bool again = false;                    ///< recomputes unsaved activations
   std::function<void()> meanwhile = {};  ///< shared expert's operations, while rows are sent
   // Backward.
-  Tensor dx = {}, dnorm = {}, balance = {};
+  Tensor dx = {}, d_sum = {}, dnorm = {}, balance = {};
   bool is_split = false;
 
   void forward(const program::Op& op, const program::Frame& f) override {
@@ -293,6 +293,7 @@ struct Branch::Run final : program::Runner {
     if (op.row == &program::kAttention) attend(op, f);
     if (op.row == &program::kRowGemm && y.dims() > 0) {
       products->out.run(f.at(program::kInner), f.branch.out, products->residual);
+      program::finish_sum(f.view, f.branch, products->residual);
       moe ? add(context.exec, x, products->residual, y) : add_last(x, products->residual);
     }
     if (op.row == &program::kRouter) {
@@ -305,14 +306,15 @@ struct Branch::Run final : program::Runner {
   void attend(const program::Op& op, const program::Frame& f) {
     const Tensor &q = f.at(op.in[0]), &k = f.at(op.in[1]), &v = f.at(op.in[2]),
                  &out = f.at(op.out[0]);
-    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, again);
+    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, op.rotates, again);
     if (!again) context.run_between_operators();
   }
   void attend_backward(const program::Op& op, const program::BackwardFrame& f) {
     const program::ValueId q = op.in[0], k = op.in[1], v = op.in[2], out = op.out[0];
-    products->attention->backward({f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op),
-                                   f.gradient(out), f.gradient(q), f.gradient(k), f.gradient(v),
-                                   mask(op)});
+    products->attention->backward(
+        {f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op), f.gradient(out), f.gradient(q),
+         f.gradient(k), f.gradient(v), mask(op)},
+        op.rotates);
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);
@@ -323,7 +325,7 @@ struct Branch::Run final : program::Runner {
   }
   void add_last(const Tensor& sum, const Tensor& added) {
     if (!next) return add(context.exec, sum, added, y);
-    add_rms_norm_forward(context.exec, sum, added, next->weight, context.config.norm_eps, y,
+    add_rms_norm_forward(context.exec, sum, added, next->weight, context.config.stream_eps(), y,
                          next->x_norm, next->inverse_rms);
   }
   AttentionMask mask(const program::Op& op) const { return {op.window, saved.document_starts}; }
@@ -343,8 +345,14 @@ struct Branch::Run final : program::Runner {
     program::set_ranges(branch, gradients);
     return gradients;
   }
-  /// Gradient of the branch's result as GEMMs read it.
-  const Tensor& dy() const { return context.rounded(dx); }
+  /// Gradient of the branch's result as GEMMs read it, before operations on the sum.
+  const Tensor& dy() const { return d_sum.dims() > 0 ? d_sum : context.rounded(dx); }
+  /// Memory of the gradient that operations on the sum replace.
+  Tensor begin_sum_gradient() {
+    d_sum = products->residual;
+    cast(context.exec, dx, d_sum);
+    return d_sum;
+  }
   const Weights& weights() const { return context.weights; }
 
   void backward(const program::Op& op, const program::BackwardFrame& f) override {
@@ -360,9 +368,7 @@ struct Branch::Run final : program::Runner {
       context.run_between_operators();
       if (is_split) copy(context.exec, products->out_dgrad.gathered(), saved.weight_pass->dy);
     }
-    if (op.row == &program::kAttention) {
-      attend_backward(op, f);
-    }
+    if (op.row == &program::kAttention) attend_backward(op, f);
     if (op.row == &program::kColumnGemm) {
       context.run_between_operators();
       products->in_dgrad.run(f.gradient(program::kHidden), f.branch.in, products->d_x_norm);
@@ -477,6 +483,7 @@ void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
   const LayerView model = view();
   const program::Values gradients = run.make_gradients(layout_);
   program::BackwardFrame frame{{model, layout_, saved.values, run, x}, gradients};
+  if (layout_.program.finishes_sum()) frame.d_sum = run.begin_sum_gradient();
   run_backward(frame, is_split, overlaps_shared_expert() ? &run.meanwhile : nullptr);
 }
 

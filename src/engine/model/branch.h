@@ -14,6 +14,7 @@
 #include "engine/model/gradient_memory.h"
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
+#include "engine/model/rotary.h"
 #include "overlap/moe/quantization.h"
 #include "schedule/context.h"
 #include "tandem/communicator.h"
@@ -42,7 +43,7 @@ struct ModelContext {
   std::unique_ptr<QuantizedOperands> quantized;  ///< with options.fp8, else nullptr
   MoeQuantization expert_quantization;           ///< of experts on CPU ranks, with options.fp8
   Shard local_rows;                              ///< this rank's rows of the residual stream
-  RopeTable rope;
+  RopeTables rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
   /// Gradient of the residual stream rounded to the dtype of GEMMs, [local rows, hidden]; without
   /// rows if it has that dtype.

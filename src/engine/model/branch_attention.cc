@@ -10,27 +10,30 @@
 namespace tandem {
 namespace {
 
-/// Windows, and how many branches have each.
-std::map<int64_t, int> attention_windows(const ModelLayout& layout) {
+/// Windows, and how many branches have each, with or without rotation.
+std::map<int64_t, int> attention_windows(const ModelLayout& layout, bool rotates) {
   std::map<int64_t, int> windows;
   for (const BranchLayout& branch : layout.branches) {
-    if (const program::Op* op = branch.program.find(program::kAttention)) ++windows[op->window];
+    const program::Op* const op = branch.program.find(program::kAttention);
+    if (op && op->rotates == rotates) ++windows[op->window];
   }
   return windows;
 }
 
-std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout& l) {
+std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout& l, bool rotates) {
   const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
                              c.config.head_dim};
   std::vector<int64_t> windows;
-  for (const auto& [window, branches] : attention_windows(c.layout)) windows.push_back(window);
+  for (const auto& [window, branches] : attention_windows(c.layout, rotates)) {
+    windows.push_back(window);
+  }
   return std::make_unique<Attention>(
-      c.exec, shape, c.rope,
+      c.exec, shape, c.rope.of(rotates),
       AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic, windows,
                     c.options.documents});
 }
 
-std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c) {
+std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c, bool rotates) {
   const ContextShape shape{.batch = c.options.batch,
                            .seq = c.options.seq,
                            .heads = c.layout.heads,
@@ -38,38 +41,45 @@ std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c) {
                            .head_dim = c.config.head_dim,
                            .dtype = c.options.dtype,
                            .wire = c.options.codec.keys};
-  const auto windows = attention_windows(c.layout);
+  const auto windows = attention_windows(c.layout, rotates);
   const auto usual = std::ranges::max_element(windows, {}, [](const auto& w) { return w.second; });
   return std::make_unique<ContextOperator>(
-      *c.options.context, shape, &c.rope,
+      *c.options.context, shape, &c.rope.of(rotates),
       ContextOptions{.strategy = c.options.overlap.strategy, .window = usual->first});
 }
 
 }  // namespace
 
-BranchAttention::BranchAttention(ModelContext& c, const BranchLayout& l)
-    : context_(c),
-      local_(c.options.context ? nullptr : make_local(c, l)),
-      with_ranks_(c.options.context ? make_with_ranks(c) : nullptr) {}
-
-void BranchAttention::forward(const ContextForward& c, bool again) {
-  if (local_ && again) {
-    return local_->forward_again(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
-  }
-  if (local_) return local_->forward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
-  const ScopedPhase phase(Phase::cp_wait);
-  if (const auto& pass = context_.options.context_passes.forward) return pass(*with_ranks_, c);
-  with_ranks_->forward(c.q, c.k, c.v, c.out, c.log_sums, c.mask);
+BranchAttention::Form BranchAttention::make_form(const ModelContext& c, const BranchLayout& l,
+                                                 bool rotates) {
+  if (attention_windows(c.layout, rotates).empty()) return {};
+  if (c.options.context) return {nullptr, make_with_ranks(c, rotates)};
+  return {make_local(c, l, rotates), nullptr};
 }
 
-void BranchAttention::backward(const ContextBackward& c) {
-  if (local_) {
-    return local_->backward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk,
-                            c.dv, c.mask);
+BranchAttention::BranchAttention(ModelContext& c, const BranchLayout& l)
+    : context_(c), rotating_(make_form(c, l, true)), still_(make_form(c, l, false)) {}
+
+void BranchAttention::forward(const ContextForward& c, bool rotates, bool again) {
+  const auto& [local, with_ranks] = form(rotates);
+  if (local && again) {
+    return local->forward_again(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
+  }
+  if (local) return local->forward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
+  const ScopedPhase phase(Phase::cp_wait);
+  if (const auto& pass = context_.options.context_passes.forward) return pass(*with_ranks, c);
+  with_ranks->forward(c.q, c.k, c.v, c.out, c.log_sums, c.mask);
+}
+
+void BranchAttention::backward(const ContextBackward& c, bool rotates) {
+  const auto& [local, with_ranks] = form(rotates);
+  if (local) {
+    return local->backward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk,
+                           c.dv, c.mask);
   }
   const ScopedPhase phase(Phase::cp_wait);
-  if (const auto& pass = context_.options.context_passes.backward) return pass(*with_ranks_, c);
-  with_ranks_->backward(c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk, c.dv, c.mask);
+  if (const auto& pass = context_.options.context_passes.backward) return pass(*with_ranks, c);
+  with_ranks->backward(c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk, c.dv, c.mask);
 }
 
 }  // namespace tandem

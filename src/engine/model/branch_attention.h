@@ -19,13 +19,20 @@ class BranchAttention {
 
   /// May rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they were
   /// left. `again`: recomputes what the pass before has written, with the same bits.
-  void forward(const ContextForward& call, bool again);
-  void backward(const ContextBackward& call);
+  /// `rotates`: Op::rotates.
+  void forward(const ContextForward& call, bool rotates, bool again);
+  void backward(const ContextBackward& call, bool rotates);
 
  private:
   ModelContext& context_;
-  std::unique_ptr<Attention> local_;
-  std::unique_ptr<ContextOperator> with_ranks_;  ///< with options.context
+  /// With and without rotary embedding, if a layer is so; with options.context the second form.
+  struct Form {
+    std::unique_ptr<Attention> local;
+    std::unique_ptr<ContextOperator> with_ranks;
+  };
+  static Form make_form(const ModelContext& context, const BranchLayout& layout, bool rotates);
+  Form& form(bool rotates) { return rotates ? rotating_ : still_; }
+  Form rotating_, still_;
 };
 
 }  // namespace tandem

@@ -59,7 +59,36 @@ void check_experts(const ModelConfig& c, int ep) {
   }
 }
 
+void check_factors(const ModelConfig& c) {
+  const auto check = [](const char* key, double value, double low) {
+    if (value >= low && value <= 1e6) return;
+    throw ConfigError(fmt::format("model.{} = {}: expected {} to 1e6", key, value, low));
+  };
+  check("embedding_multiplier", c.embedding_multiplier, 1e-6);
+  check("residual_multiplier", c.residual_multiplier, 1e-6);
+  check("logits_scaling", c.logits_scaling, 1e-6);
+  check("attention_multiplier", c.attention_multiplier, 0);
+  if (c.stream_eps() < kMinEpsilon) {
+    throw ConfigError(fmt::format(
+        "model.norm_eps = {} with embedding_multiplier = {}: expected a quotient of at least {}",
+        c.norm_eps, c.embedding_multiplier, kMinEpsilon));
+  }
+  if (c.experts > 0 && c.branch_scale() != 1) {
+    throw ConfigError(
+        fmt::format("model.residual_multiplier = {}, embedding_multiplier = {}: expected 1 where "
+                    "model.experts is above 0",
+                    c.residual_multiplier, c.embedding_multiplier));
+  }
+}
+
 void check_rope(const ModelConfig& c) {
+  if (c.no_rope_layer_interval < 0 || c.no_rope_layer_interval == 1) {
+    reject("no_rope_layer_interval", c.no_rope_layer_interval, "0 (none) or at least 2");
+  }
+  if (c.rotary_dim < 0 || c.rotary_dim >= c.head_dim || c.rotary_dim % 2 != 0) {
+    reject("rotary_dim", c.rotary_dim,
+           fmt::format("0 (all) or an even number below model.head_dim = {}", c.head_dim));
+  }
   if (!(c.rope_theta >= 1 && c.rope_theta <= 1e15)) {
     throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", c.rope_theta));
   }
@@ -150,6 +179,7 @@ void ModelConfig::check(int tp, int ep) const {
   if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
     throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
   }
+  check_factors(*this);
   const double weights = 2 * double(vocab) * double(hidden) + program::layer_parameters(*this);
   if (weights > kMaxParameters) {
     throw ConfigError(fmt::format("a model of {:.3g} parameters: expected at most {:.3g}", weights,

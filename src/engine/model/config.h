@@ -33,8 +33,23 @@ struct ModelConfig {
       0;  ///< layer i (from 0) reads all keys if (i + 1) % full_attention_freq == 0; 0: none does
   int64_t first_window_layer = 0;  ///< layers before it read all keys
 
+  int64_t no_rope_layer_interval =
+      0;  ///< layer i (from 0) has no rotary embedding if (i + 1) % interval == 0; 0: all have
+  int64_t rotary_dim = 0;         ///< first features of a head, which rotate; 0: all
+  bool rope_interleaved = false;  ///< adjacent features are a pair, not those head_dim / 2 apart
+
   bool qkv_bias = false;  ///< q, k and v have biases (Qwen2)
+  bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
+  bool mlp_bias = false;  ///< gate, up and down have biases
   bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
+
+  // Factors (Granite).
+  double embedding_multiplier = 1;  ///< of embeddings
+  double residual_multiplier = 1;   ///< of what a branch adds to the residual stream
+  double attention_multiplier = 0;  ///< of the products of q and k; 0: 1 / sqrt(head_dim)
+  double logits_scaling = 1;        ///< what logits are divided by
+
+  bool fused_projections = false;  ///< on disk q, k and v are one tensor, gate and up too (Phi-3)
 
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
   // them per token.
@@ -57,6 +72,15 @@ struct ModelConfig {
     const bool is_full = full_attention_freq > 0 && (layer + 1) % full_attention_freq == 0;
     return is_full || layer < first_window_layer ? 0 : sliding_window;
   }
+  bool has_rope(int64_t layer) const {
+    return no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0;
+  }
+  int64_t rotary_features() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  /// The residual stream is kept divided by embedding_multiplier, which changes nothing after its
+  /// norms, with this epsilon.
+  double stream_eps() const { return norm_eps / (embedding_multiplier * embedding_multiplier); }
+  /// Factor of what a branch adds to it.
+  double branch_scale() const { return residual_multiplier / embedding_multiplier; }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }

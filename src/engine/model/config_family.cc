@@ -8,8 +8,6 @@ namespace {
 constexpr FixedKey kFixedLlama[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
                                     {"model_type", "\"llama\""},
                                     {"hidden_act", "\"silu\""},
-                                    {"attention_bias", "false"},
-                                    {"mlp_bias", "false"},
                                     {"attention_dropout", "0.0"},
                                     {"rope_scaling", "null"},
                                     {"pretraining_tp", "1"}};
@@ -31,7 +29,6 @@ constexpr FixedKey kFixedQwen2[] = {{"architectures", "[\"Qwen2ForCausalLM\"]"},
 constexpr FixedKey kFixedQwen3[] = {{"architectures", "[\"Qwen3ForCausalLM\"]"},
                                     {"model_type", "\"qwen3\""},
                                     {"hidden_act", "\"silu\""},
-                                    {"attention_bias", "false"},
                                     {"attention_dropout", "0.0"}};
 constexpr FixedKey kFixedQwen2Moe[] = {{"architectures", "[\"Qwen2MoeForCausalLM\"]"},
                                        {"model_type", "\"qwen2_moe\""},
@@ -47,6 +44,35 @@ constexpr FixedKey kFixedQwen3Moe[] = {{"architectures", "[\"Qwen3MoeForCausalLM
                                        {"attention_dropout", "0.0"},
                                        {"mlp_only_layers", "[]"},
                                        {"output_router_logits", "false"}};
+constexpr FixedKey kFixedSmolLm3[] = {{"architectures", "[\"SmolLM3ForCausalLM\"]"},
+                                      {"model_type", "\"smollm3\""},
+                                      {"hidden_act", "\"silu\""},
+                                      {"attention_dropout", "0.0"},
+                                      {"use_sliding_window", "false"},
+                                      {"sliding_window", "null"},
+                                      {"eos_token_id", "null"},
+                                      {"pad_token_id", "null"}};
+constexpr FixedKey kFixedPhi3[] = {{"architectures", "[\"Phi3ForCausalLM\"]"},
+                                   {"model_type", "\"phi3\""},
+                                   {"hidden_act", "\"silu\""},
+                                   {"attention_dropout", "0.0"},
+                                   {"embd_pdrop", "0.0"},
+                                   {"resid_pdrop", "0.0"},
+                                   {"eos_token_id", "null"},
+                                   {"pad_token_id", "null"}};
+constexpr FixedKey kFixedGranite[] = {{"architectures", "[\"GraniteForCausalLM\"]"},
+                                      {"model_type", "\"granite\""},
+                                      {"hidden_act", "\"silu\""},
+                                      {"attention_dropout", "0.0"},
+                                      {"eos_token_id", "null"},
+                                      {"pad_token_id", "null"}};
+constexpr FixedKey kFixedErnie45[] = {{"architectures", "[\"Ernie4_5ForCausalLM\"]"},
+                                      {"model_type", "\"ernie4_5\""},
+                                      {"hidden_act", "\"silu\""},
+                                      {"eos_token_id", "null"},
+                                      {"pad_token_id", "null"}};
+constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_layers"};
+constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
 constexpr FixedKey kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
                                      {"model_type", "\"tandem\""},
@@ -66,6 +92,16 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_gated_expert = false,
                              .normalizes_top_k = true,
                              .requires_kv_heads = false,
+                             .ties_embeddings = false,
+                             .bias_key = "attention_bias",
+                             .has_mlp_bias = true,
+                             .has_no_rope = false,
+                             .has_partial_rotary = false,
+                             .has_factors = false,
+                             .has_fused_projections = false,
+                             .has_interleaved_rope = false,
+                             .has_parallel_block = true,
+                             .unused = {},
                              .has_all_keys = false};
 
 constexpr ModelFamily make_mistral() {
@@ -73,6 +109,7 @@ constexpr ModelFamily make_mistral() {
   f.name = "mistral", f.fixed = kFixedMistral;
   f.sliding_window = 4096, f.has_window = true;
   f.requires_kv_heads = true;
+  f.bias_key = nullptr, f.has_mlp_bias = false;
   return f;
 }
 constexpr ModelFamily make_mixtral() {
@@ -87,12 +124,14 @@ constexpr ModelFamily make_qwen2() {
   f.name = "qwen2", f.fixed = kFixedQwen2;
   f.has_layer_types = f.has_window_switch = true;
   f.has_qkv_bias = true;
+  f.has_parallel_block = false;
   return f;
 }
 constexpr ModelFamily make_qwen3() {
   ModelFamily f = make_qwen2();
   f.name = "qwen3", f.fixed = kFixedQwen3;
   f.has_qkv_bias = false, f.has_qk_norm = true;
+  f.bias_key = "attention_bias";
   return f;
 }
 constexpr ModelFamily with_experts(ModelFamily f, std::string_view name,
@@ -101,6 +140,38 @@ constexpr ModelFamily with_experts(ModelFamily f, std::string_view name,
   f.experts = "num_experts";
   f.aux_loss_coeff = 0.001, f.normalizes_top_k = false;
   f.has_gated_expert = f.has_qkv_bias;
+  return f;
+}
+constexpr ModelFamily make_smollm3() {
+  ModelFamily f = kLlama;
+  f.name = "smollm3", f.fixed = kFixedSmolLm3, f.unused = kUnusedSmolLm3;
+  f.rope_theta = 2e6;
+  f.has_no_rope = f.has_layer_types = f.ties_embeddings = true;
+  f.has_parallel_block = false;
+  return f;
+}
+constexpr ModelFamily make_granite() {
+  ModelFamily f = kLlama;
+  f.name = "granite", f.fixed = kFixedGranite;
+  f.has_factors = true;
+  f.has_parallel_block = false;
+  return f;
+}
+constexpr ModelFamily make_phi3() {
+  ModelFamily f = kLlama;
+  f.name = "phi3", f.fixed = kFixedPhi3, f.unused = kUnusedPhi3;
+  f.has_window = f.has_partial_rotary = f.has_fused_projections = true;
+  f.bias_key = nullptr, f.has_mlp_bias = false;
+  f.has_parallel_block = false;
+  return f;
+}
+constexpr ModelFamily make_ernie45() {
+  ModelFamily f = kLlama;
+  f.name = "ernie4_5", f.fixed = kFixedErnie45;
+  f.rope_theta = 5e5;
+  f.has_interleaved_rope = f.ties_embeddings = true;
+  f.bias_key = "use_bias", f.has_mlp_bias = false;
+  f.has_parallel_block = false;
   return f;
 }
 constexpr ModelFamily make_tandem() {
@@ -115,16 +186,42 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen3 = make_qwen3(),
                       kQwen2Moe = with_experts(kQwen2, "qwen2_moe", kFixedQwen2Moe),
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
-                      kTandem = make_tandem();
+                      kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
+                      kErnie45 = make_ernie45(), kTandem = make_tandem();
 constexpr std::array kFamilies = {&kLlama, &kMistral,  &kMixtral,  &kQwen2,
-                                  &kQwen3, &kQwen2Moe, &kQwen3Moe, &kTandem};
+                                  &kQwen3, &kQwen2Moe, &kQwen3Moe, &kSmolLm3,
+                                  &kPhi3,  &kGranite,  &kErnie45,  &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
-  if (c.qkv_bias && c.qk_norm) return kTandem;
-  if (c.experts == 0) return c.qkv_bias ? kQwen2 : kQwen3;
-  if (c.expert_ffn == 0) return kTandem;
+  if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
+  if (c.experts == 0) return c.qk_norm ? kQwen3 : kQwen2;
+  if (c.expert_ffn == 0 || c.out_bias) return kTandem;
   if (c.qkv_bias) return c.shared_expert_gate ? kQwen2Moe : kTandem;
   return c.shared_ffn == 0 && c.sliding_window == 0 ? kQwen3Moe : kTandem;
+}
+
+/// Families that differ from Llama by these.
+bool has_factors(const ModelConfig& c) {
+  return c.embedding_multiplier != 1 || c.residual_multiplier != 1 || c.attention_multiplier != 0 ||
+         c.logits_scaling != 1;
+}
+bool is_variant(const ModelConfig& c) {
+  return c.no_rope_layer_interval > 0 || c.rotary_dim > 0 || c.rope_interleaved ||
+         c.fused_projections || has_factors(c);
+}
+
+/// Family of a dense model without norms of q and k.
+const ModelFamily& find_variant(const ModelConfig& c) {
+  const bool has_other = c.experts > 0 || c.qk_norm || c.first_window_layer > 0,
+             has_bias = c.qkv_bias || c.out_bias || c.mlp_bias;
+  const int kinds = int(c.no_rope_layer_interval > 0) + int(c.rope_interleaved) +
+                    int(c.fused_projections) + int(has_factors(c));
+  if (has_other || kinds > 1 || c.qkv_bias != c.out_bias) return kTandem;
+  if (c.fused_projections) return has_bias || !c.rope_scaling.is_none() ? kTandem : kPhi3;
+  if (c.rotary_dim > 0 || c.sliding_window > 0) return kTandem;
+  if (c.rope_interleaved) return c.qkv_bias == c.mlp_bias ? kErnie45 : kTandem;
+  if (has_factors(c)) return kGranite;
+  return c.no_rope_layer_interval > 0 ? kSmolLm3 : kLlama;
 }
 
 }  // namespace
@@ -135,6 +232,7 @@ const ModelFamily& find_family(const ModelConfig& c) {
   if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }
+  if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);
   if (c.qkv_bias || c.qk_norm) return find_qwen_family(c);
   if (c.first_window_layer > 0 || c.shared_ffn > 0) return kTandem;
   if (c.experts == 0) return c.sliding_window > 0 ? kMistral : kLlama;

@@ -29,7 +29,16 @@ struct ModelFamily {
   bool has_gated_expert;           ///< a shared expert with a gate, in all its models
   bool normalizes_top_k;           ///< default of norm_topk_prob
   bool requires_kv_heads;          ///< absent otherwise: as many as query heads
-  bool has_all_keys;               ///< of Tandem's own options, too
+  bool ties_embeddings;            ///< default of tie_word_embeddings
+  const char* bias_key;            ///< of biases of q, k, v and attention's output; nullptr: none
+  bool has_mlp_bias;               ///< mlp_bias; else, with use_bias, the MLP has them too
+  bool has_no_rope;                ///< no_rope_layers, no_rope_layer_interval
+  bool has_partial_rotary;         ///< partial_rotary_factor
+  bool has_factors;                ///< embedding_multiplier, …, logits_scaling
+  bool has_fused_projections, has_interleaved_rope;  ///< in all its models
+  bool has_parallel_block;                           ///< writes it
+  std::span<const std::string_view> unused;          ///< its keys without effect
+  bool has_all_keys;                                 ///< of Tandem's own options, too
 };
 
 /// Family whose implementations compute the same as `config`.

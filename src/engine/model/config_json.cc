@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,10 @@ constexpr const char* kFirstWindowLayer = "max_window_layers";
 constexpr const char* kLayerTypes = "layer_types";
 constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kSlidingAttention = "sliding_attention";
+constexpr const char* kNoRopeLayers = "no_rope_layers";
+constexpr const char* kNoRopeInterval = "no_rope_layer_interval";
+constexpr const char* kPartialRotary = "partial_rotary_factor";
+constexpr const char* kMlpBias = "mlp_bias";
 constexpr const char* kKvHeads = "num_key_value_heads";
 
 /// Calls visit(key, member) for every key with a member in ModelConfig.
@@ -65,10 +70,25 @@ void for_each_moe_member(const ModelFamily& family, Config& c, const Visit& visi
   if (!is_qwen) visit("router_bias_update_rate", c.router_bias_update_rate);
 }
 
+/// Calls visit(key, member) for Granite's factors.
+template <typename Config, typename Visit>
+void for_each_factor(Config& c, const Visit& visit) {
+  visit("embedding_multiplier", c.embedding_multiplier);
+  visit("residual_multiplier", c.residual_multiplier);
+  visit("attention_multiplier", c.attention_multiplier);
+  visit("logits_scaling", c.logits_scaling);
+}
+
 /// Calls visit(key, member) for options that the other families have in all models or in none.
 template <typename Config, typename Visit>
 void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("qkv_bias", c.qkv_bias);
+  visit("out_bias", c.out_bias);
+  visit(kMlpBias, c.mlp_bias);
+  visit(kNoRopeInterval, c.no_rope_layer_interval);
+  visit("rotary_dim", c.rotary_dim);
+  visit("rope_interleaved", c.rope_interleaved);
+  visit("fused_projections", c.fused_projections);
   visit("qk_norm", c.qk_norm);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
@@ -109,6 +129,11 @@ std::vector<std::string> known_keys(const ModelFamily& family) {
   for_each_member(any, add);
   if (family.experts) for_each_moe_member(family, any, add);
   if (family.has_all_keys) for_each_tandem_member(any, add);
+  if (family.has_factors || family.has_all_keys) for_each_factor(any, add);
+  if (family.bias_key) names.emplace_back(family.bias_key);
+  if (family.has_mlp_bias) names.emplace_back(kMlpBias);
+  if (family.has_no_rope) names.insert(names.end(), {kNoRopeLayers, kNoRopeInterval});
+  if (family.has_partial_rotary) names.emplace_back(kPartialRotary);
   if (family.has_window) names.emplace_back(kWindow);
   if (family.has_layer_types) names.emplace_back(kLayerTypes);
   if (family.has_window_switch) names.insert(names.end(), {kWindowSwitch, kFirstWindowLayer});
@@ -143,6 +168,7 @@ void check_known(const Json& root, const ModelFamily& family, const std::string&
     const auto fixed =
         std::ranges::find_if(family.fixed, [&](const FixedKey& each) { return key == each.key; });
     const bool is_fixed = fixed != family.fixed.end();
+    if (std::ranges::find(family.unused, key) != family.unused.end()) continue;
     if (is_fixed && is_same(*fixed, value)) continue;
     if (has_no_effect(key, value, is_fixed)) {
       if (!is_bookkeeping(key)) unused.push_back(printable(key));
@@ -233,9 +259,68 @@ void parse_window(const Json& root, const ModelFamily& family, ModelConfig& conf
   }
 }
 
+bool has_value(const Json& root, const char* key) {
+  return root.contains(key) && !root[key].is_null();
+}
+
+void parse_biases(const Json& root, const ModelFamily& family, ModelConfig& config,
+                  const std::string& file) {
+  const auto parse = [&](const char* key) {
+    return has_value(root, key) && parse_value<bool>(root[key], key, file);
+  };
+  if (family.bias_key && parse(family.bias_key)) config.qkv_bias = config.out_bias = true;
+  if (family.bias_key && !family.has_mlp_bias && !family.has_qk_norm) {
+    config.mlp_bias = config.out_bias;
+  }
+  if (family.has_mlp_bias) config.mlp_bias = parse(kMlpBias);
+}
+
+/// SmolLM3's 0 for each layer without rotary embedding, which replaces the interval.
+void parse_no_rope(const Json& root, ModelConfig& config, const std::string& file) {
+  constexpr int64_t kDefault = 4;
+  int64_t& interval = config.no_rope_layer_interval;
+  interval = has_value(root, kNoRopeInterval)
+                 ? parse_value<int64_t>(root[kNoRopeInterval], kNoRopeInterval, file)
+                 : kDefault;
+  if (interval < 2) reject_value(file, kNoRopeInterval, interval, "at least 2");
+  if (!has_value(root, kNoRopeLayers)) return;
+  const Json& layers = root[kNoRopeLayers];
+  const auto reject = [&](const std::string& expected) {
+    reject_value(file, kNoRopeLayers, layers, expected);
+  };
+  if (!layers.is_array() || int64_t(layers.size()) < config.layers) {
+    reject(fmt::format("an array of num_hidden_layers = {} numbers, 0 or 1", config.layers));
+  }
+  const auto is_listed = [&] {
+    for (int64_t i = 0; i < config.layers; ++i) {
+      if ((layers[size_t(i)] != 0) != config.has_rope(i)) return false;
+    }
+    return true;
+  };
+  if (is_listed()) return;
+  int64_t first = 0;
+  while (first < config.layers && layers[size_t(first)] != 0) ++first;
+  interval = first == config.layers ? 0 : first + 1;
+  if (interval == 1 || !is_listed()) reject("0 in every n-th layer, n > 1");
+}
+
+/// Factor of the products of q and k without attention_multiplier.
+double default_attention(const ModelConfig& c) {
+  return 1 / std::sqrt(double(c.head_dim));
+}
+
+void parse_factors(const Json& root, ModelConfig& config, const std::string& file) {
+  for_each_factor(config, [&]<typename T>(const char* key, T& member) {
+    if (!has_value(root, key)) return;
+    member = parse_value<T>(root[key], key, file);
+    if (!(member > 0)) reject_value(file, key, root[key], "a number above 0");
+  });
+  if (config.attention_multiplier == default_attention(config)) config.attention_multiplier = 0;
+}
+
 void parse_members(const Json& root, const ModelFamily& family, ModelConfig& config,
                    const std::string& file) {
-  const auto is_set = [&](const char* key) { return root.contains(key) && !root[key].is_null(); };
+  const auto is_set = [&](const char* key) { return has_value(root, key); };
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
     bool optional = contains(kOptional, key);
     if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
@@ -280,6 +365,31 @@ void parse_experts(const Json& root, const ModelFamily& family, ModelConfig& con
 
 }  // namespace
 
+namespace {
+
+/// Keys of biases, rotation and factors.
+void write_variants(const ModelConfig& c, const ModelFamily& family, Json& root) {
+  if (family.bias_key) root[family.bias_key] = c.out_bias;
+  if (family.has_mlp_bias) root[kMlpBias] = c.mlp_bias;
+  if (family.has_no_rope) {
+    root[kNoRopeInterval] = c.no_rope_layer_interval;
+    for (int64_t i = 0; i < c.layers; ++i) root[kNoRopeLayers].push_back(int(c.has_rope(i)));
+  }
+  if (family.has_partial_rotary && c.rotary_dim > 0) {
+    double share = double(c.rotary_dim) / double(c.head_dim);
+    while (int64_t(share * double(c.head_dim)) < c.rotary_dim) share = std::nextafter(share, 1);
+    root[kPartialRotary] = share;
+  }
+  if (family.has_factors) {
+    for_each_factor(c, [&](const char* key, double value) { root[key] = value; });
+    if (c.attention_multiplier == 0) {
+      root["attention_multiplier"] = default_attention(c);
+    }
+  }
+}
+
+}  // namespace
+
 std::string to_json(const ModelConfig& config, DType weights) {
   Json root;
   const bool moe = config.experts > 0;
@@ -287,7 +397,8 @@ std::string to_json(const ModelConfig& config, DType weights) {
   for (const FixedKey& fixed : family.fixed) root[fixed.key] = Json::parse(fixed.value);
   const auto write = [&](const char* key, const auto& value) { root[key] = value; };
   for_each_member(config, write);
-  if (!family.has_all_keys && family.has_window_switch) root.erase("parallel_block");
+  if (!family.has_parallel_block) root.erase("parallel_block");
+  write_variants(config, family, root);
   if (moe) for_each_moe_member(family, config, write);
   if (config.sliding_window > 0) {
     root[kWindow] = config.sliding_window;
@@ -304,6 +415,11 @@ std::string to_json(const ModelConfig& config, DType weights) {
   if (family.has_all_keys) {
     for_each_tandem_member(config, [&](const char* key, const auto& value) {
       if (value) root[key] = value;
+    });
+    for_each_factor(config, [&](const char* key, double value) {
+      const bool is_default =
+          key == std::string_view("attention_multiplier") ? value == 0 : value == 1;
+      if (!is_default) root[key] = value;
     });
   }
   if (config.full_attention_freq > 0) {
@@ -331,12 +447,15 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   rename_experts(family, root);
   check_known(root, family, file, unused);
   ModelConfig config;
-  config.tie_word_embeddings = false;
+  config.tie_word_embeddings = family.ties_embeddings;
   config.rope_theta = family.rope_theta;
   config.aux_loss_coeff = family.aux_loss_coeff;
   config.qkv_bias = family.has_qkv_bias;
   config.qk_norm = family.has_qk_norm;
   config.shared_expert_gate = family.has_gated_expert;
+  config.fused_projections = family.has_fused_projections;
+  config.rope_interleaved = family.has_interleaved_rope;
+  if (family.has_factors) config.attention_multiplier = 1;
   parse_members(root, family, config, file);
   if (family.experts) parse_experts(root, family, config, file);
   if (family.has_all_keys) {
@@ -344,10 +463,17 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
       if (root.contains(key)) member = parse_value<T>(root[key], key, file);
     });
   }
+  parse_biases(root, family, config, file);
+  if (family.has_factors || family.has_all_keys) parse_factors(root, config, file);
   try {
     config.check(1);  // before lists of num_hidden_layers are made
     parse_window(root, family, config, file);
-    parse_rope(root, file, config);
+    if (family.has_no_rope) parse_no_rope(root, config, file);
+    parse_rope(root, file, family.has_partial_rotary, config);
+    if (family.has_fused_projections && !config.rope_scaling.is_none()) {
+      reject_value(file, "rope_scaling", config.rope_scaling.type,
+                   fmt::format("none for {}", family.name));
+    }
     config.check(1);
   } catch (const ConfigError& error) {
     const std::string text = error.what();

@@ -97,7 +97,20 @@ void parse_yarn(RopeObject& rope, const std::string& file, const ModelConfig& co
   }
 }
 
-void parse_object(RopeObject& rope, const std::string& file, ModelConfig& config) {
+constexpr const char* kRotaryShare = "partial_rotary_factor";
+
+/// `share`: partial_rotary_factor at `key`.
+void set_rotary_dim(double share, const std::string& key, const std::string& file,
+                    ModelConfig& config) {
+  const auto rotary = int64_t(share * double(config.head_dim));
+  if (!(share > 0 && share <= 1) || rotary < 2 || rotary % 2 != 0) {
+    reject_value(file, key, share,
+                 fmt::format("a share of head_dim = {} that is an even number", config.head_dim));
+  }
+  config.rotary_dim = rotary == config.head_dim ? 0 : rotary;
+}
+
+void parse_object(RopeObject& rope, const std::string& file, bool is_partial, ModelConfig& config) {
   RopeScaling s;
   s.type = rope.type();
   if (!s.is_none()) s.factor = rope.required("factor");
@@ -108,8 +121,10 @@ void parse_object(RopeObject& rope, const std::string& file, ModelConfig& config
   }
   if (s.type == "dynamic") rope.find("original_max_position_embeddings");  // has no effect
   if (s.type == "yarn") parse_yarn(rope, file, config, s);
-  if (const double share = rope.number("partial_rotary_factor", 1); share != 1) {
-    reject_value(file, rope.key() + ".partial_rotary_factor", share, "1");
+  if (const double share = rope.number(kRotaryShare, 1); rope.find(kRotaryShare)) {
+    const std::string key = rope.key() + "." + kRotaryShare;
+    if (is_partial) set_rotary_dim(share, key, file, config);
+    if (!is_partial && share != 1) reject_value(file, key, share, "1");
   }
   config.rope_scaling = s;
   rope.require_all_read();
@@ -117,13 +132,17 @@ void parse_object(RopeObject& rope, const std::string& file, ModelConfig& config
 
 }  // namespace
 
-void parse_rope(const Json& root, const std::string& file, ModelConfig& config) {
+void parse_rope(const Json& root, const std::string& file, bool is_partial, ModelConfig& config) {
   const auto value = [&](const char* key) {
     return root.contains(key) && !root[key].is_null() ? &root[key] : nullptr;
   };
+  const Json* const share = is_partial ? value(kRotaryShare) : nullptr;
+  if (share) {
+    set_rotary_dim(parse_value<double>(*share, kRotaryShare, file), kRotaryShare, file, config);
+  }
   if (const Json* const scaling = value(kScaling)) {
     RopeObject rope(*scaling, kScaling, file);
-    parse_object(rope, file, config);
+    parse_object(rope, file, is_partial, config);
   }
   const Json* const parameters = value(kParameters);
   if (!parameters) return;
@@ -134,7 +153,7 @@ void parse_rope(const Json& root, const std::string& file, ModelConfig& config) 
   }
   RopeObject rope(*parameters, kParameters, file);
   config.rope_theta = rope.number("rope_theta", config.rope_theta);
-  parse_object(rope, file, config);
+  parse_object(rope, file, is_partial, config);
 }
 
 nlohmann::ordered_json rope_scaling_json(const RopeScaling& s) {

@@ -9,9 +9,11 @@
 
 namespace tandem {
 
-/// Sets rope_theta, if given, and rope_scaling. Throws ConfigError for a rope_type or a key of it
+/// Sets rope_theta, if given, rope_scaling and, in families that have it (`is_partial`), rotary_dim
+/// by partial_rotary_factor. Throws ConfigError for a rope_type or a key of it
 /// that is not understood.
-void parse_rope(const nlohmann::ordered_json& root, const std::string& file, ModelConfig& config);
+void parse_rope(const nlohmann::ordered_json& root, const std::string& file, bool is_partial,
+                ModelConfig& config);
 /// Value of rope_scaling; null if there is none.
 nlohmann::ordered_json rope_scaling_json(const RopeScaling& scaling);
 

@@ -7,6 +7,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
+#include "kernels/outer_step.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -80,12 +81,17 @@ Head::Head(ModelContext& c)
                  c.layout.vocab)),
       chunk_targets_(c.make(DType::i32, 1, c.options.head_rows)),
       d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      scaled_norm_(c.make(DType::f32, c.config.logits_scaling == 1 ? 0 : 1, c.config.hidden)),
       loss_(sizeof(double), c.exec.device) {
   if (c.options.head_rows > 0) chunk_.emplace(c, rows_);
 }
 
 Tensor Head::norm_weight() const {
-  return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
+  const Tensor weight = context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
+  if (context_.config.logits_scaling == 1) return weight;
+  const Tensor scaled(scaled_norm_->data(), DType::f32, {weight.elements()}, weight.device());
+  tandem::scale(context_.exec, weight, float(1 / context_.config.logits_scaling), scaled);
+  return scaled;
 }
 
 NextNorm Head::norm(const HeadActivations& saved) const {
@@ -181,6 +187,9 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
   rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, d_x_norm_, dx, dnorm,
                     context_.norm_partial_sums,
                     context_.rounds_gradient() ? *context_.rounded_gradient : Tensor());
+  if (context_.config.logits_scaling != 1) {
+    tandem::scale(exec, dnorm, float(1 / context_.config.logits_scaling), dnorm);
+  }
 }
 
 }  // namespace tandem

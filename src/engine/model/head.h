@@ -64,7 +64,9 @@ class Head {
   std::optional<HeadLogits> chunk_;  // with head_rows
   Activation chunk_targets_;         // i32 [1, rows]
   Activation d_x_norm_;
-  Memory loss_;  // a double
+  Activation
+      scaled_norm_;  ///< the norm's weight divided by logits_scaling; without rows if it is 1
+  Memory loss_;      // a double
 };
 
 }  // namespace tandem

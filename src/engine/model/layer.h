@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/model/program/frame.h"
+#include "kernels/outer_step.h"
 
 namespace tandem {
 
@@ -38,6 +39,12 @@ void forward_branch(const LayerView& view, const BranchLayout& branch,
   program::Frame frame{view, branch, values, run, x};
   if (x.dims() > 0) run_norm(frame);
   run_normalized(frame);
+}
+
+/// Divides logits, f32 and contiguous, by the model's logits_scaling.
+inline void scale_logits(const LayerView& view, const Tensor& logits) {
+  if (view.config.logits_scaling == 1) return;
+  scale(view.exec, logits, float(1 / view.config.logits_scaling), logits);
 }
 
 }  // namespace tandem

@@ -42,8 +42,8 @@ struct BranchLayout {
   WeightMatrix experts_in, experts_out;  ///< [local experts x 2 ffn, hidden], [.. x hidden, ffn]
   /// Whether `in` and `out` exist.
   bool has_products() const { return attention || mlp; }
-  /// Whether the branch is an MLP and nothing else.
-  bool is_mlp() const { return mlp && !attention && !moe; }
+  /// Whether the branch is an MLP without biases and nothing else.
+  bool is_mlp() const { return mlp && !attention && !moe && !program.find(program::kColumnBias); }
   /// First element of an operation's weights.
   int64_t offset(const program::Op& op) const { return offsets[op.weights.front()]; }
 };

@@ -98,7 +98,7 @@ class Stage::Impl {
     if (context_.layers.embedding) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
     use_norm(0);
     if (const auto next = norm_before(0, m)) {
-      rms_norm_forward(context_.exec, m.residuals[0], next->weight, context_.config.norm_eps,
+      rms_norm_forward(context_.exec, m.residuals[0], next->weight, context_.config.stream_eps(),
                        next->x_norm, next->inverse_rms);
     }
     for (size_t i = 0; i < branches_.size(); ++i) {

@@ -13,6 +13,7 @@
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/printable.h"
+#include "engine/model/fused_tensors.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -142,7 +143,48 @@ WeightFiles::WeightFiles(const std::string& folder)
       tensors_.push_back({files_.front().get(), &entry});
     }
   }
+  split_fused();
   std::ranges::sort(tensors_, {}, name_of_tensor);
+  const auto twice = std::ranges::adjacent_find(tensors_, {}, name_of_tensor);
+  if (twice == tensors_.end()) return;
+  reject_tensor(twice->file->path(), twice->entry->name,
+                "is in the files twice: expected it in a fused tensor or by itself");
+}
+
+void WeightFiles::split_fused() {
+  const std::string file = folder_ + "/config.json";
+  const auto may_be_fused = [](const StoredTensor& tensor) {
+    return tensor.entry->name.ends_with("qkv_proj.weight") ||
+           tensor.entry->name.ends_with("gate_up_proj.weight");
+  };
+  if (std::ranges::none_of(tensors_, may_be_fused) || !path_exists(file)) return;
+  const ModelConfig config = model_config_from_json(read_small_file(file), file);
+  std::vector<StoredTensor> split;
+  for (const StoredTensor& tensor : tensors_) {
+    const SafetensorsEntry& whole = *tensor.entry;
+    const std::vector<FusedSlice> slices = fused_slices(config, whole.name);
+    if (slices.empty()) {
+      split.push_back(tensor);
+      continue;
+    }
+    int64_t rows = 0;
+    for (const FusedSlice& slice : slices) rows += slice.rows;
+    const std::vector<int64_t> expected{rows, config.hidden};
+    if (whole.shape != expected || whole.dtype == DType::e4m3) {
+      reject_tensor(tensor.file->path(), whole.name,
+                    fmt::format("{} [{}]: expected f32, bf16 or f16 [{}]", name_of(whole.dtype),
+                                fmt::join(whole.shape, ", "), fmt::join(expected, ", ")));
+    }
+    uint64_t begin = whole.begin;
+    for (const FusedSlice& slice : slices) {
+      const uint64_t bytes = (whole.end - whole.begin) / uint64_t(rows) * uint64_t(slice.rows);
+      slices_.push_back(
+          {slice.name, whole.dtype, {slice.rows, config.hidden}, begin, begin + bytes});
+      split.push_back({tensor.file, &slices_.back()});
+      begin += bytes;
+    }
+  }
+  tensors_ = std::move(split);
 }
 
 void WeightFiles::open_index() {
@@ -184,7 +226,7 @@ StoredTensor WeightFiles::find(std::string_view name) const {
 StoredTensor WeightFiles::require(std::string_view name, std::span<const int64_t> shape) const {
   const StoredTensor tensor = find(name);
   if (!tensor) throw IoError(fmt::format("{}: tensor '{}' is missing", path_, name));
-  tensor.file->require(name, shape);
+  if (!std::ranges::equal(tensor.entry->shape, shape)) tensor.file->require(name, shape);
   return tensor;
 }
 

@@ -2,6 +2,7 @@
 // model.safetensors.index.json names. Nothing but headers is read until a tensor is.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,7 +34,8 @@ class WeightFiles {
   explicit WeightFiles(const std::string& folder);
   /// model.safetensors or the index.
   const std::string& path() const { return path_; }
-  /// Tensors of all files, ascending by name.
+  /// Tensors of all files, ascending by name; slices of fused ones (fused_tensors.h) in their
+  /// place.
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   /// Without a file if there is no tensor of this name.
   StoredTensor find(std::string_view name) const;
@@ -51,11 +53,14 @@ class WeightFiles {
 
  private:
   void open_index();
+  /// Replaces fused tensors by their slices.
+  void split_fused();
 
   std::string folder_, path_;
   WeightQuantization quantization_;
   std::vector<std::unique_ptr<const SafetensorsFile>> files_;
   std::vector<StoredTensor> tensors_;
+  std::deque<SafetensorsEntry> slices_;  ///< of fused tensors
 };
 
 }  // namespace tandem

@@ -25,6 +25,8 @@ void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, d
 void gate_rows(const Tensor& gate, const Tensor& rows);
 void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& drows,
                         const Tensor& dgate);
+void scale_rows(const Tensor& rows, double factor);
+void permute_heads(const Tensor& rows, std::span<const int32_t> order);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
@@ -134,6 +135,35 @@ void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& d
         dgate.as<T>()[row * dgate.stride(0)] = from_f32<T>((1 - open) * dot);
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) d[i] = from_f32<T>(to_f32(d[i]) * open);
+      }
+    });
+  });
+}
+
+void scale_rows(const Tensor& rows, double factor) {
+  const ScopedSpan span(SpanKind::compute, "scale_rows");
+  with_type(rows.dtype(), "scale_rows", [&]<typename T>(T) {
+    parallel_ranges(rows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        T* const x = rows.as<T>() + row * rows.stride(0);
+#pragma omp simd
+        for (int64_t i = 0; i < rows.dim(1); ++i) x[i] = from_f32<T>(to_f32(x[i]) * float(factor));
+      }
+    });
+  });
+}
+
+void permute_heads(const Tensor& rows, std::span<const int32_t> order) {
+  const ScopedSpan span(SpanKind::compute, "permute_heads");
+  with_type(rows.dtype(), "permute_heads", [&]<typename T>(T) {
+    parallel_ranges(rows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
+      std::vector<T> head(order.size());
+      for (int64_t row = begin; row < end; ++row) {
+        T* const x = rows.as<T>() + row * rows.stride(0);
+        for (int64_t first = 0; first < rows.dim(1); first += int64_t(order.size())) {
+          std::copy_n(x + first, head.size(), head.begin());
+          for (size_t i = 0; i < head.size(); ++i) x[first + int64_t(i)] = head[size_t(order[i])];
+        }
       }
     });
   });

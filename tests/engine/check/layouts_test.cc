@@ -246,6 +246,22 @@ std::vector<TrainConfig> gradient_layouts() {
                               "gradients=mxfp8", "gradients=int4:g32:hadamard"});
 }
 
+/// The dense layouts, of models with biases, norms of heads, other rotations and factors. Without
+/// short texts: gradients of the norms of keys of which there are few are differences that cancel.
+std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
+  std::erase_if(layouts, [](const TrainConfig& config) {
+    return config.model.experts > 0 || config.train.seq < 8 || config.data.document_mask;
+  });
+  for (TrainConfig& config : layouts) {
+    ModelConfig& model = config.model;
+    model.qkv_bias = model.out_bias = model.mlp_bias = model.qk_norm = true;
+    model.no_rope_layer_interval = 2, model.rotary_dim = 2, model.rope_interleaved = true;
+    model.embedding_multiplier = 4, model.residual_multiplier = 0.5;
+    model.attention_multiplier = 0.7, model.logits_scaling = 0.5;
+  }
+  return layouts;
+}
+
 std::vector<TrainConfig> first(size_t count, std::vector<TrainConfig> layouts) {
   layouts.resize(count);
   return layouts;
@@ -282,6 +298,10 @@ TEST(Layouts, ContextParallelOnesComputeWhatOneRankDoes) {
   const std::vector<TrainConfig> layouts = generate_context_layouts(kSeed);
   fmt::print("{} layouts with cp\n", layouts.size());
   expect_one_rank(first(kShortContext, layouts));
+}
+TEST(Layouts, ThoseOfVariantsComputeWhatOneRankDoes) {
+  expect_one_rank(first(kShortOthers, variant_layouts(generate_layouts(kSeed + 4))));
+  expect_one_rank(first(2, variant_layouts(generate_context_layouts(kSeed + 4))));
 }
 TEST(Layouts, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kShortOthers, bf16_layouts()));
@@ -343,6 +363,9 @@ TEST(LayoutsLong, ComputeWhatOneRankDoes) {
 }
 TEST(LayoutsLong, ContextParallelOnesComputeWhatOneRankDoes) {
   expect_one_rank(first(kLongContext, generate_context_layouts(kSeed)));
+}
+TEST(LayoutsLong, ThoseOfVariantsComputeWhatOneRankDoes) {
+  expect_one_rank(first(kShort, variant_layouts(generate_layouts(kSeed + 4))));
 }
 TEST(LayoutsLong, ComputeWhatOneRankDoesInBf16) {
   expect_one_rank(first(kLongOthers, bf16_layouts()));

@@ -10,6 +10,7 @@
 
 #include "core/formats/safetensors.h"
 #include "core/system/files.h"
+#include "engine/model/fused_tensors.h"
 #include "engine/model/layout.h"
 
 namespace tandem::test {
@@ -68,7 +69,7 @@ void write_folder(const std::string& folder, const Json& config, DType dtype, si
   const ModelConfig model = model_config_from_json(config.dump(), "config.json");
   std::vector<std::vector<SafetensorsWriter::Spec>> shards(files);
   size_t next = 0;
-  for (const Parameter& p : ModelLayout(model, 1, 0).parameters) {
+  for (const StoredParameters& p : stored_parameters(model, ModelLayout(model, 1, 0).parameters)) {
     shards[next++ % files].push_back({p.name, dtype, p.shape});
   }
   Json map;

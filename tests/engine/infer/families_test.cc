@@ -14,6 +14,8 @@
 #include "core/host_copy.h"
 #include "core/system/files.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/infer/engine.h"
+#include "engine/model/fused_tensors.h"
 #include "engine/model/pretrained.h"
 #include "engine/model/transformer.h"
 #include "gemm/gemm.h"
@@ -66,6 +68,35 @@ void check_generation(Communicator& tp, const StoredModel& stored, const FamilyC
   expect_logits(logits, test.expected["last_logits"], where + ", one token at a time");
 }
 
+/// Two texts in a batch, whose prompts are divided: their tokens, and the mean loss of both parts.
+void check_engine(Communicator& tp, const StoredModel& stored, const FamilyCase& test) {
+  const std::string where = fmt::format("{}, tp {}, in a batch", test.name, tp.size());
+  const auto expected = test.expected["tokens"].get<std::vector<int32_t>>();
+  Engine engine(tp, stored.config, {.sequences = 2, .rows = 14});
+  read_weights(engine, stored.weights);
+  for (int i = 0; i < 2; ++i) {
+    engine.submit({.prompt = kPrompt,
+                   .max_tokens = int64_t(expected.size()),
+                   .sampling = {.temperature = 0},
+                   .eos_token_ids = {-1},
+                   .prompt_alternatives = 0});
+  }
+  std::array<std::vector<int32_t>, 2> found;
+  std::array<double, 2> sums{};
+  while (!engine.is_idle()) {
+    for (const TokenEvent& event : engine.step()) {
+      found[size_t(event.request)].push_back(event.token);
+      sums[size_t(event.request)] -= double(event.log_prob);
+      for (const auto& score : event.prompt) sums[size_t(event.request)] -= double(score.log_prob);
+    }
+  }
+  const auto nll = test.expected["nll"].get<double>();
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(found[i], expected) << where;
+    EXPECT_NEAR(sums[i] / double(kPrompt.size() + expected.size() - 1), nll, 1e-5 * nll) << where;
+  }
+}
+
 /// The forward pass of evaluation.
 void check_loss(Communicator& tp, const StoredModel& stored, const FamilyCase& test) {
   std::vector<int32_t> tokens = kPrompt;
@@ -90,13 +121,17 @@ TEST(Families, LogitsTokensAndLossesAreThoseOfTransformers) {
     const DType dtype = std::array{DType::f32, DType::bf16, DType::f16}[index++ % 3];
     write_folder(folder, test.expected["config"], dtype, dtype == DType::bf16 ? 3 : 1);
     const StoredModel stored = open_folder(folder);
-    EXPECT_EQ(stored.weights.tensors().size(), test.expected["tensors"].get<size_t>());
+    const auto parameters = ModelLayout(stored.config, 1, 0).parameters;
+    EXPECT_EQ(stored.weights.tensors().size(), parameters.size());
+    EXPECT_EQ(stored_parameters(stored.config, parameters).size(),
+              test.expected["tensors"].get<size_t>());
     for (const int ranks : {1, 2, 4}) {  // of which four share two key and value heads
       WorldOptions world;
       world.ranks = ranks;
       run_threads(world, [&](Communicator& tp) {
         set_kernel_threads(1);
         check_generation(tp, stored, test);
+        if (ranks < 4) check_engine(tp, stored, test);
         check_loss(tp, stored, test);
       });
     }
@@ -135,6 +170,19 @@ Tensors gradients_on(int ranks, const StoredModel& stored, std::vector<int32_t> 
   return whole;
 }
 
+/// Gradients by the tensors on disk.
+Tensors fused(const ModelConfig& config, Tensors gradients) {
+  const auto parameters = ModelLayout(config, 1, 0).parameters;
+  Tensors all;
+  for (const StoredParameters& stored : stored_parameters(config, parameters)) {
+    for (size_t i = stored.first; i < stored.first + stored.count; ++i) {
+      const std::vector<float>& slice = gradients.at(parameters[i].name);
+      all[stored.name].insert(all[stored.name].end(), slice.begin(), slice.end());
+    }
+  }
+  return all;
+}
+
 /// Each gradient by its norm and its product with other pseudo-random numbers, to 1e-4.
 void expect_gradients(const Tensors& found, const Json& expected, const std::string& where) {
   EXPECT_EQ(found.size(), expected.size()) << where;
@@ -170,7 +218,8 @@ TEST(Families, GradientsAreThoseOfTransformers) {
     for (const auto& token : test.expected["tokens"]) tokens.push_back(token.get<int32_t>());
     for (const int ranks : {1, 2}) {
       const std::string where = fmt::format("{}, tp {}: ", test.name, ranks);
-      expect_gradients(gradients_on(ranks, stored, tokens), all[test.name], where);
+      expect_gradients(fused(stored.config, gradients_on(ranks, stored, tokens)), all[test.name],
+                       where);
     }
   }
   EXPECT_EQ(compared, all.size());
@@ -193,8 +242,55 @@ TEST(Families, PublishedConfigurationsHaveTheirParameters) {
   for (const auto& [name, model] : published.items()) {
     const ModelConfig config = model_config_from_json(model["config"].dump(), name);
     EXPECT_EQ(config.parameters(), model["parameters"].get<int64_t>()) << name;
-    EXPECT_EQ(config.sliding_window, name == "Mistral-7B" ? 4096 : 0) << name;
+    const int64_t window = name == "Mistral-7B" ? 4096 : name == "Phi-3-mini-4k" ? 2047 : 0;
+    EXPECT_EQ(config.sliding_window, window) << name;
   }
+}
+
+TEST(Families, FusedTensorsAreChecked) {
+  const std::string folder = make_scratch_folder("fused");
+  const auto cases = family_cases();
+  const auto phi3 = std::ranges::find(cases, "phi3, form 5", &FamilyCase::name);
+  const std::string qkv = "model.layers.1.self_attn.qkv_proj.weight";
+  const auto error_with = [&](auto change) -> std::string {
+    std::filesystem::remove_all(folder);
+    write_folder(folder, phi3->expected["config"], DType::bf16, 1);
+    const SafetensorsFile file(folder + "/model.safetensors");
+    std::vector<SafetensorsWriter::Spec> specs;
+    std::vector<std::vector<std::byte>> data;
+    for (const SafetensorsEntry& entry : file.entries()) {
+      specs.push_back({entry.name, entry.dtype, entry.shape});
+      data.push_back(file.data(entry));
+      change(specs, data);
+    }
+    SafetensorsWriter writer(folder + "/model.safetensors", specs);
+    for (const auto& each : data) writer.write(each);
+    writer.finish();
+    try {
+      open_model(folder, [](const std::string&) {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(error_with([](auto&, auto&) {}), "accepted");
+  const std::string narrow = error_with([&](auto& specs, auto& data) {
+    if (specs.back().name != qkv) return;
+    --specs.back().shape[0];
+    data.back().resize(data.back().size() - 2 * size_t(specs.back().shape[1]));
+  });
+  EXPECT_NE(narrow.find("'" + qkv + "': bf16 [47, 32]: expected f32, bf16 or f16 [48, 32]"),
+            std::string::npos)
+      << narrow;
+  const std::string twice = error_with([&](auto& specs, auto& data) {
+    if (specs.back().name != qkv) return;
+    specs.push_back({"model.layers.1.self_attn.k_proj.weight", DType::bf16, {8, 32}});
+    data.push_back(std::vector<std::byte>(size_t{8} * 32 * 2));
+  });
+  EXPECT_NE(twice.find("'model.layers.1.self_attn.k_proj.weight': is in the files twice"),
+            std::string::npos)
+      << twice;
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Families, IndexAndFilesMustAgree) {

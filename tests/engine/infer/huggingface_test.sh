@@ -140,8 +140,10 @@ edit generation_config.json '{"top_p": 1, "eos_token_id": [-1]}'
 refused 'generation_config.json: eos_token_id = -1: expected tokens from 0'
 edit generation_config.json '{"eos_token_id": 1}'
 edit config.json '{"attention_bias": true}'
-refused 'config.json: attention_bias = true: expected false'
-edit config.json '{"attention_bias": false, "rope_parameters": {"rope_type": "longrope"}}'
+refused "tensor 'model.layers.0.self_attn.q_proj.bias' is missing"
+edit config.json '{"attention_bias": false, "mlp_bias": 1}'
+refused 'config.json: mlp_bias = 1: expected true or false'
+edit config.json '{"mlp_bias": false, "rope_parameters": {"rope_type": "longrope"}}'
 refused 'config.json: rope_parameters.rope_type = "longrope": expected default, linear, dynamic, llama3 or yarn'
 
 # Trained further, it remains a model of its family.
@@ -183,5 +185,8 @@ train_family() {  # family, layouts, keys
   done
 }
 train_family qwen3 'parallel.tp=1 parallel.tp=4 parallel.dp=2' model.qk_norm=true
+train_family phi3 'parallel.tp=1 parallel.tp=2' model.fused_projections=true model.rotary_dim=8
+train_family granite 'parallel.tp=1 parallel.tp=2' model.out_bias=true model.qkv_bias=true \
+  model.embedding_multiplier=12 model.residual_multiplier=0.22 model.logits_scaling=4
 train_family qwen2_moe 'parallel.tp=1 parallel.tp=2' model.qkv_bias=true model.experts=4 model.expert_ffn=32 \
   model.shared_ffn=64 model.shared_expert_gate=true

@@ -50,7 +50,7 @@ struct Rank {
         config(model_config),
         layout(config, tp.size(), tp.rank()),
         weights(Exec{}, layout, dtype),
-        rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
+        rope(Exec{}, config.max_seq, config),
         cache(Exec{}, config, layout, rope, dtype, {pages_of(kCapacity), 1, kCapacity, kCapacity}),
         context{tp, config, layout, weights, dtype, cache, CodecPolicy::parse(codec)},
         step_memory(context, kCapacity) {
@@ -107,7 +107,7 @@ struct Rank {
   ModelConfig config;
   ModelLayout layout;
   Weights weights;
-  RopeTable rope;
+  RopeTables rope;
   KvCache cache;
   DecoderContext context;
   StepMemory step_memory;

@@ -52,7 +52,8 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   missing.erase("vocab_size");
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
-      "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe or tandem";
+      "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, phi3, "
+      "granite, ernie4_5 or tandem";
   EXPECT_EQ(with("kv_lora_rank", 512),
             "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
             "not supported");
@@ -208,6 +209,75 @@ TEST(ModelConfig, SlidingWindowsCountTheKeysThatAreRead) {
   EXPECT_DOUBLE_EQ(config.flops_per_token(1024), full - attention / 2 + windowed / 2);
 }
 
+TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
+  const auto type_of = [](auto change) {
+    ModelConfig config = small_model();
+    change(config);
+    const std::string text = to_json(config);
+    EXPECT_EQ(model_config_from_json(text, "x"), config);
+    return nlohmann::json::parse(text)["model_type"].get<std::string>();
+  };
+  EXPECT_EQ(type_of([](auto& c) { c.qkv_bias = c.out_bias = true; }), "llama");
+  EXPECT_EQ(type_of([](auto& c) { c.mlp_bias = true; }), "llama");
+  EXPECT_EQ(type_of([](auto& c) { c.out_bias = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.qkv_bias = c.out_bias = c.qk_norm = true; }), "qwen3");
+  EXPECT_EQ(type_of([](auto& c) { c.qkv_bias = c.qk_norm = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.no_rope_layer_interval = 2; }), "smollm3");
+  EXPECT_EQ(type_of([](auto& c) { c.no_rope_layer_interval = 9; }), "smollm3");
+  EXPECT_EQ(type_of([](auto& c) { c.no_rope_layer_interval = 2, c.sliding_window = 4; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.fused_projections = true; }), "phi3");
+  EXPECT_EQ(type_of([](auto& c) { c.fused_projections = true, c.sliding_window = 4; }), "phi3");
+  EXPECT_EQ(type_of([](auto& c) { c.fused_projections = true, c.rotary_dim = 2; }), "phi3");
+  EXPECT_EQ(type_of([](auto& c) { c.rotary_dim = 2; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.attention_multiplier = 0.5; }), "granite");
+  EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.attention_multiplier = 1; }), "granite");
+  EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.qk_norm = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = true; }), "ernie4_5");
+  EXPECT_EQ(
+      type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),
+      "ernie4_5");
+  EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = c.mlp_bias = true; }), "tandem");
+}
+
+TEST(ModelConfig, KeysOfVariantsAreChecked) {
+  const auto error_with = [](auto change, const char* key, const nlohmann::ordered_json& value) {
+    ModelConfig config = small_model();
+    config.layers = 5;
+    change(config);
+    auto root = nlohmann::ordered_json::parse(to_json(config));
+    root[key] = value;
+    return error_of(root.dump());
+  };
+  const auto smollm3 = [](auto& c) { c.no_rope_layer_interval = 2; };
+  const auto phi3 = [](auto& c) { c.fused_projections = true; };
+  const std::string file = "dir/config.json: ";
+  EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 0, 1, 1, 1, 1}), "no error");
+  EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 1, 1}), "no error");
+  EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 0, 1, 1, 1}),
+            file + "no_rope_layers = [1,0,1,1,1]: expected 0 in every n-th layer, n > 1");
+  EXPECT_EQ(error_with(smollm3, "no_rope_layers", {0, 0, 0, 0, 0}),
+            file + "no_rope_layers = [0,0,0,0,0]: expected 0 in every n-th layer, n > 1");
+  EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 0}),
+            file +
+                "no_rope_layers = [1,0]: expected an array of num_hidden_layers = 5 numbers, 0 "
+                "or 1");
+  EXPECT_EQ(error_with(smollm3, "use_sliding_window", true),
+            file + "use_sliding_window = true: expected false");
+  EXPECT_EQ(error_with(phi3, "partial_rotary_factor", 0.1),
+            file +
+                "partial_rotary_factor = 0.1: expected a share of head_dim = 6 that is an even "
+                "number");
+  EXPECT_EQ(error_with(phi3, "rope_scaling",
+                       {{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}}),
+            file +
+                "rope_scaling.type = \"longrope\": expected default, linear, dynamic, llama3 or "
+                "yarn");
+  EXPECT_EQ(error_with([](auto& c) { c.logits_scaling = 2; }, "residual_multiplier", 0),
+            file + "residual_multiplier = 0: expected a number above 0");
+  EXPECT_EQ(error_with(phi3, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
+            file + "rope_scaling = \"linear\": expected none for phi3");
+}
+
 TEST(ModelConfig, OverflowingSizesAreRefused) {
   ModelConfig config = small_model();
   config.vocab = config.hidden = config.ffn = config.layers = int64_t{1} << 31;
@@ -268,6 +338,16 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.kv_heads = 3: expected a divisor of heads = 4");
   EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),
             "model.head_dim = 5: expected an even number");
+  EXPECT_EQ(error(1, [](auto& c) { c.rotary_dim = c.head_dim; }),
+            "model.rotary_dim = 6: expected 0 (all) or an even number below model.head_dim = 6");
+  EXPECT_EQ(error(1, [](auto& c) { c.no_rope_layer_interval = 1; }),
+            "model.no_rope_layer_interval = 1: expected 0 (none) or at least 2");
+  EXPECT_EQ(error(1, [](auto& c) { c.experts = 4, c.residual_multiplier = 0.5; }),
+            "model.residual_multiplier = 0.5, embedding_multiplier = 1: expected 1 where "
+            "model.experts is above 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 1e-20, c.embedding_multiplier = 1e6; }),
+            "model.norm_eps = 1e-20 with embedding_multiplier = 1000000: expected a quotient of at "
+            "least 1e-30");
   EXPECT_EQ(error(1, [](auto& c) { c.hidden = 0; }),
             "model.hidden = 0: expected between 1 and 2^31");
   EXPECT_EQ(error(1, [](auto& c) { c.norm_eps = 0; }), "model.norm_eps = 0: expected 1e-30 to 1");

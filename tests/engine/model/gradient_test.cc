@@ -68,24 +68,48 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
   compare_with_central_differences(small_model(GetParam()));
 }
 
-/// Biases of q, k and v, norms of their heads, or both.
+/// Biases, norms of the heads of q and k, other rotations and factors.
 struct QkvVariant {
   const char* name;
-  bool has_bias, has_norms, parallel_block;
+  bool parallel_block;
+  void (*change)(ModelConfig&);
+  const char* tensor;  ///< that it has, in layer 1
+};
+const QkvVariant kQkvVariants[] = {
+    {"bias", false, [](ModelConfig& c) { c.qkv_bias = true; }, "self_attn.k_proj.bias"},
+    {"norms", false, [](ModelConfig& c) { c.qk_norm = true; }, "self_attn.q_norm.weight"},
+    {"bias_and_norms", true, [](ModelConfig& c) { c.qkv_bias = c.qk_norm = true; },
+     "self_attn.q_norm.weight"},
+    {"all_biases", false, [](ModelConfig& c) { c.qkv_bias = c.out_bias = c.mlp_bias = true; },
+     "self_attn.o_proj.bias"},
+    {"all_biases_scaled", true,
+     [](ModelConfig& c) {
+       c.out_bias = c.mlp_bias = true;
+       c.embedding_multiplier = 3, c.residual_multiplier = 0.5;
+     },
+     "mlp.down_proj.bias"},
+    {"rotations", false,
+     [](ModelConfig& c) {
+       c.no_rope_layer_interval = 2, c.rope_interleaved = c.qk_norm = true;
+       c.rotary_dim = 4;
+     },
+     "self_attn.k_norm.weight"},
+    {"factors", false,
+     [](ModelConfig& c) {
+       c.embedding_multiplier = 3, c.residual_multiplier = 0.5, c.attention_multiplier = 0.7;
+       c.logits_scaling = 0.25;
+     },
+     "mlp.down_proj.weight"},
 };
 class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
  protected:
   ModelConfig model() const {
     ModelConfig config = small_model(kVariants[GetParam().parallel_block ? 3 : 1]);
-    config.qkv_bias = GetParam().has_bias;
-    config.qk_norm = GetParam().has_norms;
+    GetParam().change(config);
     return config;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Variants, QkvGradient,
-                         ::testing::Values(QkvVariant{"bias", true, false, false},
-                                           QkvVariant{"norms", false, true, false},
-                                           QkvVariant{"bias_and_norms", true, true, true}),
+INSTANTIATE_TEST_SUITE_P(Variants, QkvGradient, ::testing::ValuesIn(kQkvVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(QkvGradient, AgreesWithCentralDifferences) {
@@ -99,9 +123,7 @@ TEST_P(QkvGradient, IsTheSameOnSeveralRanks) {
   config.kv_heads = 4;
   const TransformerOptions options{.batch = 2, .seq = 8};
   const Step one = run_on_threads(1, config, options);
-  const std::string name = config.qk_norm ? "q_norm.weight" : "k_proj.bias";
-  EXPECT_EQ(one.gradients.at("model.layers.1.self_attn." + name).size(),
-            size_t(config.qk_norm ? config.head_dim : config.kv_heads * config.head_dim));
+  EXPECT_TRUE(one.gradients.contains(std::string("model.layers.1.") + GetParam().tensor));
   for (const int ranks : {2, 4}) {
     const Step several = run_on_threads(ranks, config, options);
     for (const auto& [tensor, values] : one.gradients) {

@@ -37,7 +37,24 @@ TEST(Program, ListsTheOperationsOfALayer) {
             "mlp: rms_norm column_gemm swiglu row_gemm");
   c.parallel_block = c.qkv_bias = true;
   EXPECT_EQ(describe(make_layer(c, 0)),
-            "attention: rms_norm column_gemm qkv_bias attention swiglu row_gemm");
+            "attention: rms_norm column_gemm column_bias attention swiglu row_gemm");
+  c.mlp_bias = true;
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm column_bias column_bias attention swiglu row_gemm "
+            "sum_bias");
+  c = make_model();
+  c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = c.rope_interleaved = true;
+  c.residual_multiplier = 0.5, c.no_rope_layer_interval = 2;
+  const std::string mlp =
+      "mlp: rms_norm column_gemm column_bias swiglu row_gemm sum_bias sum_scale";
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm column_bias qk_norm rotary_order attention row_gemm "
+            "sum_bias sum_scale; " +
+                mlp);
+  EXPECT_EQ(describe(make_layer(c, 1)),
+            "attention: rms_norm column_gemm column_bias qk_norm attention row_gemm sum_bias "
+            "sum_scale; " +
+                mlp);
   EXPECT_EQ(describe(make_layer(make_experts(), 1)),
             "attention: rms_norm column_gemm qk_norm attention row_gemm; "
             "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router experts");
@@ -83,6 +100,18 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   EXPECT_EQ(error(), "model.ffn = 100: expected a multiple of 16 on GPUs");
   c.moe_layer_freq = 1, c.shared_ffn = 0;
   EXPECT_EQ(error(), "");
+  c = make_model();
+  c.qkv_bias = c.out_bias = c.mlp_bias = true;
+  c.no_rope_layer_interval = 2, c.attention_multiplier = 0.1, c.logits_scaling = 4;
+  EXPECT_EQ(error(), "");
+  c.rotary_dim = 8;
+  EXPECT_EQ(error(),
+            "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "
+            "of rotary_order: expected --device cpu");
+  c.rotary_dim = 0, c.embedding_multiplier = 12;
+  EXPECT_EQ(error(),
+            "model.residual_multiplier, model.embedding_multiplier: factors of branches: GPUs have "
+            "no kernel of sum_scale: expected --device cpu");
 }
 
 }  // namespace

@@ -47,6 +47,13 @@ ModelConfig qk_norm_model() {
   config.qk_norm = true;
   return config;
 }
+ModelConfig biased_model() {
+  ModelConfig config = qk_norm_model();
+  config.qkv_bias = config.out_bias = config.mlp_bias = config.rope_interleaved = true;
+  config.no_rope_layer_interval = 2;
+  config.embedding_multiplier = 4, config.residual_multiplier = 0.5, config.logits_scaling = 2;
+  return config;
+}
 ModelConfig expert_model(bool shared_expert, int64_t freq) {
   ModelConfig config = dense_model(1);
   config.experts = 4;
@@ -68,6 +75,8 @@ std::vector<Case> cases() {
           {"parallel_block", dense_model(2), 2},
           {"windowed_bf16", dense_model(4), 2, 1, DType::bf16},
           {"qk_norm", qk_norm_model(), 2},
+          {"biases_and_factors", biased_model(), 2},
+          {"biases_and_factors_bf16", biased_model(), 2, 1, DType::bf16},
           {"gated_shared_expert_bf16", gated_expert_model(), 2, 1, DType::bf16},
           {"experts", expert_model(false, 2)},
           {"shared_expert_bf16", expert_model(true, 1), 2, 1, DType::bf16},

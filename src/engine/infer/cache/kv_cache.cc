@@ -18,7 +18,7 @@ int64_t round_up_longest(int64_t tokens, int64_t max_tokens) {
 }  // namespace
 
 KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
-                 const RopeTable& rope, DType dtype, const Size& size)
+                 const RopeTables& rope, DType dtype, const Size& size)
     : exec_(exec),
       size_(size),
       inputs_(DType::i32, 1, 2 * size.rows + size.sequences * pages_of(size.max_tokens),
@@ -28,11 +28,12 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
   const bool has_chunks = has_chunk_kernels(exec, dtype, config.head_dim);
   const PagedShape shape{layout.heads, layout.kv_heads, config.head_dim,
                          size.rows,    size.max_tokens, has_chunks ? size.singles : 0};
-  const auto attention_with = [&](int64_t window) {
-    const auto found = std::ranges::find(attentions_, window, [](auto& a) { return a.first; });
-    if (found != attentions_.end()) return found->second.get();
-    attentions_.emplace_back(window, std::make_unique<PagedAttention>(exec, shape, rope, window));
-    return attentions_.back().second.get();
+  const auto attention_of = [&](const program::Op& op) {
+    auto& found = attentions_[{op.window, op.rotates}];
+    if (!found) {
+      found = std::make_unique<PagedAttention>(exec, shape, rope.of(op.rotates), op.window);
+    }
+    return found.get();
   };
   for (const BranchLayout& b : layout.branches) {
     Layer layer{};
@@ -43,7 +44,7 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
       layer.memory = Memory(2 * bytes, exec.device);
       layer.keys = layer.memory.view(dtype, dims);
       layer.values = layer.memory.view(dtype, dims, bytes);
-      layer.attention = attention_with(b.program.find(program::kAttention)->window);
+      layer.attention = attention_of(*b.program.find(program::kAttention));
     }
     layers_.push_back(std::move(layer));
   }

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "engine/model/layout.h"
+#include "engine/model/rotary.h"
 #include "engine/model/views.h"
 #include "kernels/attention/paged_attention.h"
 
@@ -36,7 +38,7 @@ class KvCache {
 
   /// rope must outlive this and cover size.max_tokens positions.
   KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
-          const RopeTable& rope, DType dtype, const Size& size);
+          const RopeTables& rope, DType dtype, const Size& size);
 
   /// Sets the rows of the next run, as PagedRows has them: row i is token positions[i] of the
   /// sequence with line sequences[i] of `pages`, [.., pages_of(size.max_tokens)].
@@ -57,7 +59,8 @@ class KvCache {
  private:
   Exec exec_;
   Size size_;
-  std::vector<std::pair<int64_t, std::unique_ptr<PagedAttention>>> attentions_;  // by window
+  /// By window and Op::rotates.
+  std::map<std::pair<int64_t, bool>, std::unique_ptr<PagedAttention>> attentions_;
   std::vector<Layer> layers_;  // by branch, empty without attention
   Activation inputs_;  ///< [sequences of rows | positions of rows | pages], each of max size
   Upload upload_;

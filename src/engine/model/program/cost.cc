@@ -138,7 +138,16 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
   return "";
 }
 
+void check_gpu_operations(const ModelConfig& c) {
+  for_each_op(c, false, [](double, const BranchProgram&, const Op& op) {
+    if (!op.row->cpu_only) return;
+    throw ConfigError(fmt::format("{}: GPUs have no kernel of {}: expected --device cpu",
+                                  op.row->cpu_only, op.row->name));
+  });
+}
+
 void check_gpus(const ModelConfig& c, int64_t tp) {
+  check_gpu_operations(c);
   for (const auto& [count, layer] : layer_kinds(c, false)) {
     for (const BranchProgram& branch : layer.branches) {
       const std::string refusal = gpu_refusal(branch, c, tp);

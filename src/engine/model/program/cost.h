@@ -41,6 +41,8 @@ double layer_parameters(const ModelConfig& config);
 double layer_products(const ModelConfig& config, int64_t seq);
 /// Why GPUs cannot run the branch on `tp` ranks; empty if they can.
 std::string gpu_refusal(const BranchProgram& program, const ModelConfig& config, int64_t tp);
+/// Throws ConfigError for an operation that only CPU ranks run.
+void check_gpu_operations(const ModelConfig& config);
 /// Throws ConfigError for an operation that GPUs cannot run on `tp` ranks.
 void check_gpus(const ModelConfig& config, int64_t tp);
 

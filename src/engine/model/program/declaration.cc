@@ -13,13 +13,13 @@ using placement::Operands;
 void Declaration::forward(PlacedTensor& stream) {
   input = x = stream;
   for (const Op& op : program.ops) {
-    if (op.row->declare) op.row->declare(op, *this);
+    if (op.row->declare && !op.row->finish) op.row->declare(op, *this);
   }
   stream = x;
 }
 
 void Declaration::backward(PlacedTensor& d_stream) {
-  dx = d_stream;
+  dx = d_sum = d_stream;
   for (auto op = program.ops.rbegin(); op != program.ops.rend(); ++op) {
     if (op->row->declare_backward) op->row->declare_backward(*op, *this);
   }

@@ -54,6 +54,8 @@ class Declaration {
   const ModelConfig& config;
   const BranchProgram& program;
   PlacedTensor x, dx;  ///< residual stream, and its gradient
+  /// Sum of the row-parallel GEMM, which operations change, and its gradient.
+  PlacedTensor sum, d_sum;
   PlacedTensor input;  ///< x before the branch
   std::map<ValueId, PlacedTensor> values, gradients;
   placement::Operands inner;                   ///< columns of kInner

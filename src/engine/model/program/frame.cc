@@ -6,6 +6,7 @@ namespace tandem::program {
 namespace {
 
 void run_forward(const Op& op, Frame& frame) {
+  if (op.row->finish) return;  // the runner's call of finish_sum
   op.row->forward ? op.row->forward(op, frame) : frame.run.forward(op, frame);
 }
 
@@ -26,6 +27,12 @@ void set_ranges(const BranchLayout& branch, Values& values) {
     if (whole < 0 || values[size_t(whole)].dims() == 0) continue;
     const auto [begin, count] = branch.columns[i];
     values[i] = columns(values[size_t(whole)], begin, count);
+  }
+}
+
+void finish_sum(const LayerView& view, const BranchLayout& branch, const Tensor& sum) {
+  for (const Op& op : branch.program.ops) {
+    if (op.row->finish) op.row->finish(op, view, branch, sum);
   }
 }
 

@@ -73,10 +73,14 @@ struct Frame {
 
 struct BackwardFrame : Frame {
   const Values& gradients;  ///< of the values
+  Tensor d_sum = {};        ///< gradient of the row-parallel GEMM's sum, if operations change it
 
   const Tensor& gradient(ValueId value) const { return gradients[size_t(value)]; }
 };
 
+/// Runs the operations that change the sum of the row-parallel GEMM, this rank's rows. A runner
+/// calls it before it adds a complete sum to the residual stream.
+void finish_sum(const LayerView& view, const BranchLayout& branch, const Tensor& sum);
 /// Runs the norm of frame.x, or the operations after it.
 void run_norm(Frame& frame);
 void run_normalized(Frame& frame);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -39,9 +40,22 @@ struct Builder {
     for (const Weight& each : weights) op.weights.push_back(weight(each));
     branch.ops.push_back(std::move(op));
   }
-  void end_gemms() {
+  /// Bias of columns, before all operations on columns: those next to each other share a gradient.
+  void add_bias(const std::vector<ValueId>& columns, const std::vector<Weight>& weights) {
+    add({&kColumnBias, columns, columns}, weights);
+    std::rotate(branch.ops.begin() + 1, branch.ops.end() - 1, branch.ops.end());
+  }
+  /// Operation on the row-parallel GEMM's sum.
+  void add_sum_bias(const std::string& name) {
+    const ValueId term =
+        branch.add({"d_sum_bias", Rows::one, {1, hidden.count()}, scratch, DType::f32});
+    of_sum.push_back({&kSumBias, {}, {term}, {weight({name, hidden, {}, 0})}});
+  }
+  void end_gemms(const ModelConfig& c) {
     branch.ops.insert(branch.ops.begin() + 1, std::move(in));
     branch.ops.push_back(std::move(out));
+    if (c.branch_scale() != 1) of_sum.push_back({&kSumScale, {}, {}});
+    for (Op& op : of_sum) branch.ops.push_back(std::move(op));
   }
   size_t weight(const Weight& weight) {
     branch.weights.push_back(weight);
@@ -50,6 +64,7 @@ struct Builder {
 
   Features hidden;
   Op in{&kColumnGemm, {kXNorm}, {kHidden}}, out{&kRowGemm, {kInner}, {}};
+  std::vector<Op> of_sum;
   BranchProgram branch;
 };
 
@@ -65,9 +80,9 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                 v = b.project("v", kv_heads, "self_attn.v_proj.weight"),
                 out = b.consume("attention", heads, "self_attn.o_proj.weight");
   if (c.qkv_bias) {
-    b.add({&kQkvBias, {q, k, v}, {q, k, v}}, {{"self_attn.q_proj.bias", heads, {}, 0},
-                                              {"self_attn.k_proj.bias", kv_heads, {}, 0},
-                                              {"self_attn.v_proj.bias", kv_heads, {}, 0}});
+    b.add_bias({q, k, v}, {{"self_attn.q_proj.bias", heads, {}, 0},
+                           {"self_attn.k_proj.bias", kv_heads, {}, 0},
+                           {"self_attn.v_proj.bias", kv_heads, {}, 0}});
   }
   if (c.qk_norm) {
     const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved}),
@@ -82,20 +97,34 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
     b.add({&kQkNorm, {q, k}, {q_before, k_before, partial_sums, sums}},
           {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
   }
+  if (c.out_bias) b.add_sum_bias("self_attn.o_proj.bias");
+  const bool rotates = c.has_rope(layer);
+  if (rotates && (c.rope_interleaved || c.rotary_features() != c.head_dim)) {
+    b.add({&kRotaryOrder, {q, k}, {q, k}});
+  }
   const ValueId log_sums = b.branch.add({.name = "log_sums",
                                          .rows = Rows::all,
                                          .columns = divided(c.heads),
                                          .life = recomputed,
                                          .dtype = DType::f32,
                                          .by_columns = true});
-  b.add({.row = &kAttention, .in = {q, k, v}, .out = {out, log_sums}, .window = c.window(layer)});
+  b.add({.row = &kAttention,
+         .in = {q, k, v},
+         .out = {out, log_sums},
+         .window = c.window(layer),
+         .rotates = rotates});
 }
 
 /// `name`: "mlp." or the shared expert's. Returns the result.
-ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b) {
+ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b, bool has_bias = false) {
   const ValueId gate = b.project("gate", divided(ffn), name + "gate_proj.weight"),
                 up = b.project("up", divided(ffn), name + "up_proj.weight"),
                 out = b.consume("mlp", divided(ffn), name + "down_proj.weight");
+  if (has_bias) {
+    b.add_bias({gate, up}, {{name + "gate_proj.bias", divided(ffn), {}, 0},
+                            {name + "up_proj.bias", divided(ffn), {}, 0}});
+    b.add_sum_bias(name + "down_proj.bias");
+  }
   b.add({&kSwiglu, {gate, up}, {out}});
   return out;
 }
@@ -118,7 +147,7 @@ BranchProgram make_moe(const ModelConfig& c) {
       b.add({&kGateRows, {gate}, {mlp}},
             {{prefix + "shared_expert_gate.weight", {1}, hidden, 1, true}});
     }
-    b.end_gemms();
+    b.end_gemms(c);
   }
   std::vector<Weight> router{{prefix + "gate.weight", experts, hidden}};
   if (c.router_bias_update_rate > 0) {
@@ -141,13 +170,13 @@ BranchProgram make_moe(const ModelConfig& c) {
 LayerProgram make_layer(const ModelConfig& c, int64_t layer) {
   Builder attention(c, "attention", "input_layernorm.weight");
   add_attention(c, layer, attention);
-  if (c.parallel_block) add_mlp(c.ffn, "mlp.", attention);
-  attention.end_gemms();
+  if (c.parallel_block) add_mlp(c.ffn, "mlp.", attention, c.mlp_bias);
+  attention.end_gemms(c);
   if (c.parallel_block) return {{std::move(attention.branch)}};
   if (c.is_moe(layer)) return {{std::move(attention.branch), make_moe(c)}};
   Builder mlp(c, "mlp", "post_attention_layernorm.weight");
-  add_mlp(c.ffn, "mlp.", mlp);
-  mlp.end_gemms();
+  add_mlp(c.ffn, "mlp.", mlp, c.mlp_bias);
+  mlp.end_gemms(c);
   return {{std::move(attention.branch), std::move(mlp.branch)}};
 }
 

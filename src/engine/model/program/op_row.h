@@ -20,6 +20,8 @@ constexpr OpRow make_row(const char* name) {
   if constexpr (requires { T::keys; }) row.keys = T::keys;
   if constexpr (requires { T::bytes; }) row.bytes = T::bytes;
   if constexpr (requires { T::refusal; }) row.refusal = T::refusal;
+  if constexpr (requires { T::finish; }) row.finish = T::finish;
+  if constexpr (requires { T::cpu_only; }) row.cpu_only = T::cpu_only;
   return row;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace tandem::program {
@@ -19,6 +20,10 @@ const Op* BranchProgram::find(const OpRow& row) const {
     if (op.row == &row) return &op;
   }
   return nullptr;
+}
+
+bool BranchProgram::finishes_sum() const {
+  return std::ranges::any_of(ops, [](const Op& op) { return op.row->finish; });
 }
 
 std::string Weight::name_of(int64_t expert) const {

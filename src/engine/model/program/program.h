@@ -11,6 +11,12 @@
 
 #include "engine/model/config.h"
 #include "tandem/collectives.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+struct BranchLayout;
+struct LayerView;
+}  // namespace tandem
 
 namespace tandem::program {
 
@@ -82,8 +88,9 @@ struct Op {
   const OpRow* row;
   std::vector<ValueId> in, out;
   std::vector<size_t> weights = {};
-  int64_t copies = 1;  ///< sets of such weights: the experts
-  int64_t window = 0;  ///< sliding window of the attention; 0: none
+  int64_t copies = 1;   ///< sets of such weights: the experts
+  int64_t window = 0;   ///< sliding window of the attention; 0: none
+  bool rotates = true;  ///< attention: q and k have a rotary embedding
 };
 
 /// Residual branch: a norm, its operations and the additions to the residual stream.
@@ -96,6 +103,8 @@ struct BranchProgram {
   ValueId add(const Value& value);
   /// nullptr if the branch has none.
   const Op* find(const OpRow& row) const;
+  /// Whether operations change the sum of the row-parallel GEMM before it is added.
+  bool finishes_sum() const;
   const Features& columns(ValueId value) const { return values[size_t(value)].columns; }
 };
 
@@ -118,6 +127,9 @@ struct OpRow {
   void (*forward)(const Op&, Frame&) = nullptr;
   void (*backward)(const Op&, BackwardFrame&) = nullptr;
   bool is_gemm = false;  ///< a later pass may compute the gradients of its weights
+  /// Changes the complete sum of the row-parallel GEMM, this rank's rows, before it is added to the
+  /// residual stream; `backward` then replaces frame.d_sum. Stands after the GEMM.
+  void (*finish)(const Op&, const LayerView&, const BranchLayout&, const Tensor& sum) = nullptr;
   /// Declares its results, and the gradients of its operands and weights.
   void (*declare)(const Op&, Declaration&) = nullptr;
   void (*declare_backward)(const Op&, Declaration&) = nullptr;
@@ -128,10 +140,12 @@ struct OpRow {
   /// Why GPUs cannot run it on `tp` ranks, as "model.ffn = 100: expected a multiple of 8 on GPUs";
   /// empty if they can.
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
+  /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it.
+  const char* cpu_only = nullptr;
 };
 
 // In ops/NAME.cc.
-extern const OpRow kRmsNorm, kColumnGemm, kQkvBias, kQkNorm, kAttention, kSwiglu, kGateRows,
-    kRowGemm, kRouter, kExperts;
+extern const OpRow kRmsNorm, kColumnGemm, kColumnBias, kQkNorm, kAttention, kRotaryOrder, kSwiglu,
+    kGateRows, kRowGemm, kSumBias, kSumScale, kRouter, kExperts;
 
 }  // namespace tandem::program

@@ -4,7 +4,8 @@
 make.py models FILE: small models of all families whose weights are a function of their names and
 positions (see `weights`), so that only configurations, tokens, logits and losses are stored.
 make.py gradients FILE: gradients of some of those models, by tensor: their norm, and the product with `weights` of
-the tensor's name + ".probe". Of transformers 4.44, whose windows are given as a mask.
+the tensor's name + ".probe". Windows are given as a mask, as to transformers 4.44.
+Models that FILE has are left as they are.
 make.py folder DIR: a Llama as save_pretrained leaves it: bf16, in several files, with a tokenizer.
 
 Needs torch and transformers; the committed fixtures are of 5.24 (and, in form "4", of 4.44).
@@ -52,6 +53,16 @@ MODELS_5 = {
         "mscale_all_dim": 0.5})),
     "qwen3": ("qwen3", dict(head_dim=16)),
     "qwen3_moe": ("qwen3_moe", dict(MOE, head_dim=16, norm_topk_prob=True)),
+    "llama_bias": ("llama", dict(attention_bias=True, mlp_bias=True)),
+    "qwen3_bias": ("qwen3", dict(head_dim=16, attention_bias=True)),
+    "smollm3": ("smollm3", dict(no_rope_layer_interval=2, tie_word_embeddings=True)),
+    "phi3": ("phi3", dict(sliding_window=8)),
+    "phi3_partial": ("phi3", dict(hidden_size=128, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75})),
+    "granite": ("granite", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.4,
+                                logits_scaling=4.0, tie_word_embeddings=True)),
+    "ernie4_5": ("ernie4_5", dict(head_dim=16)),
+    "ernie4_5_bias": ("ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False)),
 }
 
 
@@ -126,6 +137,8 @@ def make_models(path):
     for name, (kind, options) in {**MODELS, **(MODELS_5 if MAJOR == "5" else {})}.items():
         if MAJOR == "4" and "sliding_window" in options:
             continue  # 4.44 ignores windows here
+        if f"{name}, form {MAJOR}" in found:
+            continue
         found[f"{name}, form {MAJOR}"] = describe(kind, options)
     with open(path, "w") as file:
         file.write("{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(m, sort_keys=True)}"
@@ -134,6 +147,8 @@ def make_models(path):
 
 GRADIENTS = {"llama3, form 4": "llama3", "mistral, form 5": "mistral", "mixtral, form 4": "mixtral",
              "qwen2, form 4": "qwen2", "qwen2_moe, form 4": "qwen2_moe"}
+GRADIENTS |= {f"{name}, form 5": name for name in (
+    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5")}
 
 
 def window_mask(count, window):
@@ -146,9 +161,11 @@ def make_gradients(path):
     folder = os.path.dirname(os.path.abspath(__file__))
     with open(os.path.join(folder, "models.json")) as file:
         cases = json.load(file)
-    found = {}
+    found = json.load(open(path)) if os.path.exists(path) else {}
     for name, model_name in GRADIENTS.items():
-        kind, options = MODELS[model_name]
+        if name in found:
+            continue
+        kind, options = {**MODELS, **MODELS_5}[model_name]
         model, _, names = load(make_model(kind, options), kind)
         tokens = PROMPT + cases[name]["tokens"]
         mask = window_mask(len(tokens), options.get("sliding_window"))

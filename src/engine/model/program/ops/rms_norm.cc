@@ -8,7 +8,7 @@ namespace {
 
 struct RmsNorm {
   static void forward(const Op&, Frame& f) {
-    rms_norm_forward(f.exec(), f.x, f.view.norm(f.branch), f.view.config.norm_eps, f.at(kXNorm),
+    rms_norm_forward(f.exec(), f.x, f.view.norm(f.branch), f.view.config.stream_eps(), f.at(kXNorm),
                      f.at(kInverseRms));
   }
 
