@@ -14,19 +14,23 @@ using namespace tandem::test;
 class PagedInference : public OnGpus {};
 
 std::string describe(const PagedCase& c, const PagedRuns& runs) {
-  return fmt::format("{} head_dim {} heads {}/{} window {}, {} sequences, chunks {}, {} rows",
-                     name_of(c.dtype()), c.shape.head_dim, c.shape.heads, c.shape.kv_heads,
-                     c.window, c.lengths.size(), runs.as_chunks, runs.max_rows);
+  return fmt::format(
+      "{} head_dim {} heads {}/{} window {} batch_invariant {}, {} sequences, chunks {}, {} rows",
+      name_of(c.dtype()), c.shape.head_dim, c.shape.heads, c.shape.kv_heads, c.window,
+      runs.batch_invariant, c.lengths.size(), runs.as_chunks, runs.max_rows);
 }
 
 constexpr PagedRuns kChunked{1 << 20, true, true};
 
-/// Expects results within their bounds, twice the distance of which no mistake is within.
+/// Expects results within their bounds, twice the distance of which no mistake is within, with sums
+/// in either order.
 void expect_right(const Exec& exec, const PagedCase& c, const std::vector<PagedRuns>& all) {
   const PagedReference reference(c);
   EXPECT_GT(reference.nearest_mistake(), 2) << "one wrong key would pass: " << describe(c, all[0]);
   for (const PagedRuns& runs : all) {
-    EXPECT_LE(reference.error_of(run_paged(exec, c, runs)), 1) << describe(c, runs);
+    for (const PagedRuns& either : {runs, in_any_order(runs)}) {
+      EXPECT_LE(reference.error_of(run_paged(exec, c, either)), 1) << describe(c, either);
+    }
   }
 }
 
@@ -89,6 +93,101 @@ TEST_P(PagedInference, BitsDependNeitherOnTheBatchNorOnTheChunks) {
         }
       }
     }
+  });
+}
+
+/// Rows outside chunks: right; with the same bits at once, by sequence and by token, and in any
+/// order in two runs.
+void expect_singles(const Exec& exec, const PagedCase& c) {
+  expect_right(exec, c, {kAtOnce});
+  const auto expected = run_paged(exec, c, kAtOnce);
+  for (const PagedRuns& runs : {PagedRuns{1 << 20, false, false}, PagedRuns{1, true, false}}) {
+    EXPECT_EQ(run_paged(exec, c, runs), expected) << describe(c, runs);
+  }
+  const PagedRuns any = in_any_order(kAtOnce);
+  EXPECT_EQ(run_paged(exec, c, any), run_paged(exec, c, any)) << describe(c, any);
+}
+
+TEST_P(PagedInference, SinglesMatchTheReferenceInAnyBatchBitForBit) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    const std::vector<Lengths> edges = {{1, 1},   {64, 2},  {127, 1}, {129, 3},  {256, 1},
+                                        {258, 2}, {700, 1}, {385, 2}, {1026, 4}, {1200, 1}};
+    for (const int64_t head_dim : {64, 128}) {
+      for (const int64_t group : {1, 4, 8, 16}) {
+        for (const int64_t window : {0, 130, 1030}) {
+          const PagedShape shape{2 * group, 2, head_dim, 0, 1200};
+          expect_singles(exec, decisive_case(uint64_t(group), DType::bf16, shape, window, edges));
+        }
+      }
+      const std::vector<Lengths> far = {{4096, 2}, {4098, 3}, {300, 1}, {8193, 8}};
+      expect_singles(exec, decisive_case(3, DType::bf16, {4, 1, head_dim, 0, 8256}, 0, far));
+      expect_singles(exec,
+                     decisive_case(4, DType::bf16, {4, 1, head_dim, 0, 33792}, 0, {{33000, 12}}));
+    }
+  });
+}
+
+TEST_P(PagedInference, FewSinglesHaveTheSameBitsWhereManyNeedNot) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    for (const int64_t head_dim : {64, 128}) {
+      for (const int64_t rows : {kManySingles - 1, kManySingles, kManySingles + 1}) {
+        std::vector<Lengths> lengths;
+        for (int32_t s = 0; s < int32_t(rows); ++s) lengths.push_back({1 + 124 * s, 1});
+        const PagedCase c =
+            decisive_case(uint64_t(rows), DType::bf16, {8, 2, head_dim, 0, 1500}, 0, lengths);
+        expect_singles(exec, c);
+        const auto expected = run_paged(exec, c, kAtOnce);
+        const PagedRuns alone{1 << 20, false, false, false};
+        EXPECT_EQ(run_paged(exec, c, alone), expected) << describe(c, alone);
+        if (rows >= kManySingles) continue;
+        EXPECT_EQ(run_paged(exec, c, in_any_order(kAtOnce)), expected) << rows;
+      }
+    }
+  });
+}
+
+TEST_P(PagedInference, SinglesBeforeChunksMatchTheReference) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    for (const int64_t head_dim : {64, 128}) {
+      for (const int64_t singles : {kManySingles - 1, 3 * kManySingles}) {
+        std::vector<Lengths> lengths;
+        for (int32_t s = 0; s < int32_t(singles); ++s) lengths.push_back({1 + 40 * s, 1});
+        lengths.push_back({1450, 300});
+        lengths.push_back({70, 70});
+        const PagedShape shape{8, 2, head_dim, 0, 1500};
+        expect_right(exec, decisive_case(uint64_t(singles), DType::bf16, shape, 0, lengths),
+                     {{1 << 20, true, true, true, singles}});
+      }
+    }
+  });
+}
+
+TEST_P(PagedInference, PaddingIsZeroAndChangesNoOtherRow) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    const std::vector<Lengths> lengths = {{64, 1}, {1100, 20}, {300, 2}};
+    for (const int64_t head_dim : {64, 96, 128}) {
+      const PagedCase c = decisive_case(5, DType::bf16, {16, 1, head_dim, 0, 1200}, 0, lengths);
+      for (PagedRuns runs : {kAtOnce, in_any_order(kAtOnce)}) {
+        std::vector<std::byte> expected = run_paged(exec, c, runs);
+        const size_t bytes = expected.size() / size_t(c.count_rows());
+        expected.insert(expected.end(), bytes, std::byte{0});
+        runs.padding = 1;
+        EXPECT_EQ(run_paged(exec, c, runs), expected) << describe(c, runs);
+      }
+    }
+  });
+}
+
+TEST_P(PagedInference, ManySinglesMatchTheReference) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    const PagedShape shape{2, 1, 64, 0, 300};
+    const std::vector<Lengths> lengths = {{300, 300}, {290, 280}, {40, 40}};
+    expect_right(exec, decisive_case(4, DType::bf16, shape, 0, lengths), {kAtOnce});
   });
 }
 

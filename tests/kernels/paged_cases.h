@@ -152,10 +152,19 @@ struct PagedRuns {
   int64_t max_rows;  ///< of a sequence in a run
   bool together;     ///< the sequences' rows of a run
   bool as_chunks;
+  bool batch_invariant = true;  ///< as in PagedShape
+  int64_t singles = 0;          ///< of one run: its first sequences, of one row, are in no chunk
+  int64_t padding = 0;          ///< of one run: rows of padding at its end, at most 1
 };
+/// Runs whose sums may be in any order.
+inline PagedRuns in_any_order(PagedRuns runs) {
+  runs.batch_invariant = false;
+  return runs;
+}
 constexpr PagedRuns kAtOnce{1 << 20, true, false};
 
-/// Outputs of a case's new rows, [rows, heads * head_dim], in the order of the sequences.
+/// Outputs of a case's new rows, [rows, heads * head_dim], in the order of the sequences, then
+/// those of padding.
 class PagedRunner {
  public:
   PagedRunner(const Exec& exec, const PagedCase& c, const PagedRuns& runs)
@@ -168,7 +177,7 @@ class PagedRunner {
             on_device(exec, c.values, {pages(), kPageTokens, c.shape.kv_heads, c.shape.head_dim})),
         attention_(exec, shape(), rope_, c.window),
         done_(c.lengths.size(), 0),
-        outputs_(c.lengths.size()) {}
+        outputs_(c.lengths.size() + 1) {}
   static constexpr double kRopeTheta = 10000;
 
   std::vector<std::byte> run() {
@@ -185,7 +194,8 @@ class PagedRunner {
   PagedShape shape() const {
     PagedShape shape = c_.shape;
     const bool has_kernel = c_.dtype() == DType::bf16 && shape.head_dim <= kMaxChunkHead;
-    if (runs_.as_chunks && has_kernel) shape.singles = 1;
+    if (runs_.as_chunks && has_kernel) shape.singles = std::max<int64_t>(1, runs_.singles);
+    shape.batch_invariant = runs_.batch_invariant;
     return shape;
   }
   std::vector<size_t> unfinished() const {
@@ -217,7 +227,8 @@ class PagedRunner {
       }
       done_[s] += int32_t(count);
     }
-    const auto rows = int64_t(sequences.size());
+    const auto written = int64_t(sequences.size()), rows = written + runs_.padding;
+    sequences.resize(size_t(rows), -1), positions.resize(size_t(rows), 7);
     const int64_t out_width = c_.shape.heads * c_.shape.head_dim, kv_width = c_.kv_width();
     Values host_qkv(Exec{}, c_.dtype(), {rows, c_.width()});
     const size_t bytes = size_t(c_.width()) * size_of(c_.dtype());
@@ -226,11 +237,13 @@ class PagedRunner {
                   c_.qkv.memory.data() + size_t(sources[i]) * bytes, bytes);
     }
     const Values qkv = on_device(exec_, host_qkv, {rows, c_.width()});
-    const Values out(exec_, c_.dtype(), {rows, out_width});
+    const Values host_out(Exec{}, c_.dtype(), {rows, out_width});
+    std::memset(host_out.memory.data(), 0xff, host_out.memory.bytes());
+    const Values out = on_device(exec_, host_out, {rows, out_width});
     const Values on_s = upload(sequences, {rows}), on_p = upload(positions, {rows});
     const Values on_pages = upload(c_.pages, {int64_t(c_.lengths.size()), c_.line()});
     PagedRows paged{on_s.view, on_p.view, on_pages.view};
-    if (runs_.as_chunks) paged.chunks = chunks;
+    if (runs_.as_chunks) paged.chunks.assign(chunks.begin() + runs_.singles, chunks.end());
     attention_.run(
         exec_, paged, qkv.view.narrow(1, 0, out_width), qkv.view.narrow(1, out_width, kv_width),
         qkv.view.narrow(1, out_width + kv_width, kv_width), keys_.view, values_.view, out.view);
@@ -241,6 +254,8 @@ class PagedRunner {
       const std::byte* const first = found.data() + size_t(chunks[i].first) * row_bytes;
       all.insert(all.end(), first, first + size_t(chunks[i].rows) * row_bytes);
     }
+    outputs_.back().assign(found.data() + size_t(written) * row_bytes,
+                           found.data() + size_t(rows) * row_bytes);
   }
 
   Exec exec_;

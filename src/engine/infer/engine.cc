@@ -64,7 +64,8 @@ EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions
 }
 
 KvCache::Size cache_size(const EngineOptions& options) {
-  return {options.pages, options.sequences, options.rows, options.capacity, options.sequences};
+  return {options.pages,    options.sequences, options.rows,
+          options.capacity, options.sequences, options.batch_invariant};
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Causal attention of new tokens over all previous ones of their sequences, for inference. Rotated
 // keys and the values of one layer are kept in pages of kPageTokens tokens, which sequences of a
 // batch take and return as they grow and end (vLLM, arXiv 2309.06180). The result of a row depends
-// on its query and its sequence's keys and values only, bit for bit: not on the batch, nor on how
-// its prompt was divided into chunks.
+// on its query and its sequence's keys and values only, bit for bit: not on the batch (unless
+// PagedShape::batch_invariant is false), nor on how its prompt was divided into chunks.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,15 @@ struct PagedShape {
   int64_t rows;         ///< max rows of a run
   int64_t max_tokens;   ///< max tokens of a sequence
   int64_t singles = 0;  ///< max rows outside chunks; 0: `rows`. A GPU has scratch for so many
+  /// A row's result has the same bits in any batch; false: kManySingles rows outside chunks, or
+  /// more, may have another order of sums than fewer on a GPU, which is faster.
+  bool batch_invariant = true;
 
   int64_t max_singles() const { return singles > 0 ? singles : rows; }
 };
 
+/// Rows of a run outside chunks that are many (PagedShape::batch_invariant).
+constexpr int64_t kManySingles = 12;
 /// Head size up to which a GPU has a kernel for chunks, in bf16; else their rows are single.
 constexpr int64_t kMaxChunkHead = 128;
 /// Whether it has; notes a GPU that has not.

@@ -14,7 +14,7 @@ namespace tandem::gpu {
 
 static_assert(sm90::kChunkPage == kPageTokens);
 
-bool has_hopper_chunks(int64_t head_dim) {
+bool has_hopper_pages(int64_t head_dim) {
   return (head_dim == 64 || head_dim == 128) && !env().gpu_portable &&
          architecture_of(this_share()->device()) == kHopper;
 }

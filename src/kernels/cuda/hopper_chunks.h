@@ -8,8 +8,9 @@
 
 namespace tandem::gpu {
 
-/// Whether the kernel runs on this thread's GPU with bf16 heads of this size. Throws DeviceError.
-bool has_hopper_chunks(int64_t head_dim);
+/// Whether this and the kernel of hopper_singles.h run on this thread's GPU with bf16 heads of this
+/// size. Throws DeviceError.
+bool has_hopper_pages(int64_t head_dim);
 
 /// Attends with the chunks' rows, whose keys and values are in their pages. `ticket`: device memory
 /// with 0, before and after. Throws DeviceError.

@@ -2,7 +2,7 @@
 // query heads that share a key head; the sums of a row's splits are added in order. Which tokens
 // make a split, and the order within it, are fixed, so a row's bits do not depend on the batch.
 // Chunks of a prompt have kernels whose blocks share keys among tokens too (paged_chunks.cuh, and
-// hopper_chunks.h).
+// hopper_chunks.h); many other rows may have hopper_singles.h.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -11,6 +11,7 @@
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/hopper_chunks.h"
+#include "kernels/cuda/hopper_singles.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/paged.cuh"
 #include "kernels/cuda/paged_chunks.cuh"
@@ -233,6 +234,11 @@ int64_t num_splits(int64_t tokens) {
   return (tokens - 1) / kSplit + 1;
 }
 
+/// Elements of the sums and scales of all splits. Those of attend_hopper_singles are longer.
+int64_t num_partials(const PagedShape& shape) {
+  return shape.max_singles() * shape.heads * num_splits(shape.max_tokens) * (shape.head_dim + 2);
+}
+
 void check_tensors(const PagedShape& shape, const PagedRows& rows, const PagedTensors& t) {
   const int64_t n = rows.positions.dim(0), pages = t.keys.dim(0);
   if (n > shape.rows) {
@@ -275,8 +281,7 @@ int64_t paged_attention_partials(const PagedShape& shape) {
     throw Unsupported("paged_attention: sequences of " + std::to_string(shape.max_tokens) +
                       " tokens: expected at most " + std::to_string(kMaxSplits * kSplit));
   }
-  return shape.max_singles() * shape.heads * num_splits(shape.max_tokens) * (shape.head_dim + 2) +
-         1;  // the ticket of attend_hopper_chunks
+  return num_partials(shape) + single_counters(shape) + 1;  // the ticket of attend_hopper_chunks
 }
 
 void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTable& rope,
@@ -315,7 +320,10 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
                                  splits,
                                  int(window),
                                  float(kLog2E / std::sqrt(double(shape.head_dim)))};
-    if (singles > 0) {
+    if (sizeof(T) == 2 && takes_hopper_singles(shape, singles)) {
+      auto* const counters = static_cast<int*>(t.scratch.data()) + num_partials(shape);
+      attend_hopper_singles(stream, shape, window, rows, singles, t, sums, counters);
+    } else if (singles > 0) {
       launch_head(params, singles, stream);
       launch_early("paged_attention", add_splits_kernel<T>,
                    dim3(unsigned(shape.heads), unsigned(singles)), kAddThreads, 0, stream, true,
@@ -323,7 +331,7 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
     }
     if constexpr (sizeof(T) == 2) {
       if (singles == n) return;
-      if (has_hopper_chunks(shape.head_dim)) {
+      if (has_hopper_pages(shape.head_dim)) {
         auto* const ticket = static_cast<int*>(t.scratch.data()) + t.scratch.elements() - 1;
         return attend_hopper_chunks(stream, shape, window, rows, t, ticket);
       }

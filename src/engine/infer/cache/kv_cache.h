@@ -23,11 +23,12 @@ constexpr int64_t pages_of(int64_t tokens) {
 class KvCache {
  public:
   struct Size {
-    int64_t pages;        ///< of each layer
-    int64_t sequences;    ///< max sequences of a run
-    int64_t rows;         ///< max rows of a run
-    int64_t max_tokens;   ///< max tokens of a sequence
-    int64_t singles = 0;  ///< max rows of a run outside chunks; 0: `rows`
+    int64_t pages;                ///< of each layer
+    int64_t sequences;            ///< max sequences of a run
+    int64_t rows;                 ///< max rows of a run
+    int64_t max_tokens;           ///< max tokens of a sequence
+    int64_t singles = 0;          ///< max rows of a run outside chunks; 0: `rows`
+    bool batch_invariant = true;  ///< as in PagedShape
   };
   /// Keys and values of a layer.
   struct Layer {
