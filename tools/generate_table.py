@@ -3,11 +3,14 @@ import json
 
 from bench_results import ROOT, markdown
 
-FILES = {"H100": "h100x1", "H200": "h200x2"}
+FILES = (("H100", "h100x1"), ("H200", "h200x1"), ("H200", "h200x2"))
 
 
 def peer_of(run, peers, is_prefill):
-    """Time of PyTorch's run of the same sizes, in us."""
+    """Time of PyTorch's run of the same sizes, in us: the row's own, or one of a list."""
+    own = run.get("baseline", {}).get("time_us", {}).get("first_token" if is_prefill else "next_token")
+    if own:
+        return own
     for peer in peers:
         same = all(run[key] == peer[key] for key in ("model", "layers", "batch")) and run["tp"] == peer["ranks"]
         context = run["prompt"] + run["new"] // 2
@@ -18,15 +21,15 @@ def peer_of(run, peers, is_prefill):
 
 def table(_):
     rows = []
-    for gpu, folder in FILES.items():
+    for gpu, folder in FILES:
         results = json.loads((ROOT / "bench/results" / folder / "generate.json").read_text())
         for run in results["runs"]:
             has_own_gpus = run["hardware"].startswith(f'{run["tp"]}x')
             if run["model"] == "llama-1b" or not has_own_gpus:  # checks, not figures
                 continue
             first, step = run["time_us"]["first_token"], run["time_us"]["token_step"]
-            prefill = peer_of(run, results["peers"], True) if run["batch"] == 1 else None
-            decode = peer_of(run, results["peers"], False)
+            prefill = peer_of(run, results.get("peers", []), True) if run["batch"] == 1 else None
+            decode = peer_of(run, results.get("peers", []), False)
 
             def ms(us):
                 return f"{us / 1000:.2f}" if us else "–"

@@ -49,12 +49,12 @@ def experts():
 
 
 def tokens():
-    for gpu, folder in FILES.items():
+    for gpu, folder in FILES:
         results = load(f"{folder}/generate.json")
         for run in results["runs"]:
             gpus, sizes = f'{run["tp"]} {gpu}', f'{run["model"]}, {run["layers"]} layers'
-            prefill = peer_of(run, results["peers"], True) if run["batch"] == 1 else None
-            decode = peer_of(run, results["peers"], False)
+            prefill = peer_of(run, results.get("peers", []), True) if run["batch"] == 1 else None
+            decode = peer_of(run, results.get("peers", []), False)
             if prefill:
                 yield row(f'first token of {run["prompt"]:,}, {sizes}', gpus, run["time_us"]["first_token"] / 1e3, prefill / 1e3)
             if decode:

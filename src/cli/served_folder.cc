@@ -12,7 +12,7 @@
 namespace tandem::cli {
 namespace {
 
-constexpr int kPollMs = 100;
+constexpr int kPollMs = 20;
 
 /// Waits a while for output of the process, and passes it on.
 void pass_on_some(LaunchedProcess& process, const PrintLine& print) {

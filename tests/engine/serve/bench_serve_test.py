@@ -25,7 +25,7 @@ def bench(url, *options, code=0):
 
 
 def results(url, *options, code=0):
-    run = bench(url, *options, "--json", JSON, code=code)
+    run = bench(url, "--json", JSON, *options, code=code)
     return json.loads(pathlib.Path(JSON).read_text()), run
 
 
