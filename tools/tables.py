@@ -26,6 +26,7 @@ import moe_table
 import pipelines_table
 import planner_table
 import recovery_table
+import serve_table
 import skip_table
 from bench_results import ROOT
 
@@ -41,7 +42,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated,
-         "gpu_tests": gpu_test_matrix.table, "model_kernels": model_kernels_table.table, "generate": generate_table.table,
+         "gpu_tests": gpu_test_matrix.table, "model_kernels": model_kernels_table.table, "generate": generate_table.table, "serve": serve_table.table,
          "attention": model_kernels_table.attention,
          "gpu_training": gpu_training_table.table, "gpu_step": gpu_training_table.step,
          "gpu_two": gpu_training_table.two_gpus, "gpu_pipelines": gpu_training_table.pipelines, "gpu_windows": gpu_training_table.windows, "gpu_documents": gpu_training_table.documents, "gpu_snapshots": gpu_training_table.snapshots, "gpu_recompute": gpu_training_table.recompute, "gpu_layers": gpu_training_table.layers, "gpu_layers_tp": gpu_training_table.layers_tp,

@@ -53,7 +53,7 @@ nlohmann::ordered_json length_json(int64_t given, const LengthDistribution& draw
 nlohmann::ordered_json json_of(const ServeLoad& q, const ServeResult& r) {
   nlohmann::ordered_json json = {{"op", "serve"}, {"model", q.model}};
   json["endpoint"] = q.is_chat ? "chat" : "completions";
-  json["streams"] =
+  json["concurrency"] =
       q.rate > 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(q.streams);
   json["rate"] = q.rate > 0 ? nlohmann::ordered_json(q.rate) : nullptr;
   json["prompt"] = length_json(q.prompt, kChatPrompts);
@@ -67,13 +67,15 @@ nlohmann::ordered_json json_of(const ServeLoad& q, const ServeResult& r) {
   json["tokens"] = r.tokens;
   json["tokens_are"] = r.is_counted ? "counted by the server" : "parts";
   json["cached_tokens"] = r.cached_tokens;
+  json["prefix_hit"] =
+      round_to(double(r.cached_tokens) / double(std::max<int64_t>(1, r.prompt_tokens)), 1000);
   json["seconds"] = round_to(r.seconds, 1e6);
   json["tokens_per_s"] = round_to(r.tokens_per_s(), 10);
   json["requests_per_s"] = round_to(double(r.whole) / r.seconds, 1000);
-  json["time_ms"] = {{"first_token", seconds_json(r.first_token)},
-                     {"next_token", seconds_json(r.next_token)},
-                     {"mean_token", seconds_json(r.mean_token)},
-                     {"text", seconds_json(r.text)}};
+  json["ttft_ms"] = seconds_json(r.first_token);
+  json["itl_ms"] = seconds_json(r.next_token);
+  json["mean_token_ms"] = seconds_json(r.mean_token);
+  json["text_ms"] = seconds_json(r.text);
   if (!r.error.empty()) json["error"] = r.error;
   return json;
 }
@@ -156,7 +158,8 @@ std::vector<ServeLoad> loads_of(const ServeBenchArguments& arguments) {
 }
 
 void run(ServeBenchArguments arguments) {
-  const bool is_folder = std::filesystem::is_directory(arguments.server);
+  std::error_code unknown;
+  const bool is_folder = std::filesystem::is_directory(arguments.server, unknown);
   if (!is_folder) parse_server_url(arguments.server);
   if (!is_folder && !arguments.serve_options.empty()) {
     throw InvalidArgument(fmt::format("options of serve with {}: expected a model's folder",

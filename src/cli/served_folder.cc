@@ -12,7 +12,7 @@
 namespace tandem::cli {
 namespace {
 
-constexpr int kPollMs = 20;
+constexpr int kPollMs = 20, kMaxLastPolls = 50;  // after its end
 
 /// Waits a while for output of the process, and passes it on.
 void pass_on_some(LaunchedProcess& process, const PrintLine& print) {
@@ -56,6 +56,10 @@ void ServedFolder::wait_for_url(const std::string& folder) {
       if (url_.empty()) print_line(stream, line);
     });
     if (has_ended && url_.empty()) {
+      for (int i = 0; i < kMaxLastPolls && (process_.output(0) >= 0 || process_.output(1) >= 0);
+           ++i) {
+        pass_on_some(process_, print_line);
+      }
       throw IoError(fmt::format("serve {}: it ended before it was ready", printable(folder)));
     }
   }

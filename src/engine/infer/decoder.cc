@@ -87,8 +87,10 @@ void Decoder::run_all_sizes() {
   agree_on_gemm_choices(context_.tp);
 }
 
-RowRunner& Decoder::runner_of(int64_t count) {
-  if (large_.runner && large_.runner->takes(count)) return *large_.runner;
+RowRunner& Decoder::runner_of(int64_t count, bool has_prompts) {
+  // On CPU ranks other steps are in the context's wire formats.
+  const bool may_be_large = has_prompts || !context_.forms().has_row_sums;
+  if (may_be_large && large_.runner && large_.runner->takes(count)) return *large_.runner;
   return small_;
 }
 
@@ -103,7 +105,9 @@ std::span<const Sampled> Decoder::run(const StepRows& rows) {
   }
   return progress_.during([&]() -> std::span<const Sampled> {
     upload(rows);
-    if (large_.receipt && !rows.chunks.empty()) ++large_.receipt->calls;
+    runner_ = &runner_of(count, !rows.chunks.empty());
+    const bool runs_form = !large_.runner || runner_ == large_.runner.get();
+    if (large_.receipt && !rows.chunks.empty() && runs_form) ++large_.receipt->calls;
     if (rows.chunks.empty()) {
       const auto deadline_us = int64_t(c.tp.deadline() * 1e6);
       replay_.run(c.exec, {count, chosen, c.cache.longest(), deadline_us},
@@ -166,7 +170,7 @@ std::vector<float> Decoder::compute_logits_after(int64_t row, int64_t count) {
   return progress_.during([&] {
     upload_.run(exec, Tensor::of(std::span(bytes, size_t(size)), {size}),
                 input(max_chosen_ * kOptionBytes, size));
-    runner_of(num_rows_).gather(chosen_rows(count), last_->rows(0, count));
+    runner_->gather(chosen_rows(count), last_->rows(0, count));
     compute_logits(count);
     std::vector<float> result(size_t(count * vocab));
     copy(exec, logits(count), Tensor(result.data(), DType::f32, {count, vocab}));
@@ -175,10 +179,9 @@ std::vector<float> Decoder::compute_logits_after(int64_t row, int64_t count) {
 }
 
 void Decoder::run_rows(int64_t count, int64_t chosen) {
-  RowRunner& runner = runner_of(count);
-  runner.run(tokens(max_rows_), count);
+  runner_->run(tokens(max_rows_), count);
   if (chosen == 0) return;
-  runner.gather(chosen_rows(chosen), last_->rows(0, chosen));
+  runner_->gather(chosen_rows(chosen), last_->rows(0, chosen));
   compute_logits(chosen);
   sample_rows(context_.exec, logits(chosen), options(chosen), sample_scratch_->rows(0, chosen),
               sampled_->rows(0, chosen));

@@ -52,7 +52,7 @@ class Decoder {
  private:
   void run_all_sizes();
   StepRows dummy_rows(int64_t count) const;
-  RowRunner& runner_of(int64_t count);
+  RowRunner& runner_of(int64_t count, bool has_prompts);
   void upload(const StepRows& rows);
   /// `count` bytes of inputs_ from `begin`.
   Tensor input(int64_t begin, int64_t count) const;
@@ -73,7 +73,8 @@ class Decoder {
   std::unique_ptr<StepExperts> experts_;
   ReplicatedRows small_;  ///< steps that large_ does not take
   ChosenRows large_;
-  Activation inputs_;  ///< u8: options, chosen rows and tokens of a step
+  RowRunner* runner_ = &small_;  ///< of the last step
+  Activation inputs_;            ///< u8: options, chosen rows and tokens of a step
   Upload upload_;
   std::vector<std::byte> host_inputs_;
   Activation last_, last_norm_, last_rms_, local_logits_, gathered_, logits_;

@@ -111,7 +111,6 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       max_sequences_(resolved.options.sequences),
       max_rows_(resolved.options.rows),
       mixed_rows_(resolved.options.mixed_rows),
-      batch_invariant_(resolved.options.batch_invariant),
       window_(max_window(tp, config)),
       pool_(resolved.options.pages),
       shares_(resolved.options.share_prefixes && window_ == 0 &&
@@ -120,7 +119,7 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       decoder_(model_.context, max_rows_, max_sequences_,
                {.overlap = resolved.options.overlap,
                 .prefill = resolved.options.prefill,
-                .batch_invariant = batch_invariant_}) {}
+                .batch_invariant = resolved.options.batch_invariant}) {}
 
 void Engine::initialize(uint64_t seed) {
   WeightWriter writer(model_.exec);
@@ -229,7 +228,7 @@ void Engine::share_prefix(Sequence& sequence) {
   if (!shares_ || sequence.request.prompt_alternatives >= 0) return;
   const std::span context = sequence.context();
   auto count = context.size() - 1;
-  if (batch_invariant_) count = std::min(count, size_t(sequence.chunked));
+  if (decoder_.takes_turns()) count = std::min(count, size_t(sequence.chunked));
   sequence.prefix = prefixes_.enter(context.first(count));
   sequence.pages = prefixes_.pages(sequence.prefix);
   sequence.shared = sequence.pages.size();
@@ -242,7 +241,7 @@ void Engine::offer_pages() {
     if (sequence.prefix == nullptr) continue;
     // Tokens in rows of their own may have other bits than those of a prompt.
     const int64_t end =
-        batch_invariant_ ? std::min(sequence.cached, sequence.chunked) : sequence.cached;
+        decoder_.takes_turns() ? std::min(sequence.cached, sequence.chunked) : sequence.cached;
     for (; int64_t(sequence.shared + 1) * kPageTokens <= end; ++sequence.shared) {
       const auto tokens =
           sequence.context().subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
@@ -265,9 +264,9 @@ void Engine::plan_tokens() {
   }
 }
 
-/// Plans rows of prompts that began in an earlier step. If there are windows, their pages may be
-/// missing: then they wait for the sequences that have rows, or else the newest sequence returns
-/// its pages.
+/// Plans rows of prompts that began in an earlier step, or of contexts that have rolled. Their
+/// pages may be missing: then they wait for the sequences that have rows, or else the newest
+/// sequence returns its pages.
 void Engine::plan_chunks() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
@@ -333,7 +332,7 @@ bool Engine::preempt_after(const Sequence& sequence) {
   running_.pop_back();
   release(*newest);
   newest->cached = 0;
-  if (!batch_invariant_) newest->chunked = newest->length();
+  if (!decoder_.takes_turns()) newest->chunked = newest->length();
   ++stats_.preempted;
   waiting_.push_front(std::move(newest));
   return waiting_.front().get() != &sequence;

@@ -153,7 +153,8 @@ class Engine {
     bool has_single_row() const { return cached >= chunked; }
     /// Max tokens of the context; the last token is not read.
     int64_t max_cached(int64_t capacity) const {
-      return std::min(capacity, int64_t(request.prompt.size()) + request.max_tokens - 1);
+      const int64_t written = std::min(capacity, request.max_tokens);
+      return std::min(capacity, int64_t(request.prompt.size()) + written - 1);
     }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
   };
@@ -188,9 +189,9 @@ class Engine {
   RankModel model_;
   const TextTokenizer* tokenizer_;
   int64_t max_sequences_, max_rows_, mixed_rows_;
-  int64_t step_rows_ = 0;                         // max of the step that is being planned
-  bool batch_invariant_, was_of_tokens_ = false;  // the last step
-  int64_t window_;  // tokens whose pages a sequence needs to continue; 0: all
+  int64_t step_rows_ = 0;       // max of the step that is being planned
+  bool was_of_tokens_ = false;  // the last step
+  int64_t window_;              // tokens whose pages a sequence needs to continue; 0: all
   PagePool pool_;
   bool shares_;
   PrefixTree prefixes_;

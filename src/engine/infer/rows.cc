@@ -31,14 +31,15 @@ bool has_two_chunks(const DecoderContext& c) {
 
 /// Whether uncompressed forms are added to those with the context's codec.
 bool keeps_uncompressed(const DecoderContext& c, const OverlapOptions& overlap) {
-  return overlap.allow_uncompressed && !c.codec.is_none() && c.tp.size() > 1;
+  const bool encodes_experts = c.has_experts() && !c.codec.experts.is_none();
+  return overlap.allow_uncompressed && !c.codec.is_none() && !encodes_experts && c.tp.size() > 1;
 }
 
 /// Times the forms on dummy tokens whose cached keys are never read.
 Choice fastest(const DecoderContext& c, int64_t rows, const std::vector<RowsForm>& forms,
                const std::vector<std::unique_ptr<RowRunner>>& runners, Bits bits) {
   const ModelConfig& m = c.config;
-  const int64_t count = std::min(rows, c.cache.max_tokens());
+  const int64_t count = std::min({rows, c.cache.max_tokens(), c.cache.num_pages() * kPageTokens});
   const Activation tokens(DType::i32, 1, rows);
   clear({}, tokens);
   std::vector<std::string> names;
@@ -85,6 +86,7 @@ std::string why_one_chunk(const DecoderContext& c, int64_t rows) {
   if (!has_two_chunks(c)) {
     return fmt::format("ISO: {}: expected a dense model on two CPU ranks or more", unchunked(c));
   }
+  if (c.int8) return "ISO: weights in int8, which are set later than forms are timed: expected iso";
   return fmt::format("ISO: {} rows: expected at least {}", rows, kMinRowsOfTwoChunks);
 }
 
@@ -167,7 +169,7 @@ ChosenRows choose_rows(const DecoderContext& c, int64_t rows, const RowsOptions&
   }
   if (strategy == Strategy::serial) return {kOneChunk, nullptr, nullptr};
   std::vector<RowsForm> forms = rows_forms(c, overlap);
-  if (forms.size() == 1 || rows < kMinRowsOfTwoChunks) {
+  if (forms.size() == 1 || rows < kMinRowsOfTwoChunks || c.int8) {
     return {kOneChunk, nullptr,
             receipt_of(c, rows, strategy, {kOneChunk}, {}, why_one_chunk(c, rows))};
   }

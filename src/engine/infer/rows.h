@@ -62,9 +62,9 @@ struct RowsOptions {
 void check_batch_invariant(const DecoderContext& context, int64_t chosen);
 
 /// On CPU ranks the form of `options.prefill`; `automatic` measures them if `rows` suffice for two
-/// chunks. On GPU ranks sharded rows if there are enough. Throws InvalidArgument for `overlapped`
-/// if that form is not available, Unsupported with TANDEM_STRICT=1 if several ranks would not
-/// overlap as asked. Collective.
+/// chunks and weights are not in int8. On GPU ranks sharded rows if there are enough. Throws
+/// InvalidArgument for `overlapped` if that form is not available, Unsupported with TANDEM_STRICT=1
+/// if several ranks would not overlap as asked. Collective.
 ChosenRows choose_rows(const DecoderContext& context, int64_t rows, const RowsOptions& options,
                        StepMemory& memory, StepExperts* experts);
 

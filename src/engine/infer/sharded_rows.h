@@ -19,8 +19,12 @@ class ShardedRows final : public RowRunner {
   /// operators, unless `overlap` says which to use.
   ShardedRows(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap,
               StepMemory& memory, StepExperts* experts);
-  /// Whether a step is faster padded than with all rows on every rank.
-  bool takes(int64_t count) const override { return count <= rows_ && count >= rows_ - rows_ / 8; }
+  /// Whether a step is faster padded than with all rows on every rank: on CPU ranks one that is
+  /// large enough to be what was timed.
+  bool takes(int64_t count) const override {
+    const int64_t padding = context_.forms().has_row_sums ? rows_ / 2 : rows_ / 8;
+    return count <= rows_ && count >= rows_ - padding;
+  }
   void run(const Tensor& tokens, int64_t count) override;
   void gather(const Tensor& chosen, const Tensor& out) override;
 

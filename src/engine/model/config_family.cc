@@ -40,7 +40,6 @@ constexpr FixedKey kFixedQwen2Moe[] = {{"architectures", "[\"Qwen2MoeForCausalLM
 constexpr FixedKey kFixedQwen3Moe[] = {{"architectures", "[\"Qwen3MoeForCausalLM\"]"},
                                        {"model_type", "\"qwen3_moe\""},
                                        {"hidden_act", "\"silu\""},
-                                       {"attention_bias", "false"},
                                        {"attention_dropout", "0.0"},
                                        {"mlp_only_layers", "[]"},
                                        {"output_router_logits", "false"}};

@@ -288,7 +288,11 @@ void parse_no_rope(const Json& root, ModelConfig& config, const std::string& fil
   const auto reject = [&](const std::string& expected) {
     reject_value(file, kNoRopeLayers, layers, expected);
   };
-  if (!layers.is_array() || int64_t(layers.size()) < config.layers) {
+  const auto is_switch = [](const Json& each) {
+    return each.is_number_integer() && (each == 0 || each == 1);
+  };
+  if (!layers.is_array() || int64_t(layers.size()) < config.layers ||
+      !std::ranges::all_of(layers, is_switch)) {
     reject(fmt::format("an array of num_hidden_layers = {} numbers, 0 or 1", config.layers));
   }
   const auto is_listed = [&] {

@@ -29,7 +29,7 @@ struct PagedShape {
 };
 
 /// Rows of a run outside chunks that are many (PagedShape::batch_invariant).
-constexpr int64_t kManySingles = 12;
+constexpr int64_t kManySingles = 32;
 /// Head size up to which a GPU has a kernel for chunks, in bf16; else their rows are single.
 constexpr int64_t kMaxChunkHead = 128;
 /// Whether it has; notes a GPU that has not.

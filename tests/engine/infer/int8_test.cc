@@ -174,9 +174,11 @@ TEST_P(Int8Kind, EngineWritesTheTextsOfTheWeightsThatItHolds) {
 /// Logits after a prompt, which is read in blocks and single tokens, and after each of some more.
 std::vector<float> prompt_logits(Communicator& tp, const ModelConfig& config, DType dtype,
                                  Strategy prefill, Stored stored) {
-  FedText text(
-      tp, config,
-      {.dtype = dtype, .block = 24, .prefill = prefill, .int8_weights = stored == Stored::int8});
+  FedText text(tp, config,
+               {.dtype = dtype,
+                .block = prefill == Strategy::automatic ? 64 : 24,
+                .prefill = prefill,
+                .int8_weights = stored == Stored::int8});
   fill(text, config, tp, stored);
   std::vector<float> all;
   const auto feed = [&](std::span<const int32_t> tokens) {
@@ -211,6 +213,7 @@ TEST_P(Int8Kind, LogitsAreThoseOfTheWeightsInInt8) {
       EXPECT_LT(error, 1e-3);
       if (ranks > 1) {
         EXPECT_EQ(logits(DType::f32, Strategy::overlapped, Stored::int8), int8) << "two chunks";
+        EXPECT_EQ(logits(DType::f32, Strategy::automatic, Stored::int8), int8);
         EXPECT_LT(farthest_logit(int8, of_one_rank), 1e-3) << ranks << " ranks";
       } else {
         of_one_rank = int8;

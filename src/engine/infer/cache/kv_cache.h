@@ -51,6 +51,7 @@ class KvCache {
   void attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k, const Tensor& v,
               const Tensor& out);
   int64_t max_tokens() const { return size_.max_tokens; }
+  int64_t num_pages() const { return size_.pages; }
   /// Bound of the tokens of the next run's sequences. `attend` enqueues the same work for runs of
   /// as many rows with an equal bound and no chunks.
   int64_t longest() const { return rows_.longest; }
