@@ -9,6 +9,7 @@
 
 #include "engine/model/branch.h"
 #include "engine/model/head.h"
+#include "engine/model/initialize.h"
 #include "engine/model/stage.h"
 #include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
