@@ -58,7 +58,7 @@ std::string read_field(const Json& value, std::vector<int32_t>& to) {
 
 std::string read_field(const Json& value, std::vector<TokenBias>& to) {
   const std::string expected =
-      fmt::format("an object of up to {} tokens' numbers and biases", kMaxBiases);
+      fmt::format("an object of at most {} tokens' numbers and biases", kMaxBiases);
   if (!value.is_object() || value.size() > kMaxBiases) return expected;
   std::vector<TokenBias> biases;
   for (const auto& [name, bias] : value.items()) {
