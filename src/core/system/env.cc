@@ -88,7 +88,8 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_MEMBERSHIP",  // set by tandem launch
       "TANDEM_CHECK_MESSAGES",
       "TANDEM_STRICT",
-      "TANDEM_ISA"};  // read only by the Python package: python/tandem/_isa.py
+      "TANDEM_COMMIT",  // read by builds of sources that are no clone, and by bench/
+      "TANDEM_ISA"};    // read only by the Python package: python/tandem/_isa.py
   return names;
 }
 

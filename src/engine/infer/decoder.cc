@@ -98,7 +98,6 @@ std::span<const Sampled> Decoder::run(const StepRows& rows) {
   const auto count = int64_t(rows.tokens.size()), chosen = int64_t(rows.chosen.size());
   const DecoderContext& c = context_;
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
-  num_rows_ = count;
   num_chosen_ = chosen;
   if (takes_turns_) {
     memory_.same_bits = rows.chunks.empty() ? SameBits::few_rows : SameBits::many_rows;

@@ -81,7 +81,7 @@ class Decoder {
   Activation sample_scratch_, sampled_;
   std::vector<Sampled> host_sampled_;
   Replay replay_;
-  int64_t num_rows_ = 0, num_chosen_ = 0;  // of the last step
+  int64_t num_chosen_ = 0;  // of the last step
 };
 
 }  // namespace tandem

@@ -102,7 +102,7 @@ std::vector<RowsForm> with_codec(const DecoderContext& c) {
 }  // namespace
 
 void check_batch_invariant(const DecoderContext& c, int64_t chosen) {
-  const auto check = [](bool holds, const std::string& what, const char* expected) {
+  const auto check = [](bool holds, const std::string& what, const std::string& expected) {
     if (holds) return;
     throw Unsupported(fmt::format("batch-invariant tokens with {}: expected {}", what, expected));
   };
@@ -114,7 +114,8 @@ void check_batch_invariant(const DecoderContext& c, int64_t chosen) {
   check(c.tp.size() == 1, fmt::format("{} GPU ranks", c.tp.size()), "1");
   check(!c.has_experts(), "experts on a GPU", "a dense model, or CPU ranks");
   check(c.dtype == DType::bf16, fmt::format("{} on a GPU", name_of(c.dtype)), "bf16");
-  check(chosen <= kMaxFewRows, fmt::format("{} texts at once on a GPU", chosen), "at most 64");
+  check(chosen <= kMaxFewRows, fmt::format("{} texts at once on a GPU", chosen),
+        fmt::format("at most {}", kMaxFewRows));
 }
 
 Strategy parse_prefill(std::string_view text) {

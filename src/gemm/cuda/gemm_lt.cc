@@ -274,6 +274,10 @@ struct LtGemm::State {
   /// Whether an algorithm takes fewer rows of the filled operands, and gives them the same bits.
   bool keeps_bits(const Scratch& on, const Chosen& with) const {
     const auto multiply = [&](const State& state) {
+      const GemmShape& of = state.shape;  // rows that are not written have other bytes
+      gpu::check(cudaMemsetAsync(on.out.data(), 0xff, size_t(of.m * of.n) * size_of(of.out),
+                                 on.stream.get()),
+                 "clear a trial's rows");
       return state.launch(with, on.x.data(), on.weight.data(), on.out.data(), nullptr,
                           on.stream.get(), true) == CUBLAS_STATUS_SUCCESS;
     };

@@ -222,6 +222,10 @@ void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const
 void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
                       bool same_bits) {
   check_operands(a, weight, out, weight.dim(0) / 2);
+  if (weight.dim(0) % 2 != 0) {
+    throw InvalidArgument("rows_gemm: SwiGLU of " + weight.describe() +
+                          ": expected an even number of rows");
+  }
   if (out.dtype() != DType::bf16) {
     throw InvalidArgument("rows_gemm: SwiGLU to " + out.describe() + ": expected bf16");
   }

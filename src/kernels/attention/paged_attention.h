@@ -42,7 +42,8 @@ struct PagedChunk {
 
 /// Rows of a run, on exec's device. Tokens of a sequence have consecutive rows, in order.
 struct PagedRows {
-  Tensor sequences;  ///< i32 [rows]: the row's line of `pages`; -1: padding, computed as zero
+  /// i32 [rows]: the row's line of `pages`; -1: padding, computed as zero outside chunks.
+  Tensor sequences;
   Tensor positions;  ///< i32 [rows]: the row's position in its sequence
   /// i32 [sequences, pages of a sequence]: token p of sequence s is in page pages[s][p /
   /// kPageTokens]. Lines need as many valid entries as their tokens take; CPUs read none that is

@@ -11,8 +11,8 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
-#include "kernels/cuda/sm90/attention.cuh"
 #include "kernels/cuda/sm90/attention_kernels.h"
+#include "kernels/cuda/sm90/key_tiles.cuh"
 
 namespace tandem::gpu::sm90 {
 namespace {
@@ -93,16 +93,14 @@ __device__ void load_all(const ForwardParams& p, Shared<kHead>& shared) {
 
 /// Warpgroup of 64 queries. A thread has values of two of them, 8 apart.
 template <int kHead>
-class Multiplier {
-  static constexpr int kTileBox = kGroups * kBoxBytes;  // bytes of a box of q, k and v
+class Multiplier : KeyTiles<kHead, kKeyTile, kStages, kQueries, Shared<kHead>> {
+  using Tiles = KeyTiles<kHead, kKeyTile, kStages, kQueries, Shared<kHead>>;
+  using Tiles::add_values, Tiles::end_values, Tiles::group_, Tiles::is_first_;
+  using Tiles::issue_scores, Tiles::lane_, Tiles::scale, Tiles::shared_, Tiles::thread_;
 
  public:
   __device__ __forceinline__ Multiplier(const ForwardParams& p, Shared<kHead>& shared, int group)
-      : p_(p),
-        shared_(shared),
-        group_(group),
-        thread_(int(threadIdx.x) % 128),
-        lane_(thread_ % 32) {}
+      : Tiles(shared, group), p_(p) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
@@ -133,19 +131,13 @@ class Multiplier {
     float factors[2];
     begin(work);
     issue_scores(scores);
-    cute::warpgroup_wait<0>();
-    fence(scores);
-    release(shared_.k_empty[keys_.index]);
-    keys_.advance();
+    Tiles::template end_scores<0>(scores);
     find_weights(scores, work, work.end - 1, factors);
     round(scores, weights);
     for (int tile = work.end - 2; tile >= work.begin; --tile) {
       issue_scores(scores);
       add_values(out, weights);
-      cute::warpgroup_wait<1>();
-      fence(scores);
-      release(shared_.k_empty[keys_.index]);
-      keys_.advance();
+      Tiles::template end_scores<1>(scores);
       find_weights(scores, work, tile, factors);
       end_values(out, weights);
       scale(out, factors[0], factors[1]);
@@ -155,45 +147,6 @@ class Multiplier {
     add_values(out, weights);
     end_values(out, weights);
     store(out, work);
-  }
-
-  __device__ __forceinline__ void issue_scores(Sums<kKeyTile>& scores) {
-    shared_.k_full[keys_.index].wait(keys_.phase);
-    fence(scores);
-    cute::warpgroup_arrive();
-    multiply_heads<kHead, kKeyTile>(scores, address_of(shared_.q[0]) + group_ * kBoxBytes, kTileBox,
-                                    address_of(shared_.k[keys_.index][0]), kTileBox);
-    cute::warpgroup_commit_batch();
-  }
-  /// Issues out += weights v, or = for the first tile.
-  __device__ __forceinline__ void add_values(Sums<kHead>& out, uint32_t (&weights)[kKeyTile / 4]) {
-    using Instruction = typename Product<kHead, kRowsOfK, kColumnsOfK>::Registers;
-    shared_.v_full[values_.index].wait(values_.phase);
-    fence(out);
-    fence(weights);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < kKeyTile / 16; ++k) {
-      multiply<Instruction>(out, weights + 4 * k,
-                            columns_descriptor<kTileBox>(address_of(shared_.v[values_.index][0])) +
-                                k * k_stride(true),
-                            is_first_ && k == 0, std::make_index_sequence<kHead / 2>{});
-    }
-    cute::warpgroup_commit_batch();
-    is_first_ = false;
-  }
-  __device__ __forceinline__ void end_values(Sums<kHead>& out, uint32_t (&weights)[kKeyTile / 4]) {
-    cute::warpgroup_wait<0>();
-    fence(out);
-    fence(weights);
-    release(shared_.v_empty[values_.index]);
-    values_.advance();
-  }
-  __device__ __forceinline__ static void scale(Sums<kHead>& out, float first, float second) {
-    for_each<kHead / 2>([&](auto i) { out[i] *= i / 2 % 2 == 0 ? first : second; });
-  }
-  __device__ __forceinline__ void release(EmptyBarrier& empty) const {
-    if (thread_ == 0) empty.arrive();
   }
 
   /// Replaces a tile's scores by exp(score - largest), 0 for keys that a query does not read.
@@ -254,14 +207,10 @@ class Multiplier {
   }
 
   const ForwardParams& p_;
-  Shared<kHead>& shared_;
-  const int group_, thread_, lane_;
   PipelineState<1> queries_;
-  PipelineState<kStages> keys_, values_;
   // Values of a ticket:
   int query_, from_[2];          // the first one, and the first keys of both
   int last_from_;                // first key of the last query
-  bool is_first_;                // no values have been added
   float largest_[2], total_[2];  // the latter of this thread
 };
 

@@ -17,8 +17,8 @@
 #include "core/cuda/check.h"
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/load_module.cuh"
-#include "kernels/cuda/sm90/attention.cuh"
 #include "kernels/cuda/sm90/chunk_order.cuh"
+#include "kernels/cuda/sm90/key_tiles.cuh"
 
 namespace tandem::gpu::sm90 {
 namespace {
@@ -145,18 +145,15 @@ constexpr int kTurn = 1, kGroupBarrier = kTurn + kGroups;
 
 /// Warpgroup of 64 pairs of a token and a head. A thread has values of two of them, 8 apart.
 template <int kHead>
-class Multiplier {
-  using Memory = Shared<kHead>;
-  static constexpr int kBoxes = Memory::kBoxes;
-  static constexpr int kQueryBox = kChunkTile * kRowBytes, kKeyBox = kKeys * kRowBytes;
+class Multiplier : KeyTiles<kHead, kKeys, kStages, kChunkTile, Shared<kHead>> {
+  using Tiles = KeyTiles<kHead, kKeys, kStages, kChunkTile, Shared<kHead>>;
+  using Tiles::add_values, Tiles::end_values, Tiles::group_, Tiles::is_first_, Tiles::kKeyBox;
+  using Tiles::issue_scores, Tiles::lane_, Tiles::scale, Tiles::shared_, Tiles::thread_;
+  using Tiles::values_;
 
  public:
-  __device__ __forceinline__ Multiplier(const ChunkParams& p, Memory& shared, int group)
-      : p_(p),
-        shared_(shared),
-        group_(group),
-        thread_(int(threadIdx.x) % 128),
-        lane_(thread_ % 32) {}
+  __device__ __forceinline__ Multiplier(const ChunkParams& p, Shared<kHead>& shared, int group)
+      : Tiles(shared, group), p_(p) {}
 
   __device__ __forceinline__ void run() {
     if (group_ == 0) give_turn();  // to the other, which is ahead from then on
@@ -191,10 +188,7 @@ class Multiplier {
     float factors[2];
     begin(work);
     issue_scores(scores);
-    cute::warpgroup_wait<0>();
-    fence(scores);
-    release(shared_.k_empty[keys_.index]);
-    keys_.advance();
+    Tiles::template end_scores<0>(scores);
     find_weights(scores, work.end - 1, factors);
     round(scores, weights);
     clear_unwritten(work.end_key - (work.end - 1) * kKeys);
@@ -203,10 +197,7 @@ class Multiplier {
       issue_scores(scores);
       add_values(out, weights);
       give_turn();
-      cute::warpgroup_wait<1>();
-      fence(scores);
-      release(shared_.k_empty[keys_.index]);
-      keys_.advance();
+      Tiles::template end_scores<1>(scores);
       find_weights(scores, tile, factors);
       end_values(out, weights);
       scale(out, factors[0], factors[1]);
@@ -226,58 +217,19 @@ class Multiplier {
     asm volatile("bar.arrive %0, %1;" ::"r"(kTurn + 1 - group_), "n"(128 * kGroups) : "memory");
   }
 
-  __device__ __forceinline__ void issue_scores(Sums<kKeys>& scores) {
-    shared_.k_full[keys_.index].wait(keys_.phase);
-    fence(scores);
-    cute::warpgroup_arrive();
-    multiply_heads<kHead, kKeys>(scores, address_of(shared_.q[0]) + group_ * kBoxBytes, kQueryBox,
-                                 address_of(shared_.k[keys_.index][0]), kKeyBox);
-    cute::warpgroup_commit_batch();
-  }
   /// Clears the values of the first tile from row `end` on, which nothing may have been written to:
   /// their weights are 0, and what is there may be no number. Each group clears them for itself.
   __device__ __forceinline__ void clear_unwritten(int end) {
     if (end >= kKeys) return;
     shared_.v_full[values_.index].wait(values_.phase);
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int box = 0; box < Shared<kHead>::kBoxes; ++box) {
       auto* const rows = reinterpret_cast<uint4*>(shared_.v[values_.index][box]);
       for (int i = end * (kRowBytes / 16) + thread_; i < kKeyBox / 16; i += 128) rows[i] = {};
     }
     cutlass::arch::fence_view_async_shared();
     asm volatile("bar.sync %0, 128;" ::"r"(kGroupBarrier + group_) : "memory");
   }
-  /// Issues out += weights v, or = for the first tile.
-  __device__ __forceinline__ void add_values(Sums<kHead>& out, uint32_t (&weights)[kKeys / 4]) {
-    using Instruction = typename Product<kHead, kRowsOfK, kColumnsOfK>::Registers;
-    shared_.v_full[values_.index].wait(values_.phase);
-    fence(out);
-    fence(weights);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      multiply<Instruction>(
-          out, weights + 4 * k,
-          columns_descriptor<kKeyBox>(address_of(shared_.v[values_.index][0])) + k * k_stride(true),
-          is_first_ && k == 0, std::make_index_sequence<kHead / 2>{});
-    }
-    cute::warpgroup_commit_batch();
-    is_first_ = false;
-  }
-  __device__ __forceinline__ void end_values(Sums<kHead>& out, uint32_t (&weights)[kKeys / 4]) {
-    cute::warpgroup_wait<0>();
-    fence(out);
-    fence(weights);
-    release(shared_.v_empty[values_.index]);
-    values_.advance();
-  }
-  __device__ __forceinline__ static void scale(Sums<kHead>& out, float first, float second) {
-    for_each<kHead / 2>([&](auto i) { out[i] *= i / 2 % 2 == 0 ? first : second; });
-  }
-  __device__ __forceinline__ void release(EmptyBarrier& empty) const {
-    if (thread_ == 0) empty.arrive();
-  }
-
   /// Replaces a tile's scores by exp(score - largest), 0 for keys that a query does not read.
   /// `factors`: of the sums so far.
   __device__ __forceinline__ void find_weights(Sums<kKeys>& scores, int tile, float (&factors)[2]) {
@@ -337,14 +289,10 @@ class Multiplier {
   }
 
   const ChunkParams& p_;
-  Memory& shared_;
-  const int group_, thread_, lane_;
   PipelineState<1> queries_;
-  PipelineState<kStages> keys_, values_;
   // Values of a ticket:
   int last_[2], from_[2];        // last and first keys of both
   int first_last_, last_from_;   // the first last key of the warpgroup, the last first key of all
-  bool is_first_;                // no values have been added
   float largest_[2], total_[2];  // the latter of this thread
 };
 
