@@ -1,5 +1,6 @@
 """Scaled e4m3 operands: tandem's operators and PyTorch's fused ones against products of the decoded
 values in f64, and against PyTorch's decomposition where it runs."""
+import contextlib
 import itertools
 import unittest
 from unittest import mock
@@ -135,6 +136,19 @@ class Operators(Scaled):
                 call()
 
 
+def gathers_of_bytes():
+    """PyTorch's gathers, of bytes for fp8: gloo has no fp8, and says so in whichever collective comes next."""
+    functional = torch.ops._c10d_functional
+    gather = functional.all_gather_into_tensor
+
+    def gather_bytes(x, *group):
+        is_f8 = x.dtype in (F8, torch.float8_e5m2)
+        whole = functional.wait_tensor(gather(x.view(torch.uint8) if is_f8 else x, *group))
+        return whole.view(x.dtype) if is_f8 else whole
+
+    return mock.patch.object(functional, "all_gather_into_tensor", gather_bytes)
+
+
 class FusedOperators(Scaled):
     def setUp(self):
         super().setUp()
@@ -144,17 +158,8 @@ class FusedOperators(Scaled):
     def compare_with_torch(self, form, got, what):
         """Values and strides of PyTorch's decomposition. With 2.11 its products have no scales by row
         on the CPU."""
-        functional = torch.ops._c10d_functional
-        gather = functional.all_gather_into_tensor
-
-        def gather_bytes(x, *group):
-            """gloo gathers no fp8."""
-            is_f8 = x.dtype == F8
-            whole = functional.wait_tensor(gather(x.view(torch.uint8) if is_f8 else x, *group))
-            return whole.view(F8) if is_f8 else whole
-
         try:
-            with mock.patch.object(functional, "all_gather_into_tensor", gather_bytes):
+            with gathers_of_bytes():
                 expected = form()
         except RuntimeError as error:
             self.assertIn("per-tensor scaling", str(error))
@@ -274,10 +279,8 @@ class FusedOperators(Scaled):
             with self.subTest(what):
                 _receipts.clear()
                 _fused.clear_plans()
-                try:
-                    call()
-                except Exception:  # PyTorch's form may not support it either: the receipt stands
-                    pass
+                with gathers_of_bytes(), contextlib.suppress(Exception):
+                    call()  # PyTorch's form may not support it either: the receipt stands
                 row, = tandem.torch.report()
                 self.assertEqual((row["ran"], row["calls"]), ("torch", 1))
                 self.assertRegex(row["why"], reason)
