@@ -103,11 +103,11 @@ void resume_pairs(uint64_t begin, uint64_t end) {
 }
 
 TEST(ResumeLayouts, AnyPairHasTheSameStateAndLoss) {
-  resume_pairs(0, 4);
+  resume_pairs(0, 2);
 }
 
 TEST(ResumeLayoutsLong, AnyPairHasTheSameStateAndLoss) {
-  resume_pairs(4, 60);
+  resume_pairs(2, 60);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
 #include "tests/engine/data/open_configured.h"
+#include "tests/engine/train/known_peak.h"
 #include "tests/engine/train/layouts.h"
 #include "token_fixtures.h"
 
@@ -46,7 +47,8 @@ TrainRequest request_on(const std::string& path, const std::string& out, Overrid
   return request_for(layout, out, more);
 }
 
-TrainEnd train_on(const TrainRequest& request) {
+TrainEnd train_on(const TrainRequest& given) {
+  const TrainRequest request = with_known_peak(given);
   TrainEnd end;
   const TrainConfig& config = request.config;
   WorldOptions world;

@@ -15,6 +15,7 @@
 #include "engine/parallel/sharded/sharded_optimizer.h"
 #include "engine/train/trainer.h"
 #include "tandem/random.h"
+#include "tests/engine/train/known_peak.h"
 #include "tests/engine/train/sample_text.h"
 #include "tests/engine/train/temp_dir.h"
 #include "tests/flat.h"
@@ -217,7 +218,8 @@ TrainRequest request_for(const char* name, int tp, int dp, int ep, const std::st
   return request;
 }
 
-void run(const TrainRequest& request) {
+void run(const TrainRequest& given) {
+  const TrainRequest request = with_known_peak(given);
   check_config(request.config);
   const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;

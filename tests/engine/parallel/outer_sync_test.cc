@@ -115,30 +115,36 @@ void check_case(const SyncCase& c) {
   }
 }
 
-TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
-  const std::vector<SyncCase> cases{
-      {.keys = {"sync.every=2"}},
-      {.learners = 3, .keys = {"sync.every=3", "sync.outer.nesterov=false"}, .steps = 7},
-      {.keys = {"sync.every=1", "sync.outer.lr=1", "sync.outer.momentum=0"}, .steps = 3},
-      {.keys = {"sync.every=4", "sync.fragments=2"}, .steps = 9},
-      {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1"}, .steps = 9},
-      {.learners = 3, .keys = {"sync.every=3", "sync.delay=2", "sync.mix=0.25"}, .steps = 8},
-      {.keys = {"sync.every=2"}, .steps = 4, .config = "moe.toml"},
-      {.keys = {"sync.every=2", "sync.topk=0.02"}},
-      {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
-      {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
-      {.keys = {"sync.method=demo"}},
-      {.keys = {"sync.method=demo", "optimizer.lr_scale=[\"*embed*=0.5\"]",
-                "optimizer.no_decay=[\"*q_proj*\"]"}},
-      {.learners = 3,
-       .keys = {"sync.method=demo", "sync.every=1", "sync.topk=13", "sync.tile=16", "sync.bits=3",
-                "sync.beta=0.9"},
-       .steps = 3},
-  };
+void check_cases(const std::vector<SyncCase>& cases) {
   for (const SyncCase& c : cases) {
     SCOPED_TRACE(fmt::format("{} learners, {}", c.learners, fmt::join(c.keys, " ")));
     check_case(c);
   }
+}
+TEST(OuterSync, HasTheBitsOfSimulatedLearners) {
+  check_cases({
+      {.learners = 3, .keys = {"sync.every=3", "sync.outer.nesterov=false"}, .steps = 7},
+      {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1"}, .steps = 9},
+      {.learners = 3, .keys = {"sync.every=1", "sync.topk=0.1", "sync.bits=4", "sync.beta=1"}},
+      {.keys = {"sync.method=demo", "optimizer.lr_scale=[\"*embed*=0.5\"]",
+                "optimizer.no_decay=[\"*q_proj*\"]"}},
+  });
+}
+TEST(OuterSyncLong, HasTheBitsOfSimulatedLearners) {
+  check_cases({
+      {.keys = {"sync.every=2"}},
+      {.keys = {"sync.every=1", "sync.outer.lr=1", "sync.outer.momentum=0"}, .steps = 3},
+      {.keys = {"sync.every=4", "sync.fragments=2"}, .steps = 9},
+      {.learners = 3, .keys = {"sync.every=3", "sync.delay=2", "sync.mix=0.25"}, .steps = 8},
+      {.keys = {"sync.every=2"}, .steps = 4, .config = "moe.toml"},
+      {.keys = {"sync.every=2", "sync.topk=0.02"}},
+      {.keys = {"sync.every=4", "sync.fragments=2", "sync.delay=1", "sync.topk=0.05"}, .steps = 9},
+      {.keys = {"sync.method=demo"}},
+      {.learners = 3,
+       .keys = {"sync.method=demo", "sync.every=1", "sync.topk=13", "sync.tile=16", "sync.bits=3",
+                "sync.beta=0.9"},
+       .steps = 3},
+  });
 }
 
 TEST(OuterSync, LearnersThatNeverExchangeTrainApart) {
@@ -246,8 +252,11 @@ std::vector<SyncCase> late_cases() {
   };
 }
 
-TEST(OuterSync, ALateLearnerAddsItsChangesToItsNextMessage) {
-  for (const SyncCase& c : late_cases()) {
+/// Every second case, from `first` on.
+void expect_changes_of_late_learners(size_t first) {
+  const std::vector<SyncCase> cases = late_cases();
+  for (size_t i = first; i < cases.size(); i += 2) {
+    const SyncCase& c = cases[i];
     SCOPED_TRACE(fmt::format("{} learners, {}", c.learners, fmt::join(c.keys, " ")));
     check_case(c);
     const TempDir dir;
@@ -258,6 +267,12 @@ TEST(OuterSync, ALateLearnerAddsItsChangesToItsNextMessage) {
               Simulation(make_request({c.learners, c.keys, c.steps}, dir / "out")).run().anchor)
         << "control: none is late";
   }
+}
+TEST(OuterSync, ALateLearnerAddsItsChangesToItsNextMessage) {
+  expect_changes_of_late_learners(1);
+}
+TEST(OuterSyncLong, ALateLearnerAddsItsChangesToItsNextMessage) {
+  expect_changes_of_late_learners(0);
 }
 
 TEST(OuterSync, AQuorumOfAllHasTheBitsOfNone) {
@@ -407,22 +422,12 @@ double changed_share(const std::string& found, const std::string& expected, doub
 
 /// Other layouts round gradients otherwise, which may change the sign of a mean that is 0 but for
 /// rounding, and which of two nearly equal cosines is sent: few weights differ, by whole steps.
-TEST(OuterSync, TilesOfSeveralRanksAreThoseOfWholeTensors) {
+void expect_tiles_of_whole_tensors(const std::vector<SyncCase>& layouts) {
   const TempDir dir;
   constexpr double kLr = 2e-3;
   const std::vector<std::string> keys{"sync.method=demo",   "sync.tile=16",
                                       "sync.topk=8",        "model.ffn=96",
                                       "train.microbatch=1", "optimizer.min_lr=2e-3"};
-  const std::vector<SyncCase> layouts{
-      {.tp = 2},
-      {.inner_dp = 2},
-      {.tp = 2, .inner_dp = 3},
-      {.keys = {"parallel.pp=2"}, .inner_dp = 2},
-      {.config = "moe.toml", .inner_dp = 2, .ep = 2},
-      // Owners that begin within the experts of a layer.
-      {.keys = {"parallel.dp_bucket_mib=0.01"}, .config = "moe.toml", .inner_dp = 4, .ep = 2},
-      {.config = "moe.toml", .tp = 2, .inner_dp = 3},
-  };
   const auto request = [&](SyncCase c, const std::string& out) {
     c.steps = 4;
     c.keys.insert(c.keys.end(), keys.begin(), keys.end());
@@ -449,6 +454,22 @@ TEST(OuterSync, TilesOfSeveralRanksAreThoseOfWholeTensors) {
   other.keys.push_back("sync.topk=2");
   run_on_threads(make_request(other, dir / "other"));
   EXPECT_GT(changed_share(dir / "other", dir / "tiny.toml", kLr), 0.1);
+}
+TEST(OuterSync, TilesOfSeveralRanksAreThoseOfWholeTensors) {
+  expect_tiles_of_whole_tensors({
+      {.tp = 2, .inner_dp = 3},
+      // Owners that begin within the experts of a layer.
+      {.keys = {"parallel.dp_bucket_mib=0.01"}, .config = "moe.toml", .inner_dp = 4, .ep = 2},
+  });
+}
+TEST(OuterSyncLong, TilesOfSeveralRanksAreThoseOfWholeTensors) {
+  expect_tiles_of_whole_tensors({
+      {.tp = 2},
+      {.inner_dp = 2},
+      {.keys = {"parallel.pp=2"}, .inner_dp = 2},
+      {.config = "moe.toml", .inner_dp = 2, .ep = 2},
+      {.config = "moe.toml", .tp = 2, .inner_dp = 3},
+  });
 }
 
 }  // namespace

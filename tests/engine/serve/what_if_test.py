@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""what_if_test.py TANDEM [SCREENSHOT]: the planner's page against `tandem plan` for generated links,
+"""what_if_test.py TANDEM [long|SCREENSHOT]: the planner's page against `tandem plan` for generated links,
 memory, accuracy and GPUs; its knobs on a screen and a phone, in the dark, with keys."""
 import json
 import os
@@ -145,10 +145,12 @@ def main():
     browser = None
     try:
         browser = Browser(folder + "/profile")
+        is_long = sys.argv[2:] == ["long"]
         for job in JOBS:
-            check_numbers(folder, browser, job, 6, "--dp-formats")
-            check_numbers(folder, browser, job, 10)
-        check_page(folder, browser, sys.argv[2] if len(sys.argv) > 2 else None)
+            check_numbers(folder, browser, job, 12 if is_long else 2, "--dp-formats")
+            check_numbers(folder, browser, job, 20 if is_long else 4)
+        if not is_long:
+            check_page(folder, browser, sys.argv[2] if len(sys.argv) > 2 else None)
     finally:
         if browser:
             browser.close()

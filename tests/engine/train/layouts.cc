@@ -11,6 +11,7 @@
 #include "sample_text.h"
 #include "temp_dir.h"
 #include "tests/engine/data/open_configured.h"
+#include "tests/engine/train/known_peak.h"
 #include "tests/engine/train/run_results.h"
 #include "tests/init_tests.h"
 
@@ -43,7 +44,8 @@ TrainRequest request_for(Layout layout, const std::string& out,
   return request;
 }
 
-TrainEnd run_on_threads(const TrainRequest& request) {
+TrainEnd run_on_threads(const TrainRequest& given) {
+  const TrainRequest request = with_known_peak(given);
   check_config(request.config);
   const std::unique_ptr<const TokenSource> source = open_configured(request.config);
   WorldOptions options;
@@ -67,7 +69,7 @@ TrainEnd run_layout(TrainRequest request) {
   };
   take_rank_0s(request.out);
   for (std::string& path : request.config.data.paths) take_rank_0s(path);
-  return train(*mpi_world, request, *open_configured(request.config));
+  return train(*mpi_world, with_known_peak(request), *open_configured(request.config));
 }
 
 bool is_root() {

@@ -64,8 +64,8 @@ TEST(TrainCodec, ResumedRunHasTheBitsOfAnUninterruptedOne) {
   for (const Layout layout : parallel_layouts()) {
     for (const std::string codec :
          {"gradients=int2:g64,weights=int8", "gradients=int4:g32", "weights=int4"}) {
-      if (codec.find(',') == codec.npos && layout.tp == 1)
-        continue;  // each separately: with tensor parallelism only
+      // Each separately: with tensor parallelism only.
+      if (!mpi_world && (codec.find(',') == codec.npos) != (layout.tp > 1)) continue;
       SCOPED_TRACE(name_of(layout) + " " + codec);
       const std::string name = name_of(layout) + codec;
       const std::string whole = dir / ("whole" + name), out = dir / ("stopped" + name);

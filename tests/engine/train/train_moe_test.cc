@@ -14,6 +14,7 @@
 #include "core/system/files.h"
 #include "engine/data/corpus.h"
 #include "engine/train/trainer.h"
+#include "known_peak.h"
 #include "sample_text.h"
 #include "temp_dir.h"
 #include "tests/engine/train/run_results.h"
@@ -38,7 +39,8 @@ TrainRequest request_for(const Layout& layout, const std::string& out,
   return request;
 }
 
-void run(const TrainRequest& request) {
+void run(const TrainRequest& given) {
+  const TrainRequest request = with_known_peak(given);
   check_config(request.config);
   const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;
@@ -198,7 +200,7 @@ TEST(TrainMoe, FlipsAreCountedTokenByToken) {
   EXPECT_EQ(flips_between(first, of(), 0).at_near_ties, 0);
 }
 
-TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
+void expect_losses_of_one_process(std::initializer_list<Layout> layouts) {
   const TempDir dir;
   write_bytes(dir / "text", sample_text());
   const std::vector<std::string> overrides{"data.paths=[\"" + dir / "text" + "\"]"};
@@ -207,13 +209,18 @@ TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
   ASSERT_EQ(losses.size(), 50u);
   EXPECT_LT(losses.back()["loss"].get<double>(), 0.75 * losses.front()["loss"].get<double>());
   int num_near = 0;
-  for (const Layout& layout :
-       {Layout{1, 2, 2}, {1, 4, 4}, {2, 1, 1}, {2, 2, 2}, {1, 2, 4}, {4, 1, 1}}) {
+  for (const Layout& layout : layouts) {
     const std::string name = fmt::format("tp{}ep{}dp{}", layout.tp, layout.ep, layout.dp);
     const Choices choices = choices_of(request_for(layout, dir / name, overrides));
     num_near += expect_same_choices(name, steps_of(dir / name), choices, losses, one);
   }
-  EXPECT_GE(num_near, 60) << "of 300: the comparison is worth nothing";
+  EXPECT_GE(num_near, 10 * int(layouts.size())) << "the comparison is worth nothing";
+}
+TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
+  expect_losses_of_one_process({{1, 2, 2}, {2, 2, 2}});
+}
+TEST(TrainMoeLong, FiftyLossesAgreeWithOneProcess) {
+  expect_losses_of_one_process({{1, 4, 4}, {2, 1, 1}, {1, 2, 4}, {4, 1, 1}});
 }
 
 TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLossOfAStep) {
@@ -239,10 +246,7 @@ TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
                                            "model.router=sigmoid"};
   run(request_for({1, 1, 1}, dir / "one", overrides));
   run(request_for({1, 4, 4}, out, overrides));
-  for (const auto& [layout, lost] : {std::pair(Layout{1, 2, 2}, "23"),
-                                     {Layout{2, 2, 2}, "23"},
-                                     {Layout{2, 1, 2}, "3"},
-                                     {Layout{1, 8, 8}, "3"}}) {
+  for (const auto& [layout, lost] : {std::pair(Layout{2, 2, 2}, "23"), {Layout{1, 8, 8}, "3"}}) {
     for (const char digit : std::string_view(lost)) {
       std::filesystem::remove_all(fmt::format("{}/checkpoints/step-000000{}0", out, digit));
     }
@@ -270,7 +274,7 @@ TEST(TrainMoe, SavingAtAnotherLayoutKeepsEveryBit) {
 TEST(TrainMoe, ValidationIsTheSameOnEveryLayout) {
   const TempDir dir;
   const std::vector<std::string> overrides{"train.steps=4", "data.val_fraction=0.4",
-                                           "train.validate_every=4"};
+                                           "train.validate_every=4", "train.validate_bytes=8000"};
   run(request_for({1, 1, 1}, dir / "one", overrides));
   const double one = steps_of(dir / "one").back()["validation_loss"].get<double>();
   for (const Layout& layout : {Layout{1, 2, 2}, {1, 2, 4}, {2, 2, 2}}) {
