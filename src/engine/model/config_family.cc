@@ -228,7 +228,8 @@ const ModelFamily& find_variant(const ModelConfig& c) {
 const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
-  if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
+  if (c.parallel_block || c.attention_sinks || c.full_attention_freq > 0 ||
+      (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);

@@ -87,10 +87,10 @@ struct OpRow;
 struct Op {
   const OpRow* row;
   std::vector<ValueId> in, out;
-  std::vector<size_t> weights = {};
-  int64_t copies = 1;   ///< sets of such weights: the experts
-  int64_t window = 0;   ///< sliding window of the attention; 0: none
-  bool rotates = true;  ///< attention: q and k have a rotary embedding
+  std::vector<size_t> weights = {};  ///< attention: of its sinks, if it has them
+  int64_t copies = 1;                ///< sets of such weights: the experts
+  int64_t window = 0;                ///< sliding window of the attention; 0: none
+  bool rotates = true;               ///< attention: q and k have a rotary embedding
 };
 
 /// Residual branch: a norm, its operations and the additions to the residual stream.
@@ -142,6 +142,8 @@ struct OpRow {
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
   /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it.
   const char* cpu_only = nullptr;
+  /// `cpu_only` of a model; nullptr: GPUs run it.
+  const char* (*needs_cpu)(const ModelConfig&) = nullptr;
 };
 
 // In ops/NAME.cc.
