@@ -47,7 +47,9 @@ inline Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Do
           const int64_t kj = (b * s.seq + j) * narrow + kv * d;
           double score = 0;
           for (int64_t c = 0; c < d; ++c) score += q[size_t(qi + c)] * k[size_t(kj + c)];
-          sum += p[size_t(j)] = std::exp(score / std::sqrt(double(d)));
+          score /= std::sqrt(double(d));
+          if (s.softcap > 0) score = s.softcap * std::tanh(score / s.softcap);
+          sum += p[size_t(j)] = std::exp(score);
         }
         for (int64_t j = 0; j <= i; ++j) {
           const int64_t kj = (b * s.seq + j) * narrow + kv * d;

@@ -59,13 +59,14 @@ INSTANTIATE_TEST_SUITE_P(DTypesThreads, AttentionTest,
 TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
   const DType dtype = std::get<0>(GetParam());
   set_kernel_threads(std::get<1>(GetParam()));
-  const Case cases[] = {{{1, 1, 1, 1, 2}, true},         {{2, 5, 4, 2, 6}, true},
-                        {{1, 35, 2, 1, 4}, true},        {{1, 33, 1, 1, 16}, false},
-                        {{2, 100, 4, 2, 64}, false},     {{1, 65, 3, 3, 80}, false},
-                        {{2, 5, 4, 2, 6}, true, 1},      {{2, 5, 4, 2, 6}, true, 3},
-                        {{1, 35, 2, 1, 4}, true, 7},     {{1, 50, 2, 2, 4}, true, 16},
-                        {{2, 150, 4, 2, 64}, false, 33}, {{1, 100, 1, 1, 16}, false, 99},
-                        {{1, 100, 1, 1, 16}, false, 64}};
+  const Case cases[] = {{{1, 1, 1, 1, 2}, true},          {{2, 5, 4, 2, 6}, true},
+                        {{1, 35, 2, 1, 4}, true},         {{1, 33, 1, 1, 16}, false},
+                        {{2, 100, 4, 2, 64}, false},      {{1, 65, 3, 3, 80}, false},
+                        {{2, 5, 4, 2, 6}, true, 1},       {{2, 5, 4, 2, 6}, true, 3},
+                        {{1, 35, 2, 1, 4}, true, 7},      {{1, 50, 2, 2, 4}, true, 16},
+                        {{2, 150, 4, 2, 64}, false, 33},  {{1, 100, 1, 1, 16}, false, 99},
+                        {{1, 100, 1, 1, 16}, false, 64},  {{2, 5, 4, 2, 6, 0.7}, true},
+                        {{1, 35, 2, 1, 4, 0.2}, true, 7}, {{2, 100, 4, 2, 64, 1.5}, false}};
   for (const Case& c : cases) {
     const AttentionShape& s = c.shape;
     const int64_t rows = s.batch * s.seq, wide = s.heads * s.head_dim,

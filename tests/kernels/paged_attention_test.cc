@@ -182,8 +182,8 @@ TEST_P(PagedAttentionTest, MatchesReferenceAndOneTokenAtATimeBitForBit) {
     Choices choices{trial};
     const auto& heads = kHeads[choices.up_to(4)];
     const int64_t window = choices.of(kWindows), max_tokens = 1 + choices.up_to(200);
-    const PagedShape shape{heads[0], heads[1], choices.of(kDims), 1 + choices.up_to(100),
-                           max_tokens};
+    PagedShape shape{heads[0], heads[1], choices.of(kDims), 1 + choices.up_to(100), max_tokens};
+    shape.softcap = trial % 4 == 1 ? 0.8 : 0;
     const RopeTable rope(Exec{}, max_tokens, shape.head_dim, kTheta);
     std::vector<Sequence> all;
     for (int i = 0, count = int(1 + choices.up_to(6)); i < count; ++i) {
@@ -198,7 +198,8 @@ TEST_P(PagedAttentionTest, MatchesReferenceAndOneTokenAtATimeBitForBit) {
     run_in_batches(DType::f32, shape, rope, window, all, choices, of_heads);
     set_kernel_threads(1);
     for (Sequence& s : all) {
-      const AttentionShape whole{1, s.length, shape.heads, shape.kv_heads, shape.head_dim};
+      const AttentionShape whole{
+          1, s.length, shape.heads, shape.kv_heads, shape.head_dim, shape.softcap};
       EXPECT_LE(
           relative_error(s.out.values(), reference(whole, s.q.values(), s.k.values(), s.v.values(),
                                                    window, has_sinks ? sinks.values() : Doubles())),

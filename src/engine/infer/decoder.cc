@@ -194,7 +194,7 @@ void Decoder::compute_logits(int64_t count) {
   multiply(c, last_norm, c.view().weight(c.layout.head),
            reshaped(local_logits_, count, c.layout.vocab),
            takes_turns_ ? SameBits::few_rows : SameBits::no);
-  scale_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
+  finish_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
   const int world = c.tp.size();
   if (world == 1) return;
   const int64_t room = count * logit_columns(c);

@@ -2,8 +2,10 @@
 // context-parallel ranks have of them.
 #pragma once
 
+#include <array>
 #include <memory>
 
+#include "engine/model/program/program.h"
 #include "kernels/attention/attention.h"
 #include "overlap/attention/operator.h"
 
@@ -11,9 +13,6 @@ namespace tandem {
 
 struct BranchLayout;
 struct ModelContext;
-namespace program {
-struct Op;
-}
 
 class BranchAttention {
  public:
@@ -29,18 +28,19 @@ class BranchAttention {
 
  private:
   ModelContext& context_;
-  /// With and without rotary embedding, if a layer is so; with options.context the second form.
+  /// Of one rotation, if a layer has it; with options.context the second form.
   struct Form {
     std::unique_ptr<Attention> local;
     std::unique_ptr<ContextOperator> with_ranks;
   };
-  static Form make_form(const ModelContext& context, const BranchLayout& layout, bool rotates);
-  void run(const ContextForward& call, bool rotates, bool again);
-  void run_backward(const ContextBackward& call, bool rotates);
+  static Form make_form(const ModelContext& context, const BranchLayout& layout,
+                        program::Rotation rotation);
+  void run(const ContextForward& call, program::Rotation rotation, bool again);
+  void run_backward(const ContextBackward& call, program::Rotation rotation);
   /// f32, or without dimensions if it has none.
   Tensor sinks(const BranchLayout& branch, const program::Op& op) const;
-  Form& form(bool rotates) { return rotates ? rotating_ : still_; }
-  Form rotating_, still_;
+  Form& form(program::Rotation rotation) { return forms_[size_t(rotation)]; }
+  std::array<Form, program::kNumRotations> forms_;
 };
 
 }  // namespace tandem

@@ -33,6 +33,8 @@ struct ModelConfig {
       0;  ///< layer i (from 0) reads all keys if (i + 1) % full_attention_freq == 0; 0: none does
   int64_t first_window_layer = 0;  ///< layers before it read all keys
 
+  double rope_local_theta = 0;  ///< rotary base of layers with a window, whose frequencies are not
+                                ///< scaled (Gemma 3); 0: as of the others
   int64_t no_rope_layer_interval =
       0;  ///< layer i (from 0) has no rotary embedding if (i + 1) % interval == 0; 0: all have
   int64_t rotary_dim = 0;         ///< first features of a head, which rotate; 0: all
@@ -51,6 +53,11 @@ struct ModelConfig {
   double attention_multiplier = 0;  ///< of the products of q and k; 0: 1 / sqrt(head_dim)
   double logits_scaling = 1;        ///< what logits are divided by
 
+  // With a soft cap, x is cap x tanh(x / cap) (Gemma 2); 0: none.
+  double attention_softcap = 0;  ///< of the scores of attention
+  double logits_softcap = 0;     ///< of logits
+
+  std::string mlp_activation = "silu";  ///< of the gates, or "gelu_pytorch_tanh" (Gemma)
   bool fused_projections = false;  ///< on disk q, k and v are one tensor, gate and up too (Phi-3)
 
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of

@@ -74,8 +74,7 @@ constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_lay
 constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
 constexpr FixedKey kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
-                                     {"model_type", "\"tandem\""},
-                                     {"hidden_act", "\"silu\""}};
+                                     {"model_type", "\"tandem\""}};
 
 constexpr ModelFamily kLlama{.name = "llama",
                              .fixed = kFixedLlama,
@@ -199,6 +198,12 @@ const ModelFamily& find_qwen_family(const ModelConfig& c) {
   return c.shared_ffn == 0 && c.sliding_window == 0 ? kQwen3Moe : kTandem;
 }
 
+/// Functions of scores, logits and gates that Tandem's own family has.
+bool has_functions(const ModelConfig& c) {
+  return c.attention_sinks || c.attention_softcap > 0 || c.logits_softcap > 0 ||
+         c.rope_local_theta > 0 || c.mlp_activation != "silu";
+}
+
 /// Families that differ from Llama by these.
 bool has_factors(const ModelConfig& c) {
   return c.embedding_multiplier != 1 || c.residual_multiplier != 1 || c.attention_multiplier != 0 ||
@@ -228,7 +233,7 @@ const ModelFamily& find_variant(const ModelConfig& c) {
 const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
-  if (c.parallel_block || c.attention_sinks || c.full_attention_freq > 0 ||
+  if (c.parallel_block || has_functions(c) || c.full_attention_freq > 0 ||
       (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }

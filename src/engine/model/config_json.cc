@@ -13,6 +13,7 @@
 #include "engine/model/config.h"
 #include "engine/model/config_effect.h"
 #include "engine/model/config_family.h"
+#include "engine/model/config_functions.h"
 #include "engine/model/config_rope.h"
 #include "engine/model/config_value.h"
 #include "engine/model/weight_quantization.h"
@@ -85,6 +86,7 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("qkv_bias", c.qkv_bias);
   visit("out_bias", c.out_bias);
   visit(kMlpBias, c.mlp_bias);
+  for_each_function(c, visit);
   visit(kNoRopeInterval, c.no_rope_layer_interval);
   visit("rotary_dim", c.rotary_dim);
   visit("rope_interleaved", c.rope_interleaved);
@@ -129,7 +131,10 @@ std::vector<std::string> known_keys(const ModelFamily& family) {
   const auto add = [&](const char* key, auto&) { names.emplace_back(key); };
   for_each_member(any, add);
   if (family.experts) for_each_moe_member(family, any, add);
-  if (family.has_all_keys) for_each_tandem_member(any, add);
+  if (family.has_all_keys) {
+    for_each_tandem_member(any, add);
+    names.emplace_back(kActivation);
+  }
   if (family.has_factors || family.has_all_keys) for_each_factor(any, add);
   if (family.bias_key) names.emplace_back(family.bias_key);
   if (family.has_mlp_bias) names.emplace_back(kMlpBias);
@@ -421,6 +426,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
     for_each_tandem_member(config, [&](const char* key, const auto& value) {
       if (value) root[key] = value;
     });
+    root[kActivation] = config.mlp_activation;
     for_each_factor(config, [&](const char* key, double value) {
       const bool is_default =
           key == std::string_view("attention_multiplier") ? value == 0 : value == 1;
@@ -468,6 +474,7 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
       if (root.contains(key)) member = parse_value<T>(root[key], key, file);
     });
   }
+  if (family.has_all_keys) parse_activation(root, kActivation, file, config);
   parse_biases(root, family, config, file);
   if (family.has_factors || family.has_all_keys) parse_factors(root, config, file);
   try {

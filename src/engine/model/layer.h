@@ -4,6 +4,7 @@
 
 #include "engine/model/program/frame.h"
 #include "kernels/outer_step.h"
+#include "kernels/softcap.h"
 
 namespace tandem {
 
@@ -42,10 +43,11 @@ void forward_branch(const LayerView& view, const BranchLayout& branch,
   run_normalized(frame);
 }
 
-/// Divides logits, f32 and contiguous, by the model's logits_scaling.
-inline void scale_logits(const LayerView& view, const Tensor& logits) {
-  if (view.config.logits_scaling == 1) return;
-  scale(view.exec, logits, float(1 / view.config.logits_scaling), logits);
+/// Divides logits, f32 and contiguous, by the model's logits_scaling, and caps them.
+inline void finish_logits(const LayerView& view, const Tensor& logits) {
+  const ModelConfig& c = view.config;
+  if (c.logits_scaling != 1) scale(view.exec, logits, float(1 / c.logits_scaling), logits);
+  if (c.logits_softcap > 0) softcap_forward(view.exec, logits, c.logits_softcap);
 }
 
 }  // namespace tandem

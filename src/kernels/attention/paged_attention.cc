@@ -26,7 +26,11 @@ PagedAttention::PagedAttention(const Exec& exec, const PagedShape& shape, const 
       window_(window),
       elements_(exec.on_gpu() ? gpu::paged_attention_partials(shape)
                               : cpu::paged_attention_scratch(shape)),
-      scratch_(size_t(elements_) * sizeof(float), exec.device) {}
+      scratch_(size_t(elements_) * sizeof(float), exec.device) {
+  if (exec.on_gpu() && shape.softcap > 0) {
+    throw Unsupported("paged attention with a soft cap: expected CPU ranks");
+  }
+}
 
 void PagedAttention::run(const Exec& exec, const PagedRows& rows, const Tensor& q, const Tensor& k,
                          const Tensor& v, const Tensor& keys, const Tensor& values,

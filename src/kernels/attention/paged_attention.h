@@ -24,6 +24,7 @@ struct PagedShape {
   /// A row's result has the same bits in any batch; false: kManySingles rows outside chunks, or
   /// more, may have another order of sums than fewer on a GPU, which is faster.
   bool batch_invariant = true;
+  double softcap = 0;  ///< as AttentionShape::softcap
 
   int64_t max_singles() const { return singles > 0 ? singles : rows; }
 };
@@ -65,7 +66,8 @@ struct PagedTensors {
 class PagedAttention {
  public:
   /// rope must outlive this, cover `shape.max_tokens` positions and be on exec's device. `window`:
-  /// as AttentionMask::window. Throws Unsupported for a head size that a GPU's kernels lack.
+  /// as AttentionMask::window. Throws Unsupported for a head size or a soft cap that a GPU's
+  /// kernels lack.
   PagedAttention(const Exec& exec, const PagedShape& shape, const RopeTable& rope,
                  int64_t window = 0);
   /// Writes the rotated keys and the values of the rows to their pages, then attends. q: [rows,

@@ -30,6 +30,11 @@ void permute_heads(const Tensor& rows, std::span<const int32_t> order);
 void add_sinks(const Tensor& sinks, const Tensor& out, const Tensor& log_sums);
 void sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& log_sums,
                     const Tensor& dout, const Tensor& dsinks, bool accumulate);
+void softcap_forward(const Tensor& x, float bound);
+void softcap_backward(const Tensor& capped, float bound, const Tensor& dx);
+void geglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
+void geglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
+                    const Tensor& dup);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -233,6 +233,9 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.attention_multiplier = 1; }), "granite");
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.qk_norm = true; }), "tandem");
   EXPECT_EQ(type_of([](auto& c) { c.attention_sinks = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.attention_softcap = 50, c.logits_softcap = 30.5; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.mlp_activation = "gelu_pytorch_tanh"; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.sliding_window = 4, c.rope_local_theta = 100; }), "tandem");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = true; }), "ernie4_5");
   EXPECT_EQ(
       type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),
@@ -252,6 +255,12 @@ TEST(ModelConfig, KeysOfVariantsAreChecked) {
   const auto smollm3 = [](auto& c) { c.no_rope_layer_interval = 2; };
   const auto phi3 = [](auto& c) { c.fused_projections = true; };
   const std::string file = "dir/config.json: ";
+  const auto sinks = [](auto& c) { c.attention_sinks = true; };
+  EXPECT_EQ(error_with(sinks, "hidden_act", "swish"), "no error");
+  EXPECT_EQ(error_with(sinks, "hidden_act", "gelu"),
+            file + "hidden_act = \"gelu\": expected \"silu\" or \"gelu_pytorch_tanh\"");
+  EXPECT_EQ(error_with(sinks, "attn_logit_softcapping", -3),
+            file + "model.attention_softcap = -3: expected 0 (none) or 0.001 to 1e6");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 0, 1, 1, 1, 1}), "no error");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 1, 1}), "no error");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 0, 1, 1, 1}),
@@ -322,6 +331,19 @@ TEST(ModelConfig, CheckNamesTheKey) {
   EXPECT_EQ(error(4, [](auto&) {}), "no error");
   EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = -1; }),
             "model.sliding_window = -1: expected 0 (none) to 2^31");
+  EXPECT_EQ(error(1, [](auto& c) { c.rope_local_theta = 100; }),
+            "model.rope_local_theta = 100: expected 0 where model.sliding_window is 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.rope_local_theta = 0.5; }),
+            "model.rope_local_theta = 0.5: expected 0 (none) or 1 to 1e15");
+  EXPECT_EQ(error(1, [](auto& c) { c.attention_softcap = -1; }),
+            "model.attention_softcap = -1: expected 0 (none) or 0.001 to 1e6");
+  EXPECT_EQ(error(1, [](auto& c) { c.logits_softcap = 2e6; }),
+            "model.logits_softcap = 2000000: expected 0 (none) or 0.001 to 1e6");
+  EXPECT_EQ(error(1, [](auto& c) { c.mlp_activation = "relu"; }),
+            "model.mlp_activation = relu: expected silu or gelu_pytorch_tanh");
+  EXPECT_EQ(error(1, [](auto& c) { c.experts = 4, c.mlp_activation = "gelu_pytorch_tanh"; }),
+            "model.mlp_activation = gelu_pytorch_tanh: expected silu where model.experts is above "
+            "0");
   EXPECT_EQ(error(1, [](auto& c) { c.full_attention_freq = 2; }),
             "model.full_attention_freq = 2: expected 0 where model.sliding_window is 0");
   EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.full_attention_freq = 3; }),

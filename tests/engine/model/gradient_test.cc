@@ -103,6 +103,20 @@ const QkvVariant kQkvVariants[] = {
      "self_attn.sinks"},
     {"sinks_parallel_block", true, [](ModelConfig& c) { c.attention_sinks = c.qk_norm = true; },
      "self_attn.sinks"},
+    {"caps_and_gelu", false,
+     [](ModelConfig& c) {
+       c.attention_softcap = 0.5, c.logits_softcap = 2;
+       c.mlp_activation = "gelu_pytorch_tanh";
+       c.tie_word_embeddings = true;
+     },
+     "mlp.gate_proj.weight"},
+    {"local_rotation", true,
+     [](ModelConfig& c) {
+       c.sliding_window = 5, c.full_attention_freq = 2;
+       c.rope_local_theta = 50, c.rope_scaling.type = "linear", c.rope_scaling.factor = 4;
+       c.mlp_activation = "gelu_pytorch_tanh", c.attention_softcap = 2;
+     },
+     "self_attn.k_proj.weight"},
     {"factors", false,
      [](ModelConfig& c) {
        c.embedding_multiplier = 3, c.residual_multiplier = 0.5, c.attention_multiplier = 0.7;

@@ -108,7 +108,17 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   EXPECT_EQ(error(),
             "model.attention_sinks: sinks of heads: GPUs have no kernel of attention: expected "
             "--device cpu");
-  c.attention_sinks = false;
+  c.attention_sinks = false, c.mlp_activation = "gelu_pytorch_tanh";
+  EXPECT_EQ(error(),
+            "model.mlp_activation: another function than silu: GPUs have no kernel of swiglu: "
+            "expected --device cpu");
+  c.attention_softcap = 50;
+  EXPECT_EQ(error(),
+            "model.attention_softcap: capped scores: GPUs have no kernel of attention: expected "
+            "--device cpu");
+  c.mlp_activation = "silu", c.attention_softcap = 0, c.logits_softcap = 30;
+  EXPECT_EQ(error(), "model.logits_softcap: GPUs have no kernel of it: expected --device cpu");
+  c.logits_softcap = 0;
   c.rotary_dim = 8;
   EXPECT_EQ(error(),
             "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "

@@ -62,8 +62,8 @@ class KvCache {
  private:
   Exec exec_;
   Size size_;
-  /// By window and Op::rotates.
-  std::map<std::pair<int64_t, bool>, std::unique_ptr<PagedAttention>> attentions_;
+  /// By window and rotation.
+  std::map<std::pair<int64_t, program::Rotation>, std::unique_ptr<PagedAttention>> attentions_;
   std::vector<Layer> layers_;  // by branch, empty without attention
   Activation inputs_;  ///< [sequences of rows | positions of rows | pages], each of max size
   Upload upload_;

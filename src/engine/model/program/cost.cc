@@ -145,6 +145,9 @@ void check_gpu_operations(const ModelConfig& c) {
     throw ConfigError(
         fmt::format("{}: GPUs have no kernel of {}: expected --device cpu", keys, op.row->name));
   });
+  if (c.logits_softcap > 0) {
+    throw ConfigError("model.logits_softcap: GPUs have no kernel of it: expected --device cpu");
+  }
 }
 
 void check_gpus(const ModelConfig& c, int64_t tp) {

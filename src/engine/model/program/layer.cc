@@ -72,6 +72,11 @@ Features divided(int64_t units, int64_t width = 1) {
   return {units, width, Division::divided};
 }
 
+Rotation rotation_of(const ModelConfig& c, int64_t layer) {
+  if (!c.has_rope(layer)) return Rotation::none;
+  return c.rope_local_theta > 0 && c.window(layer) > 0 ? Rotation::local : Rotation::usual;
+}
+
 void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
   const Features heads = divided(c.heads, c.head_dim), head{c.head_dim},
                  kv_heads{c.kv_heads, c.head_dim, Division::shared};
@@ -98,8 +103,7 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
           {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
   }
   if (c.out_bias) b.add_sum_bias("self_attn.o_proj.bias");
-  const bool rotates = c.has_rope(layer);
-  if (rotates && (c.rope_interleaved || c.rotary_features() != c.head_dim)) {
+  if (c.has_rope(layer) && (c.rope_interleaved || c.rotary_features() != c.head_dim)) {
     b.add({&kRotaryOrder, {q, k}, {q, k}});
   }
   const ValueId log_sums = b.branch.add({.name = "log_sums",
@@ -114,7 +118,7 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
          .in = {q, k, v},
          .out = {out, log_sums},
          .window = c.window(layer),
-         .rotates = rotates},
+         .rotation = rotation_of(c, layer)},
         sinks);
 }
 

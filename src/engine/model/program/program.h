@@ -81,16 +81,24 @@ struct Weight {
   std::string name_of(int64_t expert) const;
 };
 
+/// Rotary embedding of a layer.
+enum class Rotation : uint8_t {
+  none,
+  usual,  ///< rope_theta, scaled
+  local,  ///< rope_local_theta
+};
+constexpr size_t kNumRotations = 3;
+
 struct OpRow;
 
 /// One operation of a branch, with the numbers of its operands, results and weights.
 struct Op {
   const OpRow* row;
   std::vector<ValueId> in, out;
-  std::vector<size_t> weights = {};  ///< attention: of its sinks, if it has them
-  int64_t copies = 1;                ///< sets of such weights: the experts
-  int64_t window = 0;                ///< sliding window of the attention; 0: none
-  bool rotates = true;               ///< attention: q and k have a rotary embedding
+  std::vector<size_t> weights = {};     ///< attention: of its sinks, if it has them
+  int64_t copies = 1;                   ///< sets of such weights: the experts
+  int64_t window = 0;                   ///< sliding window of the attention; 0: none
+  Rotation rotation = Rotation::usual;  ///< rotary embedding of attention's q and k
 };
 
 /// Residual branch: a norm, its operations and the additions to the residual stream.

@@ -26,7 +26,8 @@ struct AttentionOp {
     return double(program.columns(op.in.front()).count()) * (2 * w - w * w / double(seq));
   }
   static const char* needs_cpu(const ModelConfig& c) {
-    return c.attention_sinks ? "model.attention_sinks: sinks of heads" : nullptr;
+    if (c.attention_sinks) return "model.attention_sinks: sinks of heads";
+    return c.attention_softcap > 0 ? "model.attention_softcap: capped scores" : nullptr;
   }
   static std::string refusal(const BranchProgram&, const Op&, const ModelConfig& c, int64_t) {
     const std::string unaligned = refuse_unless_multiple("head_dim", c.head_dim, 8);
