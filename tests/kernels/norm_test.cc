@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/divided_norm.h"
 #include "kernels/elementwise.h"
 #include "tests/kernels/reference.h"
 
@@ -66,6 +67,104 @@ TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
     for (size_t i = 0; i < dweight_numeric.size(); ++i) dweight_numeric[i] += dweight_start[i];
     EXPECT_LE(relative_error(dx.values(), dx_numeric), 1e-5) << rows << " x " << hidden;
     EXPECT_LE(relative_error(dweight.values(), dweight_numeric), 1e-5);
+  }
+}
+
+TEST_P(RmsNorm, WithoutAWeightIsRounding) {
+  constexpr int kRows = 3, kHidden = 7;
+  Matrix x(DType::f32, kRows, kHidden), branch(GetParam(), kRows, kHidden);
+  Matrix y(DType::f32, kRows, kHidden), sum(DType::f32, kRows, kHidden);
+  Matrix out(GetParam(), kRows, kHidden), expected(GetParam(), kRows, kHidden);
+  x.fill("x"), branch.fill("branch");
+  rms_norm_forward(Exec{}, x.tensor, {}, kEps, out.tensor, {});
+  cast(Exec{}, x.tensor, expected.tensor);
+  EXPECT_EQ(out.values(), expected.values());
+  add_rms_norm_forward(Exec{}, x.tensor, branch.tensor, {}, kEps, y.tensor, out.tensor, {});
+  add(Exec{}, x.tensor, branch.tensor, sum.tensor);
+  cast(Exec{}, sum.tensor, expected.tensor);
+  EXPECT_EQ(y.values(), sum.values());
+  EXPECT_EQ(out.values(), expected.values());
+
+  Matrix rounded(DType::bf16, kRows, kHidden), bf16(DType::bf16, kRows, kHidden);
+  rms_norm_backward(Exec{}, x.tensor, {}, {}, branch.tensor, x.tensor, {}, {}, rounded.tensor);
+  cast(Exec{}, sum.tensor, bf16.tensor);
+  EXPECT_EQ(x.values(), sum.values());
+  EXPECT_EQ(rounded.values(), bf16.values());
+}
+
+/// Columns [begin, begin + count) of a matrix of doubles.
+Doubles slice(const Doubles& all, int64_t columns, int64_t begin, int64_t count) {
+  Doubles found;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const int64_t column = int64_t(i) % columns;
+    if (column >= begin && column < begin + count) found.push_back(all[i]);
+  }
+  return found;
+}
+
+TEST_P(RmsNorm, OfDividedColumnsMatchesReferenceAndDifferences) {
+  struct Rank {
+    int64_t begin;
+    Matrix rows, unnormalized, drows, weight, dweight, inverse_rms, products;
+  };
+  const Tensor none;
+  for (const auto& [rows, split, columns] : {std::array{1, 1, 2}, {3, 5, 16}, {2, 48, 96}}) {
+    Matrix x(GetParam(), rows, columns), weight(DType::f32, 1, columns),
+        dout(GetParam(), rows, columns);
+    x.fill("x", 2), weight.fill("weight"), dout.fill("dout");
+    std::vector<Rank> ranks;
+    for (const auto& [begin, end] : {std::pair{0, split}, {split, columns}}) {
+      const int64_t n = end - begin;
+      ranks.push_back({begin, Matrix(GetParam(), rows, n, n + 3),
+                       Matrix(GetParam(), rows, n, n + 1), Matrix(GetParam(), rows, n),
+                       Matrix(DType::f32, 1, n), Matrix(DType::f32, 1, n),
+                       Matrix(DType::f32, 1, rows), Matrix(DType::f32, 1, rows)});
+      Rank& r = ranks.back();
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t row = 0; row < rows; ++row) {
+          r.rows.set(row, i, x.get(row, begin + i)), r.drows.set(row, i, dout.get(row, begin + i));
+        }
+        r.weight.set(0, i, weight.get(0, begin + i)), r.dweight.set(0, i, 1);
+      }
+    }
+    const DividedNorm norm{columns, kEps};
+    const auto vector = [](const Matrix& m) {
+      return Tensor(m.tensor.data(), DType::f32, {m.tensor.dim(1)});
+    };
+    const auto sum = [&](Matrix Rank::*sums) {
+      add(Exec{}, (ranks[0].*sums).tensor, (ranks[1].*sums).tensor, (ranks[0].*sums).tensor);
+      cast(Exec{}, (ranks[0].*sums).tensor, (ranks[1].*sums).tensor);
+    };
+    for (const Rank& r : ranks) divided_norm_squares(Exec{}, r.rows.tensor, vector(r.inverse_rms));
+    sum(&Rank::inverse_rms);
+    const Doubles expected = reference(x.values(), weight.values());
+    for (const Rank& r : ranks) {
+      divided_norm_forward(Exec{}, vector(r.weight), norm, r.rows.tensor, vector(r.inverse_rms),
+                           r.unnormalized.tensor);
+      const int64_t n = r.rows.tensor.dim(1);
+      EXPECT_LE(relative_error(r.rows.values(), slice(expected, columns, r.begin, n)),
+                tolerance(GetParam()));
+      EXPECT_EQ(r.unnormalized.values(), slice(x.values(), columns, r.begin, n));
+      divided_norm_products(Exec{}, vector(r.weight), r.unnormalized.tensor, r.drows.tensor,
+                            vector(r.products));
+    }
+    sum(&Rank::products);
+    const Doubles dx = numeric_gradient(x.values(), [&](const Doubles& v) {
+      return dot(reference(v, weight.values()), dout.values());
+    });
+    Doubles dweight = numeric_gradient(weight.values(), [&](const Doubles& v) {
+      return dot(reference(x.values(), v), dout.values());
+    });
+    for (double& each : dweight) each += 1;  // what was there
+    for (const Rank& r : ranks) {
+      divided_norm_backward(Exec{}, vector(r.weight), norm, r.unnormalized.tensor,
+                            vector(r.inverse_rms), vector(r.products), r.drows.tensor,
+                            vector(r.dweight));
+      const int64_t n = r.rows.tensor.dim(1);
+      EXPECT_LE(relative_error(r.drows.values(), slice(dx, columns, r.begin, n)),
+                GetParam() == DType::f32 ? 2e-5 : tolerance(GetParam()));
+      EXPECT_LE(relative_error(r.dweight.values(), slice(dweight, columns, r.begin, n)), 2e-5);
+    }
   }
 }
 

@@ -42,6 +42,8 @@ struct ModelConfig {
   bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
   bool mlp_bias = false;  ///< gate, up and down have biases
   bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
+  bool qk_norm_all_heads = false;     ///< all heads of q at once, and all of k (OLMo2)
+  std::string norm_position = "pre";  ///< norms before branches, or "post": of their sums (OLMo2)
 
   // Factors (Granite).
   double embedding_multiplier = 1;  ///< of embeddings
@@ -81,6 +83,8 @@ struct ModelConfig {
   double stream_eps() const { return norm_eps / (embedding_multiplier * embedding_multiplier); }
   /// Factor of what a branch adds to it.
   double branch_scale() const { return residual_multiplier / embedding_multiplier; }
+  bool has_pre_norm() const { return norm_position != "post"; }
+  bool has_post_norm() const { return norm_position != "pre"; }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }

@@ -86,7 +86,7 @@ Head::Head(ModelContext& c)
   if (c.options.head_rows > 0) chunk_.emplace(c, rows_);
 }
 
-Tensor Head::norm_weight() const {
+NormWeight Head::norm_weight() const {
   const Tensor weight = context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
   if (context_.config.logits_scaling == 1) return weight;
   const Tensor scaled(scaled_norm_->data(), DType::f32, {weight.elements()}, weight.device());

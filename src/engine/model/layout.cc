@@ -128,15 +128,18 @@ void ModelLayout::add_branch(program::BranchProgram program, const std::string& 
     b.columns.push_back(columns);
   }
   assign_offsets(b, tp, rank);
+  const size_t first = parameters.size();
   for (size_t i = 0; i < b.offsets.size(); ++i) {
     if (b.offsets[i] < 0) continue;
     const program::Weight& w = b.program.weights[i];
     parameters.push_back(make_parameter(w, layer + w.name, b.offsets[i], b.out.columns, tp, rank));
   }
+  parameters[first].begins_layer = !b.has_norm();
   branches.push_back(std::move(b));
 }
 
-/// The norm, the matrices of the two GEMMs, then the weights of the other operations.
+/// The norm, if it is before the branch, the matrices of the two GEMMs, then the weights of the
+/// other operations.
 void ModelLayout::assign_offsets(BranchLayout& b, int tp, int rank) {
   const program::BranchProgram& program = b.program;
   const int64_t hidden = program.columns(program::kXNorm).count();

@@ -38,17 +38,25 @@ void backward_row(const float* x, const float* weight, float scale, const T* dou
   }
 }
 
+template <typename T, typename D>
+void add_row(const T* dout, int64_t n, D* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    dx[i] = cpu::from_f32<D>(cpu::to_f32(dx[i]) + cpu::to_f32(dout[i]));
+  }
+}
+
 }  // namespace
 
-void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
+void rms_norm_forward(const Tensor& x, const NormWeight& weight, double eps, const Tensor& out,
                       const Tensor& inverse_rms) {
   const ScopedSpan span(SpanKind::compute, "rms_norm");
   cpu::with_type(out.dtype(), "rms_norm", [&]<typename T>(T) {
     cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         inverse_rms.as<float>()[row] =
-            forward_row(x.as<const float>() + row * x.stride(0), weight.as<const float>(), x.dim(1),
-                        eps, out.as<T>() + row * out.stride(0));
+            forward_row(x.as<const float>() + row * x.stride(0), weight.values.as<const float>(),
+                        x.dim(1), eps, out.as<T>() + row * out.stride(0));
       }
     });
   });
@@ -65,16 +73,20 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& o
   });
 }
 
-void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
+void rms_norm_backward(const Tensor& x, const NormWeight& weight, const Tensor& inverse_rms,
                        const Tensor& dout, const Tensor& dx, const Tensor& dweight,
                        const Tensor& dx_bf16) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_backward");
   const auto add_rows = [&]<typename T, typename D>(T, D) {
     for (int64_t row = 0; row < x.dim(0); ++row) {  // one thread: rows share dweight
       D* const of_row = dx.as<D>() + row * dx.stride(0);
-      backward_row(x.as<float>() + row * x.stride(0), weight.as<float>(),
-                   inverse_rms.as<float>()[row], dout.as<T>() + row * dout.stride(0), x.dim(1),
-                   of_row, dweight.as<float>());
+      const T* const d = dout.as<T>() + row * dout.stride(0);
+      if (weight.has_norm()) {
+        backward_row(x.as<float>() + row * x.stride(0), weight.values.as<float>(),
+                     inverse_rms.as<float>()[row], d, x.dim(1), of_row, dweight.as<float>());
+      } else {
+        add_row(d, x.dim(1), of_row);
+      }
       if (!dx_bf16.data()) continue;
       BFloat16* to = dx_bf16.as<BFloat16>() + row * dx_bf16.stride(0);
 #pragma omp simd

@@ -100,6 +100,17 @@ const QkvVariant kQkvVariants[] = {
        c.logits_scaling = 0.25;
      },
      "mlp.down_proj.weight"},
+    {"norms_after", false, [](ModelConfig& c) { c.norm_position = "post"; },
+     "post_feedforward_layernorm.weight"},
+    {"norms_after_and_of_all_heads", false,
+     [](ModelConfig& c) {
+       c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = true;
+       c.qkv_bias = c.out_bias = true;
+     },
+     "self_attn.k_norm.weight"},
+    {"norms_before_and_after", false,
+     [](ModelConfig& c) { c.norm_position = "both", c.embedding_multiplier = 3; },
+     "pre_feedforward_layernorm.weight"},
 };
 class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
  protected:

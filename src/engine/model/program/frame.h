@@ -5,11 +5,11 @@
 // bitwise equal.
 #pragma once
 
-#include <array>
 #include <functional>
 
 #include "engine/model/views.h"
 #include "engine/model/weights.h"
+#include "kernels/norm.h"
 
 namespace tandem {
 
@@ -28,7 +28,9 @@ struct LayerView {
   const Weights& weights;
   Exec exec;
 
-  Tensor norm(const BranchLayout& branch) const {
+  /// Weight of the norm before a branch, if it has one.
+  NormWeight norm(const BranchLayout& branch) const {
+    if (!branch.has_norm()) return {};
     return weights.vector(branch.begin, config.hidden);
   }
   LayerWeight weight(const WeightMatrix& matrix) const { return {weights.matrix(matrix), matrix}; }
@@ -42,6 +44,8 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void forward(const Op& op, const Frame& frame) = 0;
+  /// Replaces `terms`, f32, by their sums over the TP ranks.
+  virtual void sum_over_ranks(const Tensor& terms) = 0;
 
   // Training only.
   virtual void backward(const Op&, const BackwardFrame&) {}
@@ -80,8 +84,9 @@ struct BackwardFrame : Frame {
 
 /// Runs the operations that change the sum of the row-parallel GEMM, this rank's rows. A runner
 /// calls it before it adds a complete sum to the residual stream.
-void finish_sum(const LayerView& view, const BranchLayout& branch, const Tensor& sum);
-/// Runs the norm of frame.x, or the operations after it.
+void finish_sum(const LayerView& view, const BranchLayout& branch, const Values& values,
+                const Tensor& sum);
+/// Runs the first operation, on frame.x, or those after it.
 void run_norm(Frame& frame);
 void run_normalized(Frame& frame);
 /// Runs the operations after the norm of a branch with experts: those before the router are in

@@ -62,6 +62,9 @@ MODELS_5 = {
     "granite": ("granite", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.4,
                                 logits_scaling=4.0, tie_word_embeddings=True)),
     "ernie4_5": ("ernie4_5", dict(head_dim=16)),
+    "olmo2": ("olmo2", dict()),
+    "olmo2_bias": ("olmo2", dict(attention_bias=True, tie_word_embeddings=True, num_key_value_heads=4,
+                                 rope_scaling=LLAMA3, rope_theta=500000.0)),
     "ernie4_5_bias": ("ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False)),
 }
 
@@ -148,7 +151,7 @@ def make_models(path):
 GRADIENTS = {"llama3, form 4": "llama3", "mistral, form 5": "mistral", "mixtral, form 4": "mixtral",
              "qwen2, form 4": "qwen2", "qwen2_moe, form 4": "qwen2_moe"}
 GRADIENTS |= {f"{name}, form 5": name for name in (
-    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5")}
+    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5", "olmo2")}
 
 
 def window_mask(count, window):
