@@ -7,11 +7,16 @@
 
 namespace tandem {
 
+const Tensor& NormWeight::on_gpu() const {
+  if (offset != 0) throw Unsupported("norm with an offset of its weights: expected CPU ranks");
+  return values;
+}
+
 void rms_norm_forward(const Exec& exec, const Tensor& x, const NormWeight& weight, double eps,
                       const Tensor& out, const Tensor& inverse_rms) {
   if (!weight.has_norm()) return cast(exec, x, out);
   if (exec.on_gpu()) {
-    return gpu::rms_norm_forward(exec.stream, x, weight.values, eps, out, inverse_rms);
+    return gpu::rms_norm_forward(exec.stream, x, weight.on_gpu(), eps, out, inverse_rms);
   }
   cpu::rms_norm_forward(x, weight, eps, out, inverse_rms);
 }
@@ -20,7 +25,7 @@ void add_rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& branc
                           const NormWeight& weight, double eps, const Tensor& y, const Tensor& out,
                           const Tensor& inverse_rms) {
   if (exec.on_gpu() && weight.has_norm()) {
-    return gpu::add_rms_norm_forward(exec.stream, x, branch, weight.values, eps, y, out,
+    return gpu::add_rms_norm_forward(exec.stream, x, branch, weight.on_gpu(), eps, y, out,
                                      inverse_rms);
   }
   add(exec, x, branch, y);
@@ -42,7 +47,7 @@ void rms_norm_backward(const Exec& exec, const Tensor& x, const NormWeight& weig
                        const Tensor& dweight, const Tensor& partial_sums, const Tensor& dx_bf16) {
   if (exec.on_gpu()) {
     if (!weight.has_norm()) throw Unsupported("gradient without a norm: expected CPU ranks");
-    return gpu::rms_norm_backward(exec.stream, x, weight.values, inverse_rms, dout, dx, dweight,
+    return gpu::rms_norm_backward(exec.stream, x, weight.on_gpu(), inverse_rms, dout, dx, dweight,
                                   partial_sums, dx_bf16);
   }
   cpu::rms_norm_backward(x, weight, inverse_rms, dout, dx, dweight, dx_bf16);

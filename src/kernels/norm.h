@@ -1,4 +1,4 @@
-// RMSNorm by rows: out = x / sqrt(mean(x^2) + eps) * weight. Statistics and the residual stream x
+// RMSNorm by rows: out = x / sqrt(mean(x^2) + eps) * factor. Statistics and the residual stream x
 // are f32; out and its gradient are f32 or bf16.
 #pragma once
 
@@ -6,13 +6,18 @@
 
 namespace tandem {
 
-/// Weight of a norm, f32 [hidden]. Without dimensions there is no norm: out is x, rounded to its
-/// dtype, and dx += dout.
+/// Weights of a norm, f32 [hidden], whose factors are offset + weight. An offset is for CPU ranks.
+/// Without dimensions there is no norm: out is x, rounded to its dtype, and dx += dout.
 struct NormWeight {
   NormWeight() = default;
-  NormWeight(const Tensor& values_) : values(values_) {}
+  NormWeight(const Tensor& values_, float offset_ = 0) : values(values_), offset(offset_) {}
   bool has_norm() const { return values.dims() > 0; }
+  int64_t elements() const { return values.elements(); }
+  /// Throws Unsupported for an offset.
+  const Tensor& on_gpu() const;
+
   Tensor values;
+  float offset = 0;
 };
 
 /// x: f32 [rows, hidden]; out: [rows, hidden]; inverse_rms: f32 [rows], saved for the backward

@@ -43,6 +43,7 @@ struct ModelConfig {
   bool mlp_bias = false;  ///< gate, up and down have biases
   bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
   bool qk_norm_all_heads = false;     ///< all heads of q at once, and all of k (OLMo2)
+  bool zero_centered_norms = false;   ///< norms multiply by 1 + weight (Gemma)
   std::string norm_position = "pre";  ///< norms before branches, or "post": of their sums (OLMo2)
 
   // Factors (Granite).
@@ -83,6 +84,7 @@ struct ModelConfig {
   double stream_eps() const { return norm_eps / (embedding_multiplier * embedding_multiplier); }
   /// Factor of what a branch adds to it.
   double branch_scale() const { return residual_multiplier / embedding_multiplier; }
+  float initial_norm() const { return zero_centered_norms ? 0 : 1; }
   bool has_pre_norm() const { return norm_position != "post"; }
   bool has_post_norm() const { return norm_position != "pre"; }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }

@@ -242,7 +242,7 @@ const ModelFamily& find_variant(const ModelConfig& c) {
 /// Norms of other families than OLMo2 are before branches.
 const ModelFamily& find_norm_variant(const ModelConfig& c) {
   const bool has_other = is_variant(c) || c.experts > 0 || c.sliding_window > 0 || c.mlp_bias ||
-                         c.qkv_bias != c.out_bias;
+                         c.qkv_bias != c.out_bias || c.zero_centered_norms;
   return c.norm_position == "post" && c.qk_norm_all_heads && !has_other ? kOlmo2 : kTandem;
 }
 
@@ -254,7 +254,9 @@ const ModelFamily& find_family(const ModelConfig& c) {
   if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }
-  if (c.has_post_norm() || c.qk_norm_all_heads) return find_norm_variant(c);
+  if (c.has_post_norm() || c.qk_norm_all_heads || c.zero_centered_norms) {
+    return find_norm_variant(c);
+  }
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);
   if (c.qkv_bias || c.qk_norm) return find_qwen_family(c);
   if (c.first_window_layer > 0 || c.shared_ffn > 0) return kTandem;

@@ -92,6 +92,7 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("qk_norm", c.qk_norm);
   visit("qk_norm_all_heads", c.qk_norm_all_heads);
   visit("norm_position", c.norm_position);
+  visit("zero_centered_norms", c.zero_centered_norms);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
 }

@@ -64,6 +64,8 @@ constexpr Key<ModelConfig> kModelKeys[] = {
     {"qk_norm", &ModelConfig::qk_norm, kAny, "norms of q's and k's heads (Qwen3)"},
     {"qk_norm_all_heads", &ModelConfig::qk_norm_all_heads, kAny,
      "with model.qk_norm: one norm of all heads of q, one of all of k (OLMo2)"},
+    {"zero_centered_norms", &ModelConfig::zero_centered_norms, kAny,
+     "norms multiply by 1 + weight, and weights are 0 at first (Gemma)"},
     {"norm_position", &ModelConfig::norm_position, one_of("pre", "post", "both"),
      "norms before branches, of their sums before they are added (OLMo2), or both"},
     {"embedding_multiplier", &ModelConfig::embedding_multiplier, Range(1e-6, 1e6),

@@ -90,8 +90,13 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
   }
   final_norm = size;
   add_if(layers.head, [&] {
-    parameters.push_back(
-        {"model.norm.weight", {c.hidden}, {.count = c.hidden}, reserve(c.hidden), 1, false});
+    parameters.push_back({"model.norm.weight",
+                          {c.hidden},
+                          {.count = c.hidden},
+                          reserve(c.hidden),
+                          1,
+                          false,
+                          c.initial_norm()});
     head = embedding;
     if (c.tie_word_embeddings) return;
     head = {reserve(vocab * c.hidden), vocab, c.hidden};

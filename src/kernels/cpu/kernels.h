@@ -20,16 +20,16 @@ void rms_norm_backward(const Tensor& x, const NormWeight& weight, const Tensor& 
                        const Tensor& dx_bf16);
 void add_bias(const Tensor& bias, const Tensor& rows);
 void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate);
-void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
+void rms_norm_heads(const NormWeight& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized);
-void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, double eps,
+void rms_norm_heads_backward(const Tensor& unnormalized, const NormWeight& weight, double eps,
                              const Tensor& drows, const Tensor& dweight);
 void divided_norm_squares(const Tensor& rows, const Tensor& sums);
-void divided_norm_forward(const Tensor& weight, const DividedNorm& norm, const Tensor& rows,
+void divided_norm_forward(const NormWeight& weight, const DividedNorm& norm, const Tensor& rows,
                           const Tensor& sums, const Tensor& unnormalized);
-void divided_norm_products(const Tensor& weight, const Tensor& unnormalized, const Tensor& drows,
-                           const Tensor& sums);
-void divided_norm_backward(const Tensor& weight, const DividedNorm& norm,
+void divided_norm_products(const NormWeight& weight, const Tensor& unnormalized,
+                           const Tensor& drows, const Tensor& sums);
+void divided_norm_backward(const NormWeight& weight, const DividedNorm& norm,
                            const Tensor& unnormalized, const Tensor& inverse_rms,
                            const Tensor& sums, const Tensor& drows, const Tensor& dweight);
 void gate_rows(const Tensor& gate, const Tensor& rows);

@@ -247,6 +247,9 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
   EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", false); }), "tandem");
   EXPECT_EQ(type_of([&](auto& c) { norms(c, "both", true); }), "tandem");
   EXPECT_EQ(type_of([&](auto& c) { norms(c, "pre", true); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.zero_centered_norms = true; }),
+            "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.zero_centered_norms = true; }), "tandem");
 }
 
 TEST(ModelConfig, KeysOfVariantsAreChecked) {

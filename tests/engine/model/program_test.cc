@@ -133,6 +133,10 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   EXPECT_EQ(error(),
             "model.qk_norm_all_heads: norms of all heads at once: GPUs have no kernel of "
             "qk_norm_all_heads: expected --device cpu");
+  c.qk_norm_all_heads = false, c.zero_centered_norms = true;
+  EXPECT_EQ(error(),
+            "model.zero_centered_norms: GPUs have no kernel of norms by 1 + weight: expected "
+            "--device cpu");
 }
 
 }  // namespace

@@ -28,11 +28,15 @@ struct LayerView {
   const Weights& weights;
   Exec exec;
 
-  /// Weight of the norm before a branch, if it has one.
-  NormWeight norm(const BranchLayout& branch) const {
-    if (!branch.has_norm()) return {};
-    return weights.vector(branch.begin, config.hidden);
+  /// Weights of a norm from an offset on.
+  NormWeight norm(int64_t offset, int64_t count) const {
+    return {weights.vector(offset, count), config.zero_centered_norms ? 1.0f : 0.0f};
   }
+  /// Norm before a branch, if it has one, and after all branches.
+  NormWeight norm(const BranchLayout& branch) const {
+    return branch.has_norm() ? norm(branch.begin, config.hidden) : NormWeight();
+  }
+  NormWeight final_norm() const { return norm(layout.final_norm, config.hidden); }
   LayerWeight weight(const WeightMatrix& matrix) const { return {weights.matrix(matrix), matrix}; }
 };
 
@@ -70,8 +74,8 @@ struct Frame {
   const Exec& exec() const { return view.exec; }
   const Tensor& at(ValueId value) const { return values[size_t(value)]; }
   /// Weights of an operation from its first one on, f32 [count].
-  Tensor vector(const Op& op, int64_t count, int64_t begin = 0) const {
-    return view.weights.vector(branch.offset(op) + begin, count);
+  Tensor vector(const Op& op, int64_t count) const {
+    return view.weights.vector(branch.offset(op), count);
   }
 };
 

@@ -19,7 +19,7 @@ struct NormNames {
 /// and `consume` add to, are the operations of `add`, and after `end_gemms` those that follow.
 struct Builder {
   Builder(const ModelConfig& c, const char* name, const NormNames& norm_names)
-      : hidden{c.hidden}, norms(norm_names), branch{name, {}, {}, {}} {
+      : hidden{c.hidden}, norms(norm_names), initial(c.initial_norm()), branch{name, {}, {}, {}} {
     branch.values = {{"x_norm", Rows::local, hidden, recomputed},
                      {.name = "inverse_rms",
                       .rows = Rows::local,
@@ -29,8 +29,11 @@ struct Builder {
                       .by_columns = true},
                      {"hidden", Rows::all, {}, saved},
                      {"inner", Rows::all, {}, recomputed}};
-    if (!c.has_pre_norm()) return add({&kRoundStream, {}, {kXNorm}});
-    add({&kRmsNorm, {}, {kXNorm, kInverseRms}}, {{norms.before, hidden}});
+    if (c.has_pre_norm()) {
+      add({&kRmsNorm, {}, {kXNorm, kInverseRms}}, {{norms.before, hidden, {}, initial}});
+    } else {
+      add({&kRoundStream, {}, {kXNorm}});
+    }
   }
   /// Columns of the column-parallel GEMM's output, by their weight.
   ValueId project(const char* name, const Features& columns, const std::string& matrix) {
@@ -61,7 +64,7 @@ struct Builder {
     const ValueId before = branch.add({"unnormalized sum", Rows::local, hidden, saved}),
                   term = branch.add(
                       {"d_sum_norm", Rows::one, {1, hidden.count()}, scratch, DType::f32});
-    of_sum.push_back({&kSumNorm, {}, {before, term}, {weight({norms.after, hidden})}});
+    of_sum.push_back({&kSumNorm, {}, {before, term}, {weight({norms.after, hidden, {}, initial})}});
   }
   void end_gemms(const ModelConfig& c) {
     branch.ops.insert(branch.ops.begin() + 1, std::move(in));
@@ -77,6 +80,7 @@ struct Builder {
 
   Features hidden;
   NormNames norms;
+  float initial;  ///< weight of norms
   Op in{&kColumnGemm, {kXNorm}, {kHidden}}, out{&kRowGemm, {kInner}, {}};
   std::vector<Op> of_sum;
   BranchProgram branch;
@@ -102,7 +106,8 @@ void add_qk_norms(const ModelConfig& c, ValueId q, ValueId k, Builder& b) {
     sums.name = "products of q and k", sums.life = scratch;
     const ValueId products = b.branch.add(sums);
     return b.add({&kQkNormAllHeads, {q, k}, {q_before, k_before, inverse_rms, products}},
-                 {{"self_attn.q_norm.weight", heads}, {"self_attn.k_norm.weight", kv_heads}});
+                 {{"self_attn.q_norm.weight", heads, {}, b.initial},
+                  {"self_attn.k_norm.weight", kv_heads, {}, b.initial}});
   }
   const ValueId partial_sums = b.branch.add({"partial sums of d_qk_norm",
                                              Rows::one,
@@ -111,7 +116,8 @@ void add_qk_norms(const ModelConfig& c, ValueId q, ValueId k, Builder& b) {
                                              DType::f32}),
                 sums = b.branch.add({"d_qk_norm", Rows::one, {2, c.head_dim}, scratch, DType::f32});
   b.add({&kQkNorm, {q, k}, {q_before, k_before, partial_sums, sums}},
-        {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
+        {{"self_attn.q_norm.weight", head, {}, b.initial},
+         {"self_attn.k_norm.weight", head, {}, b.initial}});
 }
 
 void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {

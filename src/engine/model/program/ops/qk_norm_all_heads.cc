@@ -21,8 +21,8 @@ Tensor row(const Tensor& sums, size_t i) {
 struct QkNormAllHeads {
   static constexpr const char* cpu_only = "model.qk_norm_all_heads: norms of all heads at once";
 
-  static Tensor weight(const Op& op, const Frame& f, size_t i) {
-    return f.view.weights.vector(f.branch.offsets[op.weights[i]], f.at(op.in[i]).dim(1));
+  static NormWeight weight(const Op& op, const Frame& f, size_t i) {
+    return f.view.norm(f.branch.offsets[op.weights[i]], f.at(op.in[i]).dim(1));
   }
   static void forward(const Op& op, Frame& f) {
     const Tensor& saved = f.at(op.out[2]);
@@ -66,7 +66,7 @@ struct QkNormAllHeads {
         placement::gemm(products, d.constant("ones, each column", placement::kRows),
                         d.name(std::string(sum) + ", local columns"));
     d.add(local);
-    d.add(placement::all_reduce(local, placement::kTp, d.name(sum)));
+    d.add(placement::all_reduce(local, kTp, d.name(sum)));
   }
   static void declare(const Op&, Declaration& d) {
     const PlacedTensor hidden = d.values[kHidden];

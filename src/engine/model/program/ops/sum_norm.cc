@@ -12,14 +12,15 @@ struct SumNorm {
 
   static void finish(const Op& op, const LayerView& view, const BranchLayout& branch,
                      const Values& values, const Tensor& sum) {
-    rms_norm_heads(view.exec, view.weights.vector(branch.offset(op), sum.dim(1)),
-                   view.config.norm_eps, sum, values[size_t(op.out[0])]);
+    rms_norm_heads(view.exec, view.norm(branch.offset(op), sum.dim(1)), view.config.norm_eps, sum,
+                   values[size_t(op.out[0])]);
   }
   static void backward(const Op& op, BackwardFrame& f) {
     const Tensor& term = f.at(op.out[1]);
     const Tensor flat(term.data(), DType::f32, {term.elements()}, term.device());
     clear(f.exec(), term);
-    rms_norm_heads_backward(f.exec(), f.at(op.out[0]), f.vector(op, flat.elements()),
+    rms_norm_heads_backward(f.exec(), f.at(op.out[0]),
+                            f.view.norm(f.branch.offset(op), flat.elements()),
                             f.view.config.norm_eps, f.d_sum, flat);
     f.run.sum_gradient(term, f.branch.offset(op));
   }
