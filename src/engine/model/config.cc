@@ -98,6 +98,32 @@ void check_functions(const ModelConfig& c) {
   }
 }
 
+void check_norms(const ModelConfig& c) {
+  if (!(c.norm_eps >= kMinEpsilon && c.norm_eps <= 1)) {
+    throw ConfigError(
+        fmt::format("model.norm_eps = {}: expected {} to 1", c.norm_eps, kMinEpsilon));
+  }
+  const std::string& position = c.norm_position;
+  if (position != "pre" && position != "post" && position != "both") {
+    throw ConfigError(
+        fmt::format("model.norm_position = {}: expected pre, post or both", printable(position)));
+  }
+  if (c.qk_norm_all_heads && !c.qk_norm) {
+    throw ConfigError("model.qk_norm_all_heads = true: expected model.qk_norm = true");
+  }
+  const auto expect_pre = [&](const std::string& other) {
+    throw ConfigError(
+        fmt::format("model.norm_position = {}: expected pre where {}", position, other));
+  };
+  if (c.has_post_norm() && c.experts > 0) expect_pre("model.experts is above 0");
+  if (c.has_post_norm() && c.parallel_block) expect_pre("model.parallel_block is true");
+  if (!c.has_pre_norm() && c.embedding_multiplier != 1) {
+    throw ConfigError(
+        fmt::format("model.embedding_multiplier = {}: expected 1 where model.norm_position is post",
+                    c.embedding_multiplier));
+  }
+}
+
 void check_rope(const ModelConfig& c) {
   if (c.no_rope_layer_interval < 0 || c.no_rope_layer_interval == 1) {
     reject("no_rope_layer_interval", c.no_rope_layer_interval, "0 (none) or at least 2");
@@ -203,9 +229,7 @@ void ModelConfig::check(int tp, int ep) const {
   }
   check_rope(*this);
   check_functions(*this);
-  if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
-    throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
-  }
+  check_norms(*this);
   check_factors(*this);
   const double weights = 2 * double(vocab) * double(hidden) + program::layer_parameters(*this);
   if (weights > kMaxParameters) {

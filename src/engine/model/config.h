@@ -40,12 +40,15 @@ struct ModelConfig {
   int64_t rotary_dim = 0;         ///< first features of a head, which rotate; 0: all
   bool rope_interleaved = false;  ///< adjacent features are a pair, not those head_dim / 2 apart
 
-  bool qkv_bias = false;         ///< q, k and v have biases (Qwen2)
-  bool out_bias = false;         ///< and attention's output (Llama's attention_bias)
-  bool mlp_bias = false;         ///< gate, up and down have biases
-  bool qk_norm = false;          ///< each head of q and k is normalized before its rotation (Qwen3)
-  bool attention_sinks = false;  ///< the denominator of a head's softmax also has e^(a learned
-                                 ///< logit) (GPT-OSS)
+  bool qkv_bias = false;  ///< q, k and v have biases (Qwen2)
+  bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
+  bool mlp_bias = false;  ///< gate, up and down have biases
+  bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
+  bool qk_norm_all_heads = false;     ///< all heads of q at once, and all of k (OLMo2)
+  bool zero_centered_norms = false;   ///< norms multiply by 1 + weight (Gemma)
+  std::string norm_position = "pre";  ///< norms before branches, or "post": of their sums (OLMo2)
+  bool attention_sinks = false;       ///< the denominator of a head's softmax also has e^(a learned
+                                      ///< logit) (GPT-OSS)
 
   // Factors (Granite).
   double embedding_multiplier = 1;  ///< of embeddings
@@ -90,6 +93,9 @@ struct ModelConfig {
   double stream_eps() const { return norm_eps / (embedding_multiplier * embedding_multiplier); }
   /// Factor of what a branch adds to it.
   double branch_scale() const { return residual_multiplier / embedding_multiplier; }
+  float initial_norm() const { return zero_centered_norms ? 0 : 1; }
+  bool has_pre_norm() const { return norm_position != "post"; }
+  bool has_post_norm() const { return norm_position != "pre"; }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }

@@ -70,6 +70,12 @@ constexpr FixedKey kFixedErnie45[] = {{"architectures", "[\"Ernie4_5ForCausalLM\
                                       {"hidden_act", "\"silu\""},
                                       {"eos_token_id", "null"},
                                       {"pad_token_id", "null"}};
+constexpr FixedKey kFixedOlmo2[] = {{"architectures", "[\"Olmo2ForCausalLM\"]"},
+                                    {"model_type", "\"olmo2\""},
+                                    {"hidden_act", "\"silu\""},
+                                    {"attention_dropout", "0.0"},
+                                    {"eos_token_id", "null"},
+                                    {"pad_token_id", "null"}};
 constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_layers"};
 constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
@@ -87,6 +93,8 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_window_switch = false,
                              .has_qkv_bias = false,
                              .has_qk_norm = false,
+                             .has_qk_norm_all_heads = false,
+                             .norm_position = "pre",
                              .has_gated_expert = false,
                              .normalizes_top_k = true,
                              .requires_kv_heads = false,
@@ -172,6 +180,14 @@ constexpr ModelFamily make_ernie45() {
   f.has_parallel_block = false;
   return f;
 }
+constexpr ModelFamily make_olmo2() {
+  ModelFamily f = kLlama;
+  f.name = "olmo2", f.fixed = kFixedOlmo2;
+  f.has_qk_norm = f.has_qk_norm_all_heads = true;
+  f.norm_position = "post";
+  f.has_mlp_bias = f.has_parallel_block = false;
+  return f;
+}
 constexpr ModelFamily make_tandem() {
   ModelFamily f = make_mixtral();
   f.name = "tandem", f.fixed = kFixedTandem;
@@ -185,10 +201,10 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen2Moe = with_experts(kQwen2, "qwen2_moe", kFixedQwen2Moe),
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
                       kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
-                      kErnie45 = make_ernie45(), kTandem = make_tandem();
-constexpr std::array kFamilies = {&kLlama, &kMistral,  &kMixtral,  &kQwen2,
-                                  &kQwen3, &kQwen2Moe, &kQwen3Moe, &kSmolLm3,
-                                  &kPhi3,  &kGranite,  &kErnie45,  &kTandem};
+                      kErnie45 = make_ernie45(), kOlmo2 = make_olmo2(), kTandem = make_tandem();
+constexpr std::array kFamilies = {&kLlama,    &kMistral,  &kMixtral, &kQwen2, &kQwen3,
+                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,  &kGranite,
+                                  &kErnie45,  &kOlmo2,    &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
@@ -228,6 +244,13 @@ const ModelFamily& find_variant(const ModelConfig& c) {
   return c.no_rope_layer_interval > 0 ? kSmolLm3 : kLlama;
 }
 
+/// Norms of other families than OLMo2 are before branches.
+const ModelFamily& find_norm_variant(const ModelConfig& c) {
+  const bool has_other = is_variant(c) || c.experts > 0 || c.sliding_window > 0 || c.mlp_bias ||
+                         c.qkv_bias != c.out_bias || c.zero_centered_norms;
+  return c.norm_position == "post" && c.qk_norm_all_heads && !has_other ? kOlmo2 : kTandem;
+}
+
 }  // namespace
 
 const ModelFamily& find_family(const ModelConfig& c) {
@@ -236,6 +259,9 @@ const ModelFamily& find_family(const ModelConfig& c) {
   if (c.parallel_block || has_functions(c) || c.full_attention_freq > 0 ||
       (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
+  }
+  if (c.has_post_norm() || c.qk_norm_all_heads || c.zero_centered_norms) {
+    return find_norm_variant(c);
   }
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);
   if (c.qkv_bias || c.qk_norm) return find_qwen_family(c);

@@ -26,6 +26,8 @@ struct ModelFamily {
   /// Keys of windows: sliding_window; layer_types; use_sliding_window and max_window_layers.
   bool has_window, has_layer_types, has_window_switch;
   bool has_qkv_bias, has_qk_norm;  ///< in all its models
+  bool has_qk_norm_all_heads;      ///< in all its models
+  std::string_view norm_position;  ///< of all its models
   bool has_gated_expert;           ///< a shared expert with a gate, in all its models
   bool normalizes_top_k;           ///< default of norm_topk_prob
   bool requires_kv_heads;          ///< absent otherwise: as many as query heads

@@ -93,6 +93,9 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("fused_projections", c.fused_projections);
   visit("qk_norm", c.qk_norm);
   visit("attention_sinks", c.attention_sinks);
+  visit("qk_norm_all_heads", c.qk_norm_all_heads);
+  visit("norm_position", c.norm_position);
+  visit("zero_centered_norms", c.zero_centered_norms);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
 }
@@ -334,7 +337,9 @@ void parse_members(const Json& root, const ModelFamily& family, ModelConfig& con
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
     bool optional = contains(kOptional, key);
     if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
-    if (key == std::string_view("head_dim")) optional = !family.has_qk_norm;
+    if (key == std::string_view("head_dim")) {
+      optional = !family.has_qk_norm || family.has_qk_norm_all_heads;
+    }
     if (is_set(key) || (!optional && root.contains(key))) {
       member = parse_value<T>(root[key], key, file);
     } else if (!optional) {
@@ -423,15 +428,15 @@ std::string to_json(const ModelConfig& config, DType weights) {
     root["rope_scaling"] = rope_scaling_json(config.rope_scaling);
   }
   if (family.has_all_keys) {
-    for_each_tandem_member(config, [&](const char* key, const auto& value) {
-      if (value) root[key] = value;
-    });
+    const ModelConfig usual;
+    Json defaults;
+    const auto read_default = [&](const char* key, const auto& value) { defaults[key] = value; };
+    const auto write_other = [&](const char* key, const auto& value) {
+      if (defaults[key] != Json(value)) root[key] = value;
+    };
+    for_each_tandem_member(usual, read_default), for_each_factor(usual, read_default);
+    for_each_tandem_member(config, write_other), for_each_factor(config, write_other);
     root[kActivation] = config.mlp_activation;
-    for_each_factor(config, [&](const char* key, double value) {
-      const bool is_default =
-          key == std::string_view("attention_multiplier") ? value == 0 : value == 1;
-      if (!is_default) root[key] = value;
-    });
   }
   if (config.full_attention_freq > 0) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
@@ -463,6 +468,8 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   config.aux_loss_coeff = family.aux_loss_coeff;
   config.qkv_bias = family.has_qkv_bias;
   config.qk_norm = family.has_qk_norm;
+  config.qk_norm_all_heads = family.has_qk_norm_all_heads;
+  config.norm_position = family.norm_position;
   config.shared_expert_gate = family.has_gated_expert;
   config.fused_projections = family.has_fused_projections;
   config.rope_interleaved = family.has_interleaved_rope;

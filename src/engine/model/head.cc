@@ -87,12 +87,14 @@ Head::Head(ModelContext& c)
   if (c.options.head_rows > 0) chunk_.emplace(c, rows_);
 }
 
-Tensor Head::norm_weight() const {
-  const Tensor weight = context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
-  if (context_.config.logits_scaling == 1) return weight;
-  const Tensor scaled(scaled_norm_->data(), DType::f32, {weight.elements()}, weight.device());
-  tandem::scale(context_.exec, weight, float(1 / context_.config.logits_scaling), scaled);
-  return scaled;
+NormWeight Head::norm_weight() const {
+  const ModelContext& c = context_;
+  const NormWeight norm = LayerView{c.config, c.layout, c.weights, c.exec}.final_norm();
+  if (c.config.logits_scaling == 1) return norm;
+  const auto factor = float(1 / c.config.logits_scaling);
+  const Tensor scaled(scaled_norm_->data(), DType::f32, {norm.elements()}, c.exec.device);
+  tandem::scale(c.exec, norm.values, factor, scaled);
+  return {scaled, norm.offset * factor};
 }
 
 NextNorm Head::norm(const HeadActivations& saved) const {

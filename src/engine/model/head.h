@@ -44,7 +44,7 @@ class Head {
   void backward_weight(const HeadActivations& saved);
 
  private:
-  Tensor norm_weight() const;
+  NormWeight norm_weight() const;
   /// Gradient of the logits; may replace them.
   const Tensor& dlogits(const HeadActivations& saved) const;
   /// Gradient of logits before their soft cap.

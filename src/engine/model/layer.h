@@ -12,6 +12,7 @@ namespace tandem {
 template <typename Steps>
 struct StepsRunner final : program::Runner {
   explicit StepsRunner(Steps& steps_) : steps(steps_) {}
+  void sum_over_ranks(const Tensor& terms) override { steps.sum_over_ranks(terms); }
   void forward(const program::Op& op, const program::Frame& f) override {
     using namespace program;
     const BranchLayout& b = f.branch;
@@ -30,6 +31,7 @@ struct StepsRunner final : program::Runner {
 /// The branch's operations after its norm, on the normalized rows among `values`; with x, after the
 /// norm of x. Weights are LayerWeight. `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
+///   sum_over_ranks(terms)                  replaces terms, f32, by their sums over the TP ranks
 ///   attention(q, k, v, out, sinks)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
 ///                                          residual stream, immediately or later

@@ -53,7 +53,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
       "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, phi3, "
-      "granite, ernie4_5 or tandem";
+      "granite, ernie4_5, olmo2 or tandem";
   EXPECT_EQ(with("kv_lora_rank", 512),
             "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
             "not supported");
@@ -241,6 +241,19 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
       type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),
       "ernie4_5");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = c.mlp_bias = true; }), "tandem");
+  const auto norms = [](ModelConfig& c, const char* position, bool all_heads) {
+    c.norm_position = position, c.qk_norm = true, c.qk_norm_all_heads = all_heads;
+  };
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true); }), "olmo2");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.qkv_bias = c.out_bias = true; }),
+            "olmo2");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.sliding_window = 4; }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", false); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "both", true); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "pre", true); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.zero_centered_norms = true; }),
+            "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.zero_centered_norms = true; }), "tandem");
 }
 
 TEST(ModelConfig, KeysOfVariantsAreChecked) {
@@ -361,6 +374,16 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.kv_heads = 3: expected a divisor of heads = 4");
   EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),
             "model.head_dim = 5: expected an even number");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "last"; }),
+            "model.norm_position = last: expected pre, post or both");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "post", c.experts = 4; }),
+            "model.norm_position = post: expected pre where model.experts is above 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "both", c.parallel_block = true; }),
+            "model.norm_position = both: expected pre where model.parallel_block is true");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "post", c.embedding_multiplier = 2; }),
+            "model.embedding_multiplier = 2: expected 1 where model.norm_position is post");
+  EXPECT_EQ(error(1, [](auto& c) { c.qk_norm_all_heads = true; }),
+            "model.qk_norm_all_heads = true: expected model.qk_norm = true");
   EXPECT_EQ(error(1, [](auto& c) { c.rotary_dim = c.head_dim; }),
             "model.rotary_dim = 6: expected 0 (all) or an even number below model.head_dim = 6");
   EXPECT_EQ(error(1, [](auto& c) { c.no_rope_layer_interval = 1; }),

@@ -15,15 +15,15 @@ class Gradient : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// Gives biases and sinks, which are 0 at first, and norms of heads, which are 1, other values.
+/// Gives biases and sinks, which are 0 at first, and norms, which are 1 or 0, other values.
 void set_vectors(Transformer& model) {
   for (const Parameter& p : model.parameter_list()) {
     const bool is_bias = p.name.ends_with(".bias") || p.name.ends_with(".sinks"),
-               is_norm = p.name.find("_norm.w") != p.name.npos;
+               is_norm = p.name.ends_with("norm.weight");
     if (!is_bias && !is_norm) continue;
     for (int64_t i = 0; i < local_range(p).count; ++i) {
       const float value = normal(3, stream_of(p.name.c_str()), uint64_t(i));
-      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : 1 + value / 4;
+      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : p.initial + value / 4;
     }
   }
 }
@@ -123,6 +123,28 @@ const QkvVariant kQkvVariants[] = {
        c.logits_scaling = 0.25;
      },
      "mlp.down_proj.weight"},
+    {"norms_after", false, [](ModelConfig& c) { c.norm_position = "post"; },
+     "post_feedforward_layernorm.weight"},
+    {"norms_after_and_of_all_heads", false,
+     [](ModelConfig& c) {
+       c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = true;
+       c.qkv_bias = c.out_bias = true;
+     },
+     "self_attn.k_norm.weight"},
+    {"norms_before_and_after", false,
+     [](ModelConfig& c) { c.norm_position = "both", c.embedding_multiplier = 3; },
+     "pre_feedforward_layernorm.weight"},
+    {"zero_centered_norms", false,
+     [](ModelConfig& c) {
+       c.norm_position = "both", c.qk_norm = c.zero_centered_norms = true;
+       c.logits_scaling = 0.5;
+     },
+     "self_attn.q_norm.weight"},
+    {"zero_centered_norms_of_all_heads", false,
+     [](ModelConfig& c) {
+       c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = c.zero_centered_norms = true;
+     },
+     "self_attn.q_norm.weight"},
 };
 class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
  protected:

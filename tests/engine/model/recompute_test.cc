@@ -57,6 +57,12 @@ ModelConfig biased_model() {
   config.embedding_multiplier = 4, config.residual_multiplier = 0.5, config.logits_scaling = 2;
   return config;
 }
+ModelConfig sum_norm_model(const char* position) {
+  ModelConfig config = qk_norm_model();
+  config.norm_position = position;
+  config.qk_norm_all_heads = config.norm_position == "post";
+  return config;
+}
 ModelConfig expert_model(bool shared_expert, int64_t freq) {
   ModelConfig config = dense_model(1);
   config.experts = 4;
@@ -80,6 +86,9 @@ std::vector<Case> cases() {
           {"qk_norm", qk_norm_model(), 2},
           {"biases_and_factors", biased_model(), 2},
           {"biases_and_factors_bf16", biased_model(), 2, 1, DType::bf16},
+          {"norms_after", sum_norm_model("post"), 2},
+          {"norms_after_bf16", sum_norm_model("post"), 2, 1, DType::bf16},
+          {"norms_before_and_after", sum_norm_model("both"), 2},
           {"gated_shared_expert_bf16", gated_expert_model(), 2, 1, DType::bf16},
           {"experts", expert_model(false, 2)},
           {"shared_expert_bf16", expert_model(true, 1), 2, 1, DType::bf16},

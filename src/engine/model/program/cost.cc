@@ -139,6 +139,11 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
 }
 
 void check_gpu_operations(const ModelConfig& c) {
+  if (c.zero_centered_norms) {
+    throw ConfigError(
+        "model.zero_centered_norms: GPUs have no kernel of norms by 1 + weight: expected --device "
+        "cpu");
+  }
   for_each_op(c, false, [&](double, const BranchProgram&, const Op& op) {
     const char* const keys = op.row->needs_cpu ? op.row->needs_cpu(c) : op.row->cpu_only;
     if (!keys) return;
