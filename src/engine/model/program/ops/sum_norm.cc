@@ -36,8 +36,8 @@ struct SumNorm {
     d.add(d.summed(placement::sum_of_rows("rms_norm_backward", operands,
                                           gradient_name(weight) + ", local rows"),
                    weight));
-    d.d_sum =
-        d.add(placement::by_rows("rms_norm_backward", operands, {d.at(weight)}, d.name("d_sum")));
+    d.d_sum = d.add(placement::by_rows("rms_norm_backward", operands, {d.at(weight)},
+                                       d.name("d_unnormalized_sum")));
   }
 };
 
