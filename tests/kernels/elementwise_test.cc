@@ -34,7 +34,7 @@ TEST(FastExp, EndsAreFinite) {
   EXPECT_TRUE(std::isnan(cpu::fast_exp(NAN)));
 }
 
-TEST(FastTanh, IsWithinFourUlpsAndOneAtItsEnds) {
+TEST(FastTanh, IsWithinEightUlpsAndOneAtItsEnds) {
   double worst = 0;
   for (double x = -12; x < 12; x += 0.00017) {
     const float argument = float(x);
@@ -43,7 +43,7 @@ TEST(FastTanh, IsWithinFourUlpsAndOneAtItsEnds) {
         std::abs(double(std::nextafter(float(exact), INFINITY)) - double(float(exact)));
     worst = std::max(worst, std::fabs(double(cpu::fast_tanh(argument)) - exact) / ulp);
   }
-  EXPECT_LE(worst, 4);
+  EXPECT_LE(worst, 8);
   EXPECT_EQ(cpu::fast_tanh(0), 0);
   EXPECT_NEAR(cpu::fast_tanh(1e-20f), 1e-20f, 1e-26f);
   EXPECT_NEAR(cpu::fast_tanh(1e30f), 1, 1e-6);

@@ -65,6 +65,11 @@ int64_t query_pre_attn_scalar(const ModelConfig& c) {
 
 void parse_gemma(const Json& root, const GemmaFamily& family, const std::string& file,
                  ModelConfig& config) {
+  constexpr const char* kBidirectional = "use_bidirectional_attention";
+  const Json* const bidirectional = find(root, kBidirectional);
+  if (bidirectional && *bidirectional != false) {
+    reject_value(file, kBidirectional, *bidirectional, "false");
+  }
   constexpr int64_t kDefaultScalar = 256;
   const Json* const value = find(root, kScalar);
   const int64_t scalar = value ? parse_value<int64_t>(*value, kScalar, file) : kDefaultScalar;

@@ -32,8 +32,9 @@ int64_t query_pre_attn_scalar(const ModelConfig& config);
 /// Calls visit(key) for keys that parse_gemma and parse_gemma_rope read.
 template <typename Visit>
 void for_each_gemma_key(const GemmaFamily& family, const Visit& visit) {
-  for (const char* key : {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping",
-                          "sliding_window_pattern"}) {
+  for (const char* key :
+       {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping",
+        "sliding_window_pattern", "_sliding_window_pattern", "use_bidirectional_attention"}) {
     visit(key);
   }
   visit(family.rope_local_theta > 0 ? "rope_local_base_freq" : "attn_logit_softcapping");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/system/json.h"
@@ -453,8 +454,10 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   parse_biases(root, family, config, file);
   if (family.has_factors || family.has_all_keys) parse_factors(root, config, file);
   try {
+    const double local_theta = std::exchange(config.rope_local_theta, 0);  // needs a window
     config.check(1);  // before lists of num_hidden_layers are made
     parse_window(root, family, config, file);
+    config.rope_local_theta = local_theta;
     if (family.gemma) parse_gemma_layers(root, *family.gemma, file, config);
     if (family.has_no_rope) parse_no_rope(root, file, config);
     parse_rope(root, file, family.has_partial_rotary, config);

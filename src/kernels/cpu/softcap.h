@@ -5,7 +5,7 @@
 
 namespace tandem::cpu {
 
-/// tanh(x) within 4 ulp: a quotient of polynomials (Eigen's), which vectorises.
+/// tanh(x) within 8 ulp: a quotient of polynomials (Eigen's), which vectorises.
 inline float fast_tanh(float x) {
   constexpr float kBound = 7.90531111f;  // where the quotient is 1
   x = x < -kBound ? -kBound : x;

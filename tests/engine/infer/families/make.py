@@ -65,22 +65,16 @@ MODELS_5 = {
     "olmo2": ("olmo2", dict()),
     "olmo2_bias": ("olmo2", dict(attention_bias=True, tie_word_embeddings=True, num_key_value_heads=4,
                                  rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "gemma2": ("gemma2", dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=8, attn_logit_softcapping=4.0,
+                              final_logit_softcapping=6.0)),
+    "gemma3": ("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, layer_types=[
+        "sliding_attention", "sliding_attention", "full_attention"], rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})),
     "ernie4_5_bias": ("ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False)),
 }
 
 # Norms of Gemma 2 and 3 without what else these have; the configuration stored is this one.
-GEMMA = dict(hidden_size=64, head_dim=16, hidden_activation="silu", query_pre_attn_scalar=16,
-             attn_logit_softcapping=None, final_logit_softcapping=None, layer_types=["full_attention"] * 3)
-TANDEM = dict(architectures=["TandemForCausalLM"], model_type="tandem", hidden_act="silu", vocab_size=257,
-              hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
-              intermediate_size=48, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1e4,
-              tie_word_embeddings=True, embedding_multiplier=8, norm_position="both", zero_centered_norms=True)
-TANDEM_MODELS = {
-    "norms_of_gemma2": ("gemma2", GEMMA, TANDEM),
-    "norms_of_gemma3": ("gemma3_text", {**GEMMA, "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, {**TANDEM, "qk_norm": True}),
-}
 
 
 def weights(name, shape):
@@ -157,9 +151,6 @@ def make_models(path):
         if f"{name}, form {MAJOR}" in found:
             continue
         found[f"{name}, form {MAJOR}"] = describe(kind, options)
-    for name, (kind, options, config) in TANDEM_MODELS.items() if MAJOR == "5" else ():
-        if f"{name}, form 5" not in found:
-            found[f"{name}, form 5"] = {**describe(kind, options), "config": config}
     with open(path, "w") as file:
         file.write("{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(m, sort_keys=True)}"
                                       for n, m in sorted(found.items())) + "\n}\n")
@@ -168,7 +159,7 @@ def make_models(path):
 GRADIENTS = {"llama3, form 4": "llama3", "mistral, form 5": "mistral", "mixtral, form 4": "mixtral",
              "qwen2, form 4": "qwen2", "qwen2_moe, form 4": "qwen2_moe"}
 GRADIENTS |= {f"{name}, form 5": name for name in (
-    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5", "olmo2", *TANDEM_MODELS)}
+    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5", "olmo2", "gemma2", "gemma3")}
 
 
 def window_mask(count, window):
@@ -185,10 +176,10 @@ def make_gradients(path):
     for name, model_name in GRADIENTS.items():
         if name in found:
             continue
-        kind, options = {**MODELS, **MODELS_5, **TANDEM_MODELS}[model_name][:2]
+        kind, options = {**MODELS, **MODELS_5}[model_name]
         model, _, names = load(make_model(kind, options), kind)
         tokens = PROMPT + cases[name]["tokens"]
-        mask = window_mask(len(tokens), options.get("sliding_window"))
+        mask = None if "gemma" in kind else window_mask(len(tokens), options.get("sliding_window"))
         logits = model(torch.tensor([tokens]), attention_mask=mask).logits[0].double()
         loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]))
         assert abs(loss.item() - cases[name]["nll"]) < 1e-5 * loss.item(), (name, loss, cases[name]["nll"])
