@@ -28,7 +28,7 @@ class BranchAttention {
 
  private:
   ModelContext& context_;
-  /// Of one rotation, if a layer has it; with options.context the second form.
+  /// Form of one rotation, if a layer has it: the second one with options.context.
   struct Form {
     std::unique_ptr<Attention> local;
     std::unique_ptr<ContextOperator> with_ranks;

@@ -8,7 +8,7 @@ namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr const char *kGates = "hidden_activation", *kScalar = "query_pre_attn_scalar",
+constexpr const char *kFunction = "hidden_activation", *kScalar = "query_pre_attn_scalar",
                      *kScoreCap = "attn_logit_softcapping", *kLogitCap = "final_logit_softcapping",
                      *kPattern = "sliding_window_pattern", *kLocalBase = "rope_local_base_freq",
                      *kLayerRope = "rope_parameters";
@@ -78,7 +78,7 @@ void parse_gemma(const Json& root, const GemmaFamily& family, const std::string&
   config.embedding_multiplier = gemma_embedding_multiplier(config.hidden);
   config.zero_centered_norms = true;
   config.mlp_activation = "gelu_pytorch_tanh";
-  parse_activation(root, kGates, file, config);
+  parse_activation(root, kFunction, file, config);
   config.attention_softcap = family.attention_softcap;
   if (family.rope_local_theta == 0) {
     config.attention_softcap = parse_cap(root, kScoreCap, family.attention_softcap, file);
@@ -116,7 +116,7 @@ void parse_gemma_layers(Json& root, const GemmaFamily& family, const std::string
 }
 
 void write_gemma(const ModelConfig& c, Json& root) {
-  root[kGates] = c.mlp_activation;
+  root[kFunction] = c.mlp_activation;
   root[kScalar] = query_pre_attn_scalar(c);
   const auto write_cap = [&](const char* key, double cap) {
     root[key] = cap > 0 ? Json(cap) : Json();
