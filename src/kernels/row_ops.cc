@@ -16,18 +16,19 @@ void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool 
   cpu::column_sums(rows, sums, accumulate);
 }
 
-void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows,
+void rms_norm_heads(const Exec& exec, const NormWeight& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized) {
-  if (exec.on_gpu()) return gpu::rms_norm_heads(exec.stream, weight, eps, rows, unnormalized);
+  if (exec.on_gpu())
+    return gpu::rms_norm_heads(exec.stream, weight.on_gpu(), eps, rows, unnormalized);
   cpu::rms_norm_heads(weight, eps, rows, unnormalized);
 }
 
-void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const Tensor& weight,
+void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const NormWeight& weight,
                              double eps, const Tensor& drows, const Tensor& dweight,
                              const Tensor& partial_sums) {
   if (exec.on_gpu()) {
-    return gpu::rms_norm_heads_backward(exec.stream, unnormalized, weight, eps, drows, dweight,
-                                        partial_sums);
+    return gpu::rms_norm_heads_backward(exec.stream, unnormalized, weight.on_gpu(), eps, drows,
+                                        dweight, partial_sums);
   }
   cpu::rms_norm_heads_backward(unnormalized, weight, eps, drows, dweight);
 }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/exec.h"
+#include "kernels/norm.h"
 
 namespace tandem {
 
@@ -14,11 +15,11 @@ void add_bias(const Exec& exec, const Tensor& bias, const Tensor& rows);
 /// sums = sums of the columns of `rows`, f32 [columns], or added to them: gradient of the bias.
 void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool accumulate);
 
-/// RMSNorm of each head of `rows`, [rows, heads x head_dim], f32 or bf16, with `weight`, f32
+/// RMSNorm of each head of `rows`, [rows, heads x head_dim], f32 or bf16, with `weight`,
 /// [head_dim], for all heads. Statistics are f32. `unnormalized`: receives the rows as they were,
 /// contiguous or not, for the backward pass; without dimensions it is not written. On a GPU throws
 /// Unsupported for a head_dim above 512, and so does the gradient.
-void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows,
+void rms_norm_heads(const Exec& exec, const NormWeight& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized = {});
 
 /// Rows of scratch of rms_norm_heads_backward.
@@ -26,7 +27,7 @@ constexpr int64_t kHeadPartialSums = 512;
 /// Gradient of rms_norm_heads: replaces `drows`, the gradient of its result, [rows, heads x
 /// head_dim], by that of `unnormalized`, and adds to `dweight`, f32 [head_dim]. `partial_sums`:
 /// scratch, f32 [kHeadPartialSums, head_dim], unused on a CPU.
-void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const Tensor& weight,
+void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const NormWeight& weight,
                              double eps, const Tensor& drows, const Tensor& dweight,
                              const Tensor& partial_sums = {});
 

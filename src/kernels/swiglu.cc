@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -14,6 +15,17 @@ void swiglu_backward(const Exec& exec, const Tensor& gate, const Tensor& up, con
                      const Tensor& dgate, const Tensor& dup) {
   if (exec.on_gpu()) return gpu::swiglu_backward(exec.stream, gate, up, dout, dgate, dup);
   cpu::swiglu_backward(gate, up, dout, dgate, dup);
+}
+
+void geglu_forward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& out) {
+  if (exec.on_gpu()) throw Unsupported("geglu_forward: expected CPU ranks");
+  cpu::geglu_forward(gate, up, out);
+}
+
+void geglu_backward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& dout,
+                    const Tensor& dgate, const Tensor& dup) {
+  if (exec.on_gpu()) throw Unsupported("geglu_backward: expected CPU ranks");
+  cpu::geglu_backward(gate, up, dout, dgate, dup);
 }
 
 }  // namespace tandem

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "core/cpu/scalar.h"
+#include "kernels/cpu/softcap.h"
 #include "kernels/embedding.h"
 #include "kernels/optimizer.h"
+#include "kernels/softcap.h"
 #include "kernels/swiglu.h"
 #include "tandem/error.h"
 #include "tests/kernels/reference.h"
@@ -32,32 +34,80 @@ TEST(FastExp, EndsAreFinite) {
   EXPECT_TRUE(std::isnan(cpu::fast_exp(NAN)));
 }
 
+TEST(FastTanh, IsWithinEightUlpsAndOneAtItsEnds) {
+  double worst = 0;
+  for (double x = -12; x < 12; x += 0.00017) {
+    const float argument = float(x);
+    const double exact = std::tanh(double(argument));
+    const double ulp =
+        std::abs(double(std::nextafter(float(exact), INFINITY)) - double(float(exact)));
+    worst = std::max(worst, std::fabs(double(cpu::fast_tanh(argument)) - exact) / ulp);
+  }
+  EXPECT_LE(worst, 8);
+  EXPECT_EQ(cpu::fast_tanh(0), 0);
+  EXPECT_NEAR(cpu::fast_tanh(1e-20f), 1e-20f, 1e-26f);
+  EXPECT_NEAR(cpu::fast_tanh(1e30f), 1, 1e-6);
+  EXPECT_NEAR(cpu::fast_tanh(-INFINITY), -1, 1e-6);
+  EXPECT_TRUE(std::isnan(cpu::fast_tanh(NAN)));
+}
+
 class Elementwise : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, Elementwise, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-TEST_P(Elementwise, SwigluMatchesReferenceAndDifferences) {
+/// Compares a gated linear unit and its backward pass with `function` of the gate in double.
+void compare_gated(DType dtype, decltype(swiglu_forward)* forward,
+                   decltype(swiglu_backward)* backward, double (*function)(double)) {
   for (const auto& [rows, columns] : {std::pair{3, 5}, {130, 33}, {1, 64}, {0, 4}}) {
-    Matrix gate(GetParam(), rows, columns, columns + 3), up(GetParam(), rows, columns);
-    Matrix out(GetParam(), rows, columns), dout(GetParam(), rows, columns);
-    Matrix dgate(GetParam(), rows, columns, columns + 1), dup(GetParam(), rows, columns);
+    Matrix gate(dtype, rows, columns, columns + 3), up(dtype, rows, columns);
+    Matrix out(dtype, rows, columns), dout(dtype, rows, columns);
+    Matrix dgate(dtype, rows, columns, columns + 1), dup(dtype, rows, columns);
     gate.fill("gate", 3), up.fill("up"), dout.fill("dout");
     const auto f = [&](const Doubles& g, const Doubles& u) {
       Doubles y(g.size());
-      for (size_t i = 0; i < g.size(); ++i) y[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
+      for (size_t i = 0; i < g.size(); ++i) y[i] = function(g[i]) * u[i];
       return y;
     };
-    swiglu_forward(Exec{}, gate.tensor, up.tensor, out.tensor);
-    EXPECT_LE(relative_error(out.values(), f(gate.values(), up.values())), tolerance(GetParam()));
+    forward(Exec{}, gate.tensor, up.tensor, out.tensor);
+    EXPECT_LE(relative_error(out.values(), f(gate.values(), up.values())), tolerance(dtype));
     if (rows > 3) continue;  // differences cost rows^2
-    swiglu_backward(Exec{}, gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
+    backward(Exec{}, gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
     const auto dgate_numeric = numeric_gradient(
         gate.values(), [&](const Doubles& g) { return dot(f(g, up.values()), dout.values()); });
     const auto dup_numeric = numeric_gradient(
         up.values(), [&](const Doubles& u) { return dot(f(gate.values(), u), dout.values()); });
-    EXPECT_LE(relative_error(dgate.values(), dgate_numeric), tolerance(GetParam()));
-    EXPECT_LE(relative_error(dup.values(), dup_numeric), tolerance(GetParam()));
+    EXPECT_LE(relative_error(dgate.values(), dgate_numeric), tolerance(dtype));
+    EXPECT_LE(relative_error(dup.values(), dup_numeric), tolerance(dtype));
   }
+}
+
+TEST_P(Elementwise, SwigluMatchesReferenceAndDifferences) {
+  compare_gated(GetParam(), swiglu_forward, swiglu_backward,
+                [](double g) { return g / (1 + std::exp(-g)); });
+}
+
+TEST_P(Elementwise, GegluMatchesReferenceAndDifferences) {
+  compare_gated(GetParam(), geglu_forward, geglu_backward, [](double g) {
+    return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+  });
+}
+
+TEST_P(Elementwise, SoftcapMatchesReferenceAndDifferences) {
+  constexpr double kCap = 1.75;
+  Matrix x(DType::f32, 3, 7, 9), dx(GetParam(), 3, 7, 8);
+  x.fill("x", 3), dx.fill("dy");
+  const auto f = [&](const Doubles& values) {
+    Doubles y(values.size());
+    for (size_t i = 0; i < y.size(); ++i) y[i] = kCap * std::tanh(values[i] / kCap);
+    return y;
+  };
+  const Doubles before = x.values(), dy = dx.values();
+  softcap_forward(Exec{}, x.tensor, kCap);
+  EXPECT_LE(relative_error(x.values(), f(before)), tolerance(DType::f32));
+  softcap_backward(Exec{}, x.tensor, kCap, dx.tensor);
+  const auto numeric =
+      numeric_gradient(before, [&](const Doubles& values) { return dot(f(values), dy); });
+  EXPECT_LE(relative_error(dx.values(), numeric), tolerance(GetParam()));
 }
 
 TEST_P(Elementwise, AddAndCastRoundOnce) {

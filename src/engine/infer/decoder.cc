@@ -189,12 +189,12 @@ void Decoder::run_rows(int64_t count, int64_t chosen) {
 void Decoder::compute_logits(int64_t count) {
   const DecoderContext& c = context_;
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
-  rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
-                   c.config.stream_eps(), last_norm, last_rms_);
+  rms_norm_forward(c.exec, last, c.view().final_norm(), c.config.stream_eps(), last_norm,
+                   last_rms_);
   multiply(c, last_norm, c.view().weight(c.layout.head),
            reshaped(local_logits_, count, c.layout.vocab),
            takes_turns_ ? SameBits::few_rows : SameBits::no);
-  scale_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
+  finish_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
   const int world = c.tp.size();
   if (world == 1) return;
   const int64_t room = count * logit_columns(c);

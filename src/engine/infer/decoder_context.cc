@@ -68,7 +68,7 @@ void Residuals::add_sum(const DecoderContext& c, bool later) {
 
 void Residuals::norm(const DecoderContext& c, const BranchLayout& b,
                      const program::Values& values) {
-  const Tensor weight = c.view().norm(b);
+  const NormWeight weight = c.view().norm(b);
   const Tensor &x_norm = values[program::kXNorm], &inverse_rms = values[program::kInverseRms];
   const double eps = c.config.stream_eps();
   if (is_added) {

@@ -42,7 +42,7 @@ void ReplicatedRows::take_sum(Chunk& chunk) {
 
 void ReplicatedRows::finish_sum(Chunk& chunk) {
   if (!chunk.sum_of) return;
-  program::finish_sum(context_.view(), *chunk.sum_of, chunk.residuals.sum);
+  program::finish_sum(context_.view(), *chunk.sum_of, {}, chunk.residuals.sum);
   chunk.sum_of = nullptr;
 }
 
@@ -59,8 +59,10 @@ struct ReplicatedRows::Steps {
     multiply(context(), x_norm, weight, hidden, all.memory_.same_bits);
     all.advance_other_chunks(chunk);
   }
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
-    context().cache.attend(branch, chunk.rows.begin, q, k, v, out);
+  void sum_over_ranks(const Tensor& terms) const { all_reduce(context().tp, terms); }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                 const Tensor& sinks) const {
+    context().cache.attend(branch, chunk.rows.begin, q, k, v, out, sinks);
   }
   void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = context();

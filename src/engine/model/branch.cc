@@ -39,29 +39,6 @@ MoeOptions training_moe_options(const ModelContext& c) {
   return options;
 }
 
-/// On a GPU rank, runs the branch's GEMMs that are in no operator once, on zeros. Their algorithms
-/// are then chosen before kernels wait for peers, and saved with those of the operators made next.
-ModelContext& with_gemms(ModelContext& c, const BranchLayout& l) {
-  if (!c.exec.on_gpu()) return c;
-  const Activation hidden = c.make(c.options.dtype, c.tokens, c.config.hidden),
-                   inner = c.make(c.options.dtype, c.tokens, l.out.columns),
-                   dhidden = c.make(c.options.dtype, c.tokens, l.in.rows);
-  for (const bool adds : {false, true}) {
-    // Gradients in bf16 are of one microbatch a step, and stored.
-    if (adds && c.options.gradient_dtype == DType::bf16) continue;
-    if (c.quantizes_weight_gradients()) {
-      c.quantized->write_weight_gradient(hidden, inner, c.gradient(l.out), adds);
-      c.quantized->write_weight_gradient(dhidden, hidden, c.gradient(l.in), adds);
-      continue;
-    }
-    gemm(c.exec, hidden->transposed(), inner, c.gradient(l.out), {.accumulate = adds});
-    if (c.tp.size() > 1) continue;
-    gemm(c.exec, dhidden->transposed(), hidden, c.gradient(l.in), {.accumulate = adds});
-  }
-  wait(c.exec);
-  return c;
-}
-
 schedule::ContextRows find_rows(const TransformerOptions& options) {
   const Communicator* const context = options.context;
   return schedule::context_rows(options.seq, context ? context->size() : 1,
@@ -182,42 +159,6 @@ bool ModelContext::write_quantized_gradient(const Tensor& x, const Tensor& dy,
   return true;
 }
 
-GemmRs::Shape dgrad_shape(const ModelContext& c, const WeightMatrix& m, int64_t rows) {
-  return {
-      .m = rows, .n = c.config.hidden, .k = m.rows, .dtype = c.options.dtype, .weight_kn = true};
-}
-
-GemmRs make_dgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
-  return GemmRs(c.tp, dgrad_shape(c, m, rows), options_on(c.tp, c.options.overlap));
-}
-
-std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m, int64_t rows) {
-  if (c.tp.size() == 1) return {};
-  return AgWgrad(c.tp, {rows, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
-}
-
-BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
-    : attention(l.attention ? std::make_unique<BranchAttention>(c, l) : nullptr),
-      in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
-         c.options.overlap),
-      out(c, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
-          with_wire(c.options.overlap, branch_wire(c.options.codec, l))),
-      out_dgrad(c,
-                {.m = c.tokens,
-                 .n = l.out.columns,
-                 .k = c.config.hidden,
-                 .dtype = c.options.dtype,
-                 .keep_gathered = true,
-                 .weight_kn = true},
-                c.options.overlap),
-      in_dgrad(c, dgrad_shape(c, l.in, c.tokens), c.options.overlap),
-      in_wgrad(make_wgrad(c, l.in, c.tokens)),
-      residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
-      dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
-      d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      d_whole_before(c.make(DType::f32, c.tp.size() > 1 ? l.whole_rows : 0, c.config.hidden)) {}
-
 BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
     : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_x_norm(c.make(DType::f32, c.local_rows.count, c.config.hidden)),
@@ -291,9 +232,10 @@ struct Branch::Run final : program::Runner {
       context.run_between_operators();
     }
     if (op.row == &program::kAttention) attend(op, f);
-    if (op.row == &program::kRowGemm && y.dims() > 0) {
+    if (op.row == &program::kRowGemm && (y.dims() > 0 || f.branch.program.saves_sum())) {
       products->out.run(f.at(program::kInner), f.branch.out, products->residual);
-      program::finish_sum(f.view, f.branch, products->residual);
+      program::finish_sum(f.view, f.branch, f.values, products->residual);
+      if (y.dims() == 0) return;
       moe ? add(context.exec, x, products->residual, y) : add_last(x, products->residual);
     }
     if (op.row == &program::kRouter) {
@@ -303,10 +245,11 @@ struct Branch::Run final : program::Runner {
     }
     if (op.row == &program::kExperts) run_experts(op, f);
   }
+  void sum_over_ranks(const Tensor& terms) override { all_reduce(context.tp, terms); }
   void attend(const program::Op& op, const program::Frame& f) {
     const Tensor &q = f.at(op.in[0]), &k = f.at(op.in[1]), &v = f.at(op.in[2]),
                  &out = f.at(op.out[0]);
-    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, op.rotates, again);
+    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, f.branch, op, again);
     if (!again) context.run_between_operators();
   }
   void attend_backward(const program::Op& op, const program::BackwardFrame& f) {
@@ -314,7 +257,7 @@ struct Branch::Run final : program::Runner {
     products->attention->backward(
         {f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op), f.gradient(out), f.gradient(q),
          f.gradient(k), f.gradient(v), mask(op)},
-        op.rotates);
+        f.branch, op);
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);
@@ -374,11 +317,11 @@ struct Branch::Run final : program::Runner {
       products->in_dgrad.run(f.gradient(program::kHidden), f.branch.in, products->d_x_norm);
       context.run_between_operators();
     }
-    if (op.row != &program::kRmsNorm) return;
+    if (op.row != &program::kRmsNorm && op.row != &program::kRoundStream) return;
     if (products) norm_backward(f, products->d_x_norm, !moe);
     if (moe) norm_backward(f, moe->d_x_norm, true);
   }
-  /// dx += gradient through the norm, and rounded if that is the branch's last addition.
+  /// dx += gradient through the norm, if any, and rounded if that is the branch's last addition.
   void norm_backward(const program::BackwardFrame& f, const Tensor& d_x_norm, bool is_last) {
     rms_norm_backward(context.exec, x, f.view.norm(f.branch), f.at(program::kInverseRms), d_x_norm,
                       dx, dnorm, context.norm_partial_sums,

@@ -167,9 +167,11 @@ struct BranchExperts {
 std::unique_ptr<MicrobatchState> make_state(const ModelContext& context, BranchExperts* experts,
                                             bool owns_input);
 
-/// Norm of the residual stream after a branch, saved for the next branch or the head.
+/// Norm of the residual stream after a branch, saved for the next branch or the head; the stream,
+/// rounded, for a branch without norm.
 struct NextNorm {
-  Tensor weight, x_norm, inverse_rms;
+  NormWeight weight;
+  Tensor x_norm, inverse_rms;
 };
 
 class Branch {

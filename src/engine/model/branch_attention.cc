@@ -5,63 +5,93 @@
 #include <vector>
 
 #include "engine/model/branch.h"
+#include "kernels/attention/sinks.h"
 #include "observe/recorder.h"
 
 namespace tandem {
+using program::Rotation;
 namespace {
 
-/// Windows, and how many branches have each, with or without rotation.
-std::map<int64_t, int> attention_windows(const ModelLayout& layout, bool rotates) {
+/// Windows, and how many branches have each, of one rotation.
+std::map<int64_t, int> attention_windows(const ModelLayout& layout, Rotation rotation) {
   std::map<int64_t, int> windows;
   for (const BranchLayout& branch : layout.branches) {
     const program::Op* const op = branch.program.find(program::kAttention);
-    if (op && op->rotates == rotates) ++windows[op->window];
+    if (op && op->rotation == rotation) ++windows[op->window];
   }
   return windows;
 }
 
-std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout& l, bool rotates) {
-  const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
-                             c.config.head_dim};
+std::unique_ptr<Attention> make_local(const ModelContext& c, const BranchLayout& l,
+                                      Rotation rotation) {
+  const AttentionShape shape{c.options.batch,   c.options.seq,     c.layout.heads,
+                             c.layout.kv_heads, c.config.head_dim, c.config.attention_softcap};
   std::vector<int64_t> windows;
-  for (const auto& [window, branches] : attention_windows(c.layout, rotates)) {
+  for (const auto& [window, branches] : attention_windows(c.layout, rotation)) {
     windows.push_back(window);
   }
   return std::make_unique<Attention>(
-      c.exec, shape, c.rope.of(rotates),
+      c.exec, shape, c.rope.of(rotation),
       AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic, windows,
                     c.options.documents});
 }
 
-std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c, bool rotates) {
+std::unique_ptr<ContextOperator> make_with_ranks(const ModelContext& c, Rotation rotation) {
   const ContextShape shape{.batch = c.options.batch,
                            .seq = c.options.seq,
                            .heads = c.layout.heads,
                            .kv_heads = c.layout.kv_heads,
                            .head_dim = c.config.head_dim,
+                           .softcap = c.config.attention_softcap,
                            .dtype = c.options.dtype,
                            .wire = c.options.codec.keys};
-  const auto windows = attention_windows(c.layout, rotates);
+  const auto windows = attention_windows(c.layout, rotation);
   const auto usual = std::ranges::max_element(windows, {}, [](const auto& w) { return w.second; });
   return std::make_unique<ContextOperator>(
-      *c.options.context, shape, &c.rope.of(rotates),
+      *c.options.context, shape, &c.rope.of(rotation),
       ContextOptions{.strategy = c.options.overlap.strategy, .window = usual->first});
 }
 
 }  // namespace
 
 BranchAttention::Form BranchAttention::make_form(const ModelContext& c, const BranchLayout& l,
-                                                 bool rotates) {
-  if (attention_windows(c.layout, rotates).empty()) return {};
-  if (c.options.context) return {nullptr, make_with_ranks(c, rotates)};
-  return {make_local(c, l, rotates), nullptr};
+                                                 Rotation rotation) {
+  if (attention_windows(c.layout, rotation).empty()) return {};
+  if (c.options.context) return {nullptr, make_with_ranks(c, rotation)};
+  return {make_local(c, l, rotation), nullptr};
 }
 
-BranchAttention::BranchAttention(ModelContext& c, const BranchLayout& l)
-    : context_(c), rotating_(make_form(c, l, true)), still_(make_form(c, l, false)) {}
+BranchAttention::BranchAttention(ModelContext& c, const BranchLayout& l) : context_(c) {
+  for (const Rotation rotation : {Rotation::usual, Rotation::none, Rotation::local}) {
+    form(rotation) = make_form(c, l, rotation);
+  }
+}
 
-void BranchAttention::forward(const ContextForward& c, bool rotates, bool again) {
-  const auto& [local, with_ranks] = form(rotates);
+Tensor BranchAttention::sinks(const BranchLayout& branch, const program::Op& op) const {
+  if (op.weights.empty()) return {};
+  return context_.weights.vector(branch.offset(op), context_.layout.heads);
+}
+
+void BranchAttention::forward(const ContextForward& c, const BranchLayout& branch,
+                              const program::Op& op, bool again) {
+  run(c, op.rotation, again);
+  const Tensor sinks = this->sinks(branch, op);
+  if (sinks.dims() > 0) add_sinks(context_.exec, sinks, c.out, c.log_sums);
+}
+
+void BranchAttention::backward(const ContextBackward& c, const BranchLayout& branch,
+                               const program::Op& op) {
+  run_backward(c, op.rotation);
+  const Tensor sinks = this->sinks(branch, op);
+  if (sinks.dims() == 0) return;
+  const int64_t offset = branch.offset(op);
+  const bool adds = context_.adds_gradient(offset);
+  sinks_backward(context_.exec, sinks, c.out, c.log_sums, c.dout,
+                 context_.gradients.at(offset, sinks.elements()), adds);
+}
+
+void BranchAttention::run(const ContextForward& c, Rotation rotation, bool again) {
+  const auto& [local, with_ranks] = form(rotation);
   if (local && again) {
     return local->forward_again(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
   }
@@ -71,8 +101,8 @@ void BranchAttention::forward(const ContextForward& c, bool rotates, bool again)
   with_ranks->forward(c.q, c.k, c.v, c.out, c.log_sums, c.mask);
 }
 
-void BranchAttention::backward(const ContextBackward& c, bool rotates) {
-  const auto& [local, with_ranks] = form(rotates);
+void BranchAttention::run_backward(const ContextBackward& c, Rotation rotation) {
+  const auto& [local, with_ranks] = form(rotation);
   if (local) {
     return local->backward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk,
                            c.dv, c.mask);

@@ -2,8 +2,10 @@
 // context-parallel ranks have of them.
 #pragma once
 
+#include <array>
 #include <memory>
 
+#include "engine/model/program/program.h"
 #include "kernels/attention/attention.h"
 #include "overlap/attention/operator.h"
 
@@ -19,20 +21,26 @@ class BranchAttention {
 
   /// May rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they were
   /// left. `again`: recomputes what the pass before has written, with the same bits.
-  /// `rotates`: Op::rotates.
-  void forward(const ContextForward& call, bool rotates, bool again);
-  void backward(const ContextBackward& call, bool rotates);
+  /// `op`: the branch's attention.
+  void forward(const ContextForward& call, const BranchLayout& branch, const program::Op& op,
+               bool again);
+  void backward(const ContextBackward& call, const BranchLayout& branch, const program::Op& op);
 
  private:
   ModelContext& context_;
-  /// With and without rotary embedding, if a layer is so; with options.context the second form.
+  /// Form of one rotation, if a layer has it: the second one with options.context.
   struct Form {
     std::unique_ptr<Attention> local;
     std::unique_ptr<ContextOperator> with_ranks;
   };
-  static Form make_form(const ModelContext& context, const BranchLayout& layout, bool rotates);
-  Form& form(bool rotates) { return rotates ? rotating_ : still_; }
-  Form rotating_, still_;
+  static Form make_form(const ModelContext& context, const BranchLayout& layout,
+                        program::Rotation rotation);
+  void run(const ContextForward& call, program::Rotation rotation, bool again);
+  void run_backward(const ContextBackward& call, program::Rotation rotation);
+  /// f32, or without dimensions if it has none.
+  Tensor sinks(const BranchLayout& branch, const program::Op& op) const;
+  Form& form(program::Rotation rotation) { return forms_[size_t(rotation)]; }
+  std::array<Form, program::kNumRotations> forms_;
 };
 
 }  // namespace tandem

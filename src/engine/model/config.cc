@@ -81,6 +81,49 @@ void check_factors(const ModelConfig& c) {
   }
 }
 
+void check_functions(const ModelConfig& c) {
+  for (const auto& [key, cap] : {std::pair("attention_softcap", c.attention_softcap),
+                                 std::pair("logits_softcap", c.logits_softcap)}) {
+    if (cap == 0 || (cap >= 1e-3 && cap <= 1e6)) continue;
+    throw ConfigError(fmt::format("model.{} = {}: expected 0 (none) or 0.001 to 1e6", key, cap));
+  }
+  const std::string& name = c.mlp_activation;
+  if (name != "silu" && name != "gelu_pytorch_tanh") {
+    throw ConfigError(fmt::format("model.mlp_activation = {}: expected silu or gelu_pytorch_tanh",
+                                  printable(name)));
+  }
+  if (c.experts > 0 && name != "silu") {
+    throw ConfigError(fmt::format(
+        "model.mlp_activation = {}: expected silu where model.experts is above 0", name));
+  }
+}
+
+void check_norms(const ModelConfig& c) {
+  if (!(c.norm_eps >= kMinEpsilon && c.norm_eps <= 1)) {
+    throw ConfigError(
+        fmt::format("model.norm_eps = {}: expected {} to 1", c.norm_eps, kMinEpsilon));
+  }
+  const std::string& position = c.norm_position;
+  if (position != "pre" && position != "post" && position != "both") {
+    throw ConfigError(
+        fmt::format("model.norm_position = {}: expected pre, post or both", printable(position)));
+  }
+  if (c.qk_norm_all_heads && !c.qk_norm) {
+    throw ConfigError("model.qk_norm_all_heads = true: expected model.qk_norm = true");
+  }
+  const auto expect_pre = [&](const std::string& other) {
+    throw ConfigError(
+        fmt::format("model.norm_position = {}: expected pre where {}", position, other));
+  };
+  if (c.has_post_norm() && c.experts > 0) expect_pre("model.experts is above 0");
+  if (c.has_post_norm() && c.parallel_block) expect_pre("model.parallel_block is true");
+  if (!c.has_pre_norm() && c.embedding_multiplier != 1) {
+    throw ConfigError(
+        fmt::format("model.embedding_multiplier = {}: expected 1 where model.norm_position is post",
+                    c.embedding_multiplier));
+  }
+}
+
 void check_rope(const ModelConfig& c) {
   if (c.no_rope_layer_interval < 0 || c.no_rope_layer_interval == 1) {
     reject("no_rope_layer_interval", c.no_rope_layer_interval, "0 (none) or at least 2");
@@ -91,6 +134,15 @@ void check_rope(const ModelConfig& c) {
   }
   if (!(c.rope_theta >= 1 && c.rope_theta <= 1e15)) {
     throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", c.rope_theta));
+  }
+  if (c.rope_local_theta != 0 && c.sliding_window == 0) {
+    throw ConfigError(
+        fmt::format("model.rope_local_theta = {}: expected 0 where model.sliding_window is 0",
+                    c.rope_local_theta));
+  }
+  if (c.rope_local_theta != 0 && !(c.rope_local_theta >= 1 && c.rope_local_theta <= 1e15)) {
+    throw ConfigError(fmt::format("model.rope_local_theta = {}: expected 0 (none) or 1 to 1e15",
+                                  c.rope_local_theta));
   }
   const RopeScaling& s = c.rope_scaling;
   constexpr std::string_view kTypes[] = {"default", "linear", "dynamic", "llama3", "yarn"};
@@ -176,9 +228,8 @@ void ModelConfig::check(int tp, int ep) const {
     reject("first_window_layer", first_window_layer, fmt::format("0 to {}", end - 1));
   }
   check_rope(*this);
-  if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
-    throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
-  }
+  check_functions(*this);
+  check_norms(*this);
   check_factors(*this);
   const double weights = 2 * double(vocab) * double(hidden) + program::layer_parameters(*this);
   if (weights > kMaxParameters) {

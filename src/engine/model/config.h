@@ -33,6 +33,8 @@ struct ModelConfig {
       0;  ///< layer i (from 0) reads all keys if (i + 1) % full_attention_freq == 0; 0: none does
   int64_t first_window_layer = 0;  ///< layers before it read all keys
 
+  double rope_local_theta = 0;  ///< rotary base of layers with a window, whose frequencies are not
+                                ///< scaled (Gemma 3); 0: as of the others
   int64_t no_rope_layer_interval =
       0;  ///< layer i (from 0) has no rotary embedding if (i + 1) % interval == 0; 0: all have
   int64_t rotary_dim = 0;         ///< first features of a head, which rotate; 0: all
@@ -42,6 +44,11 @@ struct ModelConfig {
   bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
   bool mlp_bias = false;  ///< gate, up and down have biases
   bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
+  bool qk_norm_all_heads = false;     ///< all heads of q at once, and all of k (OLMo2)
+  bool zero_centered_norms = false;   ///< norms multiply by 1 + weight (Gemma)
+  std::string norm_position = "pre";  ///< norms before branches, or "post": of their sums (OLMo2)
+  bool attention_sinks = false;       ///< the denominator of a head's softmax also has e^(a learned
+                                      ///< logit) (GPT-OSS)
 
   // Factors (Granite).
   double embedding_multiplier = 1;  ///< of embeddings
@@ -49,6 +56,11 @@ struct ModelConfig {
   double attention_multiplier = 0;  ///< of the products of q and k; 0: 1 / sqrt(head_dim)
   double logits_scaling = 1;        ///< what logits are divided by
 
+  // With a soft cap, x is cap x tanh(x / cap) (Gemma 2); 0: none.
+  double attention_softcap = 0;  ///< of the scores of attention
+  double logits_softcap = 0;     ///< of logits
+
+  std::string mlp_activation = "silu";  ///< of the gates, or "gelu_pytorch_tanh" (Gemma)
   bool fused_projections = false;  ///< on disk q, k and v are one tensor, gate and up too (Phi-3)
 
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
@@ -81,6 +93,9 @@ struct ModelConfig {
   double stream_eps() const { return norm_eps / (embedding_multiplier * embedding_multiplier); }
   /// Factor of what a branch adds to it.
   double branch_scale() const { return residual_multiplier / embedding_multiplier; }
+  float initial_norm() const { return zero_centered_norms ? 0 : 1; }
+  bool has_pre_norm() const { return norm_position != "post"; }
+  bool has_post_norm() const { return norm_position != "pre"; }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "engine/model/config_functions.h"
+
 namespace tandem {
 namespace {
 
@@ -70,12 +72,30 @@ constexpr FixedKey kFixedErnie45[] = {{"architectures", "[\"Ernie4_5ForCausalLM\
                                       {"hidden_act", "\"silu\""},
                                       {"eos_token_id", "null"},
                                       {"pad_token_id", "null"}};
+constexpr FixedKey kFixedOlmo2[] = {{"architectures", "[\"Olmo2ForCausalLM\"]"},
+                                    {"model_type", "\"olmo2\""},
+                                    {"hidden_act", "\"silu\""},
+                                    {"attention_dropout", "0.0"},
+                                    {"eos_token_id", "null"},
+                                    {"pad_token_id", "null"}};
+constexpr FixedKey kFixedGemma2[] = {{"architectures", "[\"Gemma2ForCausalLM\"]"},
+                                     {"model_type", "\"gemma2\""},
+                                     {"attention_dropout", "0.0"},
+                                     {"eos_token_id", "null"},
+                                     {"pad_token_id", "null"}};
+constexpr FixedKey kFixedGemma3[] = {{"architectures", "[\"Gemma3ForCausalLM\"]"},
+                                     {"model_type", "\"gemma3_text\""},
+                                     {"attention_dropout", "0.0"},
+                                     {"attn_logit_softcapping", "null"},
+                                     {"eos_token_id", "null"},
+                                     {"pad_token_id", "null"}};
+constexpr GemmaFamily kGemma2Keys{50, 30, 0, 2}, kGemma3Keys{0, 0, 1e4, 6};
+constexpr std::string_view kUnusedGemma[] = {"hidden_act"};
 constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_layers"};
 constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
 constexpr FixedKey kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
-                                     {"model_type", "\"tandem\""},
-                                     {"hidden_act", "\"silu\""}};
+                                     {"model_type", "\"tandem\""}};
 
 constexpr ModelFamily kLlama{.name = "llama",
                              .fixed = kFixedLlama,
@@ -88,6 +108,8 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_window_switch = false,
                              .has_qkv_bias = false,
                              .has_qk_norm = false,
+                             .has_qk_norm_all_heads = false,
+                             .norm_position = "pre",
                              .has_gated_expert = false,
                              .normalizes_top_k = true,
                              .requires_kv_heads = false,
@@ -100,6 +122,7 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_fused_projections = false,
                              .has_interleaved_rope = false,
                              .has_parallel_block = true,
+                             .gemma = nullptr,
                              .unused = {},
                              .has_all_keys = false};
 
@@ -173,6 +196,29 @@ constexpr ModelFamily make_ernie45() {
   f.has_parallel_block = false;
   return f;
 }
+constexpr ModelFamily make_olmo2() {
+  ModelFamily f = kLlama;
+  f.name = "olmo2", f.fixed = kFixedOlmo2;
+  f.has_qk_norm = f.has_qk_norm_all_heads = true;
+  f.norm_position = "post";
+  f.has_mlp_bias = f.has_parallel_block = false;
+  return f;
+}
+constexpr ModelFamily make_gemma2() {
+  ModelFamily f = kLlama;
+  f.name = "gemma2", f.fixed = kFixedGemma2, f.unused = kUnusedGemma, f.gemma = &kGemma2Keys;
+  f.norm_position = "both";
+  f.sliding_window = 4096, f.has_window = f.has_layer_types = f.ties_embeddings = true;
+  f.has_mlp_bias = f.has_parallel_block = false;
+  return f;
+}
+constexpr ModelFamily make_gemma3() {
+  ModelFamily f = make_gemma2();
+  f.name = "gemma3_text", f.fixed = kFixedGemma3, f.gemma = &kGemma3Keys;
+  f.has_qk_norm = true;
+  f.rope_theta = 1e6;
+  return f;
+}
 constexpr ModelFamily make_tandem() {
   ModelFamily f = make_mixtral();
   f.name = "tandem", f.fixed = kFixedTandem;
@@ -186,10 +232,11 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen2Moe = with_experts(kQwen2, "qwen2_moe", kFixedQwen2Moe),
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
                       kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
-                      kErnie45 = make_ernie45(), kTandem = make_tandem();
-constexpr std::array kFamilies = {&kLlama, &kMistral,  &kMixtral,  &kQwen2,
-                                  &kQwen3, &kQwen2Moe, &kQwen3Moe, &kSmolLm3,
-                                  &kPhi3,  &kGranite,  &kErnie45,  &kTandem};
+                      kErnie45 = make_ernie45(), kOlmo2 = make_olmo2(), kGemma2 = make_gemma2(),
+                      kGemma3 = make_gemma3(), kTandem = make_tandem();
+constexpr std::array kFamilies = {&kLlama,    &kMistral,  &kMixtral, &kQwen2,  &kQwen3,
+                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,   &kGranite,
+                                  &kErnie45,  &kOlmo2,    &kGemma2,  &kGemma3, &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
@@ -197,6 +244,12 @@ const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.expert_ffn == 0 || c.out_bias) return kTandem;
   if (c.qkv_bias) return c.shared_expert_gate ? kQwen2Moe : kTandem;
   return c.shared_ffn == 0 && c.sliding_window == 0 ? kQwen3Moe : kTandem;
+}
+
+/// Functions of scores, logits and gates that Tandem's own family has.
+bool has_functions(const ModelConfig& c) {
+  return c.attention_sinks || c.attention_softcap > 0 || c.logits_softcap > 0 ||
+         c.rope_local_theta > 0 || c.mlp_activation != "silu";
 }
 
 /// Families that differ from Llama by these.
@@ -223,13 +276,42 @@ const ModelFamily& find_variant(const ModelConfig& c) {
   return c.no_rope_layer_interval > 0 ? kSmolLm3 : kLlama;
 }
 
+/// Whether all but windows and caps is Gemma's.
+bool is_gemma(const ModelConfig& c) {
+  const bool has_norms = c.zero_centered_norms && c.norm_position == "both" && !c.qk_norm_all_heads,
+             has_factors = c.embedding_multiplier == gemma_embedding_multiplier(c.hidden) &&
+                           c.residual_multiplier == 1 && c.logits_scaling == 1 &&
+                           query_pre_attn_scalar(c) > 0,
+             has_other = c.parallel_block || c.experts > 0 || c.mlp_bias || c.attention_sinks ||
+                         c.qkv_bias != c.out_bias || c.no_rope_layer_interval > 0 ||
+                         c.rotary_dim > 0 || c.rope_interleaved || c.fused_projections;
+  return has_norms && has_factors && !has_other;
+}
+const ModelFamily& find_gemma_family(const ModelConfig& c) {
+  if (!c.qk_norm) return c.rope_local_theta == 0 ? kGemma2 : kTandem;
+  const bool has_rope = c.rope_local_theta > 0 || c.sliding_window == 0;
+  return has_rope && c.attention_softcap == 0 ? kGemma3 : kTandem;
+}
+
+/// Norms of other families than OLMo2 are before branches.
+const ModelFamily& find_norm_variant(const ModelConfig& c) {
+  const bool has_other = is_variant(c) || c.experts > 0 || c.sliding_window > 0 || c.mlp_bias ||
+                         c.qkv_bias != c.out_bias || c.zero_centered_norms;
+  return c.norm_position == "post" && c.qk_norm_all_heads && !has_other ? kOlmo2 : kTandem;
+}
+
 }  // namespace
 
 const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
-  if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
+  if (is_gemma(c)) return find_gemma_family(c);
+  if (c.parallel_block || has_functions(c) || c.full_attention_freq > 0 ||
+      (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
+  }
+  if (c.has_post_norm() || c.qk_norm_all_heads || c.zero_centered_norms) {
+    return find_norm_variant(c);
   }
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);
   if (c.qkv_bias || c.qk_norm) return find_qwen_family(c);

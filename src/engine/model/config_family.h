@@ -17,6 +17,14 @@ struct FixedKey {
   const char* value;  ///< JSON
 };
 
+/// Defaults of Gemma's keys. All its models have norms of branches and their sums by 1 + weight,
+/// and embeddings times the root of hidden.
+struct GemmaFamily {
+  double attention_softcap, logits_softcap;
+  double rope_local_theta;  ///< 0: there is one rotary base
+  int64_t window_pattern;   ///< of so many layers the last attends to all tokens
+};
+
 struct ModelFamily {
   std::string_view name;  ///< model_type
   std::span<const FixedKey> fixed;
@@ -26,6 +34,8 @@ struct ModelFamily {
   /// Keys of windows: sliding_window; layer_types; use_sliding_window and max_window_layers.
   bool has_window, has_layer_types, has_window_switch;
   bool has_qkv_bias, has_qk_norm;  ///< in all its models
+  bool has_qk_norm_all_heads;      ///< in all its models
+  std::string_view norm_position;  ///< of all its models
   bool has_gated_expert;           ///< a shared expert with a gate, in all its models
   bool normalizes_top_k;           ///< default of norm_topk_prob
   bool requires_kv_heads;          ///< absent otherwise: as many as query heads
@@ -37,6 +47,7 @@ struct ModelFamily {
   bool has_factors;                ///< embedding_multiplier, …, logits_scaling
   bool has_fused_projections, has_interleaved_rope;  ///< in all its models
   bool has_parallel_block;                           ///< writes it
+  const GemmaFamily* gemma;                          ///< nullptr: another family
   std::span<const std::string_view> unused;          ///< its keys without effect
   bool has_all_keys;                                 ///< of Tandem's own options, too
 };

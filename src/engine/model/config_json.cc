@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/system/json.h"
@@ -13,6 +14,7 @@
 #include "engine/model/config.h"
 #include "engine/model/config_effect.h"
 #include "engine/model/config_family.h"
+#include "engine/model/config_functions.h"
 #include "engine/model/config_rope.h"
 #include "engine/model/config_value.h"
 #include "engine/model/weight_quantization.h"
@@ -28,8 +30,6 @@ constexpr const char* kFirstWindowLayer = "max_window_layers";
 constexpr const char* kLayerTypes = "layer_types";
 constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kSlidingAttention = "sliding_attention";
-constexpr const char* kNoRopeLayers = "no_rope_layers";
-constexpr const char* kNoRopeInterval = "no_rope_layer_interval";
 constexpr const char* kPartialRotary = "partial_rotary_factor";
 constexpr const char* kMlpBias = "mlp_bias";
 constexpr const char* kKvHeads = "num_key_value_heads";
@@ -85,11 +85,16 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("qkv_bias", c.qkv_bias);
   visit("out_bias", c.out_bias);
   visit(kMlpBias, c.mlp_bias);
+  for_each_function(c, visit);
   visit(kNoRopeInterval, c.no_rope_layer_interval);
   visit("rotary_dim", c.rotary_dim);
   visit("rope_interleaved", c.rope_interleaved);
   visit("fused_projections", c.fused_projections);
   visit("qk_norm", c.qk_norm);
+  visit("attention_sinks", c.attention_sinks);
+  visit("qk_norm_all_heads", c.qk_norm_all_heads);
+  visit("norm_position", c.norm_position);
+  visit("zero_centered_norms", c.zero_centered_norms);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
 }
@@ -128,8 +133,12 @@ std::vector<std::string> known_keys(const ModelFamily& family) {
   const auto add = [&](const char* key, auto&) { names.emplace_back(key); };
   for_each_member(any, add);
   if (family.experts) for_each_moe_member(family, any, add);
-  if (family.has_all_keys) for_each_tandem_member(any, add);
+  if (family.has_all_keys) {
+    for_each_tandem_member(any, add);
+    names.emplace_back(kActivation);
+  }
   if (family.has_factors || family.has_all_keys) for_each_factor(any, add);
+  if (family.gemma) for_each_gemma_key(*family.gemma, [&](const char* key) { add(key, key); });
   if (family.bias_key) names.emplace_back(family.bias_key);
   if (family.has_mlp_bias) names.emplace_back(kMlpBias);
   if (family.has_no_rope) names.insert(names.end(), {kNoRopeLayers, kNoRopeInterval});
@@ -269,43 +278,10 @@ void parse_biases(const Json& root, const ModelFamily& family, ModelConfig& conf
     return has_value(root, key) && parse_value<bool>(root[key], key, file);
   };
   if (family.bias_key && parse(family.bias_key)) config.qkv_bias = config.out_bias = true;
-  if (family.bias_key && !family.has_mlp_bias && !family.has_qk_norm) {
+  if (family.bias_key && !family.has_mlp_bias && !family.has_qk_norm && !family.gemma) {
     config.mlp_bias = config.out_bias;
   }
   if (family.has_mlp_bias) config.mlp_bias = parse(kMlpBias);
-}
-
-/// SmolLM3's 0 for each layer without rotary embedding, which replaces the interval.
-void parse_no_rope(const Json& root, ModelConfig& config, const std::string& file) {
-  constexpr int64_t kDefault = 4;
-  int64_t& interval = config.no_rope_layer_interval;
-  interval = has_value(root, kNoRopeInterval)
-                 ? parse_value<int64_t>(root[kNoRopeInterval], kNoRopeInterval, file)
-                 : kDefault;
-  if (interval < 2) reject_value(file, kNoRopeInterval, interval, "at least 2");
-  if (!has_value(root, kNoRopeLayers)) return;
-  const Json& layers = root[kNoRopeLayers];
-  const auto reject = [&](const std::string& expected) {
-    reject_value(file, kNoRopeLayers, layers, expected);
-  };
-  const auto is_switch = [](const Json& each) {
-    return each.is_number_integer() && (each == 0 || each == 1);
-  };
-  if (!layers.is_array() || int64_t(layers.size()) < config.layers ||
-      !std::ranges::all_of(layers, is_switch)) {
-    reject(fmt::format("an array of num_hidden_layers = {} numbers, 0 or 1", config.layers));
-  }
-  const auto is_listed = [&] {
-    for (int64_t i = 0; i < config.layers; ++i) {
-      if ((layers[size_t(i)] != 0) != config.has_rope(i)) return false;
-    }
-    return true;
-  };
-  if (is_listed()) return;
-  int64_t first = 0;
-  while (first < config.layers && layers[size_t(first)] != 0) ++first;
-  interval = first == config.layers ? 0 : first + 1;
-  if (interval == 1 || !is_listed()) reject("0 in every n-th layer, n > 1");
 }
 
 /// Factor of the products of q and k without attention_multiplier.
@@ -328,7 +304,9 @@ void parse_members(const Json& root, const ModelFamily& family, ModelConfig& con
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
     bool optional = contains(kOptional, key);
     if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
-    if (key == std::string_view("head_dim")) optional = !family.has_qk_norm;
+    if (key == std::string_view("head_dim")) {
+      optional = !family.has_qk_norm || family.has_qk_norm_all_heads;
+    }
     if (is_set(key) || (!optional && root.contains(key))) {
       member = parse_value<T>(root[key], key, file);
     } else if (!optional) {
@@ -417,16 +395,18 @@ std::string to_json(const ModelConfig& config, DType weights) {
     root["rope_scaling"] = rope_scaling_json(config.rope_scaling);
   }
   if (family.has_all_keys) {
-    for_each_tandem_member(config, [&](const char* key, const auto& value) {
-      if (value) root[key] = value;
-    });
-    for_each_factor(config, [&](const char* key, double value) {
-      const bool is_default =
-          key == std::string_view("attention_multiplier") ? value == 0 : value == 1;
-      if (!is_default) root[key] = value;
-    });
+    const ModelConfig usual;
+    Json defaults;
+    const auto read_default = [&](const char* key, const auto& value) { defaults[key] = value; };
+    const auto write_other = [&](const char* key, const auto& value) {
+      if (defaults[key] != Json(value)) root[key] = value;
+    };
+    for_each_tandem_member(usual, read_default), for_each_factor(usual, read_default);
+    for_each_tandem_member(config, write_other), for_each_factor(config, write_other);
+    root[kActivation] = config.mlp_activation;
   }
-  if (config.full_attention_freq > 0) {
+  if (family.gemma) write_gemma(config, root);
+  if (config.full_attention_freq > 0 && !family.gemma) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
   }
   root["bos_token_id"] = config.vocab == kBos + 1 ? Json(kBos) : Json();  // as the tokenizer says
@@ -456,6 +436,8 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   config.aux_loss_coeff = family.aux_loss_coeff;
   config.qkv_bias = family.has_qkv_bias;
   config.qk_norm = family.has_qk_norm;
+  config.qk_norm_all_heads = family.has_qk_norm_all_heads;
+  config.norm_position = family.norm_position;
   config.shared_expert_gate = family.has_gated_expert;
   config.fused_projections = family.has_fused_projections;
   config.rope_interleaved = family.has_interleaved_rope;
@@ -467,12 +449,17 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
       if (root.contains(key)) member = parse_value<T>(root[key], key, file);
     });
   }
+  if (family.has_all_keys) parse_activation(root, kActivation, file, config);
+  if (family.gemma) parse_gemma(root, *family.gemma, file, config);
   parse_biases(root, family, config, file);
   if (family.has_factors || family.has_all_keys) parse_factors(root, config, file);
   try {
+    const double local_theta = std::exchange(config.rope_local_theta, 0);  // needs a window
     config.check(1);  // before lists of num_hidden_layers are made
     parse_window(root, family, config, file);
-    if (family.has_no_rope) parse_no_rope(root, config, file);
+    config.rope_local_theta = local_theta;
+    if (family.gemma) parse_gemma_layers(root, *family.gemma, file, config);
+    if (family.has_no_rope) parse_no_rope(root, file, config);
     parse_rope(root, file, family.has_partial_rotary, config);
     if (family.has_fused_projections && !config.rope_scaling.is_none()) {
       reject_value(file, "rope_scaling", config.rope_scaling.type,

@@ -156,6 +156,41 @@ void parse_rope(const Json& root, const std::string& file, bool is_partial, Mode
   parse_object(rope, file, is_partial, config);
 }
 
+void parse_no_rope(const Json& root, const std::string& file, ModelConfig& config) {
+  constexpr int64_t kDefault = 4;
+  const auto has_value = [&](const char* key) {
+    return root.contains(key) && !root[key].is_null();
+  };
+  int64_t& interval = config.no_rope_layer_interval;
+  interval = has_value(kNoRopeInterval)
+                 ? parse_value<int64_t>(root[kNoRopeInterval], kNoRopeInterval, file)
+                 : kDefault;
+  if (interval < 2) reject_value(file, kNoRopeInterval, interval, "at least 2");
+  if (!has_value(kNoRopeLayers)) return;
+  const Json& layers = root[kNoRopeLayers];
+  const auto reject = [&](const std::string& expected) {
+    reject_value(file, kNoRopeLayers, layers, expected);
+  };
+  const auto is_switch = [](const Json& each) {
+    return each.is_number_integer() && (each == 0 || each == 1);
+  };
+  if (!layers.is_array() || int64_t(layers.size()) < config.layers ||
+      !std::ranges::all_of(layers, is_switch)) {
+    reject(fmt::format("an array of num_hidden_layers = {} numbers, 0 or 1", config.layers));
+  }
+  const auto is_listed = [&] {
+    for (int64_t i = 0; i < config.layers; ++i) {
+      if ((layers[size_t(i)] != 0) != config.has_rope(i)) return false;
+    }
+    return true;
+  };
+  if (is_listed()) return;
+  int64_t first = 0;
+  while (first < config.layers && layers[size_t(first)] != 0) ++first;
+  interval = first == config.layers ? 0 : first + 1;
+  if (interval == 1 || !is_listed()) reject("0 in every n-th layer, n > 1");
+}
+
 nlohmann::ordered_json rope_scaling_json(const RopeScaling& s) {
   if (s.is_none()) return nullptr;
   Json rope;

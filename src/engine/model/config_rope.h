@@ -14,6 +14,11 @@ namespace tandem {
 /// that is not understood.
 void parse_rope(const nlohmann::ordered_json& root, const std::string& file, bool is_partial,
                 ModelConfig& config);
+constexpr const char *kNoRopeLayers = "no_rope_layers", *kNoRopeInterval = "no_rope_layer_interval";
+/// Sets the interval of layers without rotary embedding, or what replaces it: SmolLM3's 0 for each
+/// of them.
+void parse_no_rope(const nlohmann::ordered_json& root, const std::string& file,
+                   ModelConfig& config);
 /// Value of rope_scaling; null if there is none.
 nlohmann::ordered_json rope_scaling_json(const RopeScaling& scaling);
 

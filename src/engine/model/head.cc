@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "kernels/outer_step.h"
+#include "kernels/softcap.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -86,12 +87,14 @@ Head::Head(ModelContext& c)
   if (c.options.head_rows > 0) chunk_.emplace(c, rows_);
 }
 
-Tensor Head::norm_weight() const {
-  const Tensor weight = context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
-  if (context_.config.logits_scaling == 1) return weight;
-  const Tensor scaled(scaled_norm_->data(), DType::f32, {weight.elements()}, weight.device());
-  tandem::scale(context_.exec, weight, float(1 / context_.config.logits_scaling), scaled);
-  return scaled;
+NormWeight Head::norm_weight() const {
+  const ModelContext& c = context_;
+  const NormWeight norm = LayerView{c.config, c.layout, c.weights, c.exec}.final_norm();
+  if (c.config.logits_scaling == 1) return norm;
+  const auto factor = float(1 / c.config.logits_scaling);
+  const Tensor scaled(scaled_norm_->data(), DType::f32, {norm.elements()}, c.exec.device);
+  tandem::scale(c.exec, norm.values, factor, scaled);
+  return {scaled, norm.offset * factor};
 }
 
 NextNorm Head::norm(const HeadActivations& saved) const {
@@ -122,6 +125,9 @@ void Head::add_loss(const Tensor& x_norm, const Tensor& targets, const HeadLogit
   const Exec& exec = context_.exec;
   const Tensor weight = context_.weights.matrix(context_.layout.head);
   product_.run(x_norm, weight, to.logits);
+  if (context_.config.logits_softcap > 0) {
+    softcap_forward(exec, to.logits, context_.config.logits_softcap);
+  }
   const Tensor sums = to.sums->rows(0, 1), picked = to.sums->rows(1, 1);
   if (context_.tp.size() == 1) {
     cross_entropy_max_and_sum(exec, to.logits, targets, to.maxima, sums, picked);
@@ -149,6 +155,14 @@ const Tensor& Head::dlogits(const HeadActivations& saved) const {
   return chunk_ ? chunk_->logits : saved.logits;
 }
 
+void Head::softmax_backward(const HeadLogits& of, const Tensor& targets, float scale,
+                            const Tensor& dlogits) {
+  cross_entropy_backward(context_.exec, of.logits, targets, context_.layout.vocab_begin, of.maxima,
+                         of.sums->rows(0, 1), scale, dlogits);
+  const double cap = context_.config.logits_softcap;
+  if (cap > 0) softcap_backward(context_.exec, of.logits, cap, dlogits);
+}
+
 void Head::backward_by_rows(const Tensor& targets, float scale, const HeadActivations& saved) {
   const WeightMatrix& m = context_.layout.head;
   const Tensor weight = context_.weights.matrix(m).transposed();
@@ -158,8 +172,7 @@ void Head::backward_by_rows(const Tensor& targets, float scale, const HeadActiva
     for_each_chunk(targets, [&](const Shard& rows, const Tensor& of_chunk) {
       const Tensor x_norm = saved.x_norm->rows(rows.begin, rows.count);
       add_loss(x_norm, of_chunk, *chunk_);
-      cross_entropy_backward(context_.exec, chunk_->logits, of_chunk, context_.layout.vocab_begin,
-                             chunk_->maxima, chunk_->sums->rows(0, 1), scale, dlogits);
+      softmax_backward(*chunk_, of_chunk, scale, dlogits);
       dgrad_.run(dlogits, weight, d_x_norm_->rows(rows.begin, rows.count));
       context_.multiply_gradient(wgrad_, x_norm, dlogits, values, adds || rows.begin > 0);
     });
@@ -178,8 +191,7 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
     backward_by_rows(targets, scale, saved);
   } else {
     const Tensor& dlogits = this->dlogits(saved);
-    cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
-                           saved.sums->rows(0, 1), scale, dlogits);
+    softmax_backward(saved, targets, scale, dlogits);
     dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), d_x_norm_);
     if (layout.tied == TiedEmbedding::none) backward_weight(saved);
   }

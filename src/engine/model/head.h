@@ -44,9 +44,12 @@ class Head {
   void backward_weight(const HeadActivations& saved);
 
  private:
-  Tensor norm_weight() const;
+  NormWeight norm_weight() const;
   /// Gradient of the logits; may replace them.
   const Tensor& dlogits(const HeadActivations& saved) const;
+  /// Gradient of logits before their soft cap.
+  void softmax_backward(const HeadLogits& of, const Tensor& targets, float scale,
+                        const Tensor& dlogits);
   /// Logits of rows, and their cross-entropy.
   void add_loss(const Tensor& x_norm, const Tensor& targets, const HeadLogits& to);
   /// Calls visit(local rows, their targets on all ranks) for head_rows rows at a time.

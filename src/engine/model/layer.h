@@ -4,6 +4,7 @@
 
 #include "engine/model/program/frame.h"
 #include "kernels/outer_step.h"
+#include "kernels/softcap.h"
 
 namespace tandem {
 
@@ -11,13 +12,15 @@ namespace tandem {
 template <typename Steps>
 struct StepsRunner final : program::Runner {
   explicit StepsRunner(Steps& steps_) : steps(steps_) {}
+  void sum_over_ranks(const Tensor& terms) override { steps.sum_over_ranks(terms); }
   void forward(const program::Op& op, const program::Frame& f) override {
     using namespace program;
     const BranchLayout& b = f.branch;
     if (op.row == &kColumnGemm) return steps.in(f.at(kXNorm), f.view.weight(b.in), f.at(kHidden));
     if (op.row == &kRowGemm) return steps.out(f.at(kInner), f.view.weight(b.out));
     if (op.row == &kAttention) {
-      return steps.attention(f.at(op.in[0]), f.at(op.in[1]), f.at(op.in[2]), f.at(op.out[0]));
+      return steps.attention(f.at(op.in[0]), f.at(op.in[1]), f.at(op.in[2]), f.at(op.out[0]),
+                             f.sinks(op));
     }
     if (op.row != &program::kExperts) return;
     steps.experts(f.at(kXNorm), f.view.weight(b.experts_in), f.view.weight(b.experts_out));
@@ -28,7 +31,8 @@ struct StepsRunner final : program::Runner {
 /// The branch's operations after its norm, on the normalized rows among `values`; with x, after the
 /// norm of x. Weights are LayerWeight. `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
-///   attention(q, k, v, out)
+///   sum_over_ranks(terms)                  replaces terms, f32, by their sums over the TP ranks
+///   attention(q, k, v, out, sinks)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
 ///                                          residual stream, immediately or later
 ///   experts(x_norm, w_in, w_out)           routes the rows and adds the experts' outputs
@@ -41,10 +45,11 @@ void forward_branch(const LayerView& view, const BranchLayout& branch,
   run_normalized(frame);
 }
 
-/// Divides logits, f32 and contiguous, by the model's logits_scaling.
-inline void scale_logits(const LayerView& view, const Tensor& logits) {
-  if (view.config.logits_scaling == 1) return;
-  scale(view.exec, logits, float(1 / view.config.logits_scaling), logits);
+/// Divides logits, f32 and contiguous, by the model's logits_scaling, and caps them.
+inline void finish_logits(const LayerView& view, const Tensor& logits) {
+  const ModelConfig& c = view.config;
+  if (c.logits_scaling != 1) scale(view.exec, logits, float(1 / c.logits_scaling), logits);
+  if (c.logits_softcap > 0) softcap_forward(view.exec, logits, c.logits_softcap);
 }
 
 }  // namespace tandem

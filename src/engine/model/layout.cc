@@ -90,8 +90,13 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
   }
   final_norm = size;
   add_if(layers.head, [&] {
-    parameters.push_back(
-        {"model.norm.weight", {c.hidden}, {.count = c.hidden}, reserve(c.hidden), 1, false});
+    parameters.push_back({"model.norm.weight",
+                          {c.hidden},
+                          {.count = c.hidden},
+                          reserve(c.hidden),
+                          1,
+                          false,
+                          c.initial_norm()});
     head = embedding;
     if (c.tie_word_embeddings) return;
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
@@ -128,15 +133,18 @@ void ModelLayout::add_branch(program::BranchProgram program, const std::string& 
     b.columns.push_back(columns);
   }
   assign_offsets(b, tp, rank);
+  const size_t first = parameters.size();
   for (size_t i = 0; i < b.offsets.size(); ++i) {
     if (b.offsets[i] < 0) continue;
     const program::Weight& w = b.program.weights[i];
     parameters.push_back(make_parameter(w, layer + w.name, b.offsets[i], b.out.columns, tp, rank));
   }
+  parameters[first].begins_layer = !b.has_norm();
   branches.push_back(std::move(b));
 }
 
-/// The norm, the matrices of the two GEMMs, then the weights of the other operations.
+/// The norm, if it is before the branch, the matrices of the two GEMMs, then the weights of the
+/// other operations.
 void ModelLayout::assign_offsets(BranchLayout& b, int tp, int rank) {
   const program::BranchProgram& program = b.program;
   const int64_t hidden = program.columns(program::kXNorm).count();

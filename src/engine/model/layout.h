@@ -32,7 +32,7 @@ struct BranchLayout {
   std::vector<Shard> columns;    ///< of each value on this rank, within the value they are of
   std::vector<int64_t> offsets;  ///< of each weight; experts: -1
   bool attention = false, mlp = false, moe = false;
-  int64_t begin = 0;  ///< first element of the branch, which begins with its norm
+  int64_t begin = 0;  ///< first element of the branch, which begins with the norm before it
   WeightMatrix in, out;
   int64_t whole_rows = 0;  ///< last rows of `in`, which every rank has
   // MoE only; an MLP in the same branch is the shared expert.
@@ -46,6 +46,8 @@ struct BranchLayout {
   bool is_mlp() const { return mlp && !attention && !moe && !program.find(program::kColumnBias); }
   /// First element of an operation's weights.
   int64_t offset(const program::Op& op) const { return offsets[op.weights.front()]; }
+  /// Whether a norm is before it.
+  bool has_norm() const { return !program.ops.front().weights.empty(); }
 };
 
 /// Branches of a kind have the same shapes and share operators: attention (with or without an MLP

@@ -57,8 +57,9 @@ struct Parameter {
   bool decay = true;       ///< weight decay applies (matrices, not norms)
   float initial = 1;       ///< initial value, unless a random matrix
   float lr_scale = 1;      ///< factor of the learning rate
-  /// First of a layer's experts: those of the layer before, with equal properties, may be in
-  /// another stage. All other layers begin with a norm, whose properties differ.
+  /// First of a layer's experts, or of a branch without norm: those before it, with equal
+  /// properties, may be in another stage. All other layers begin with a norm, whose properties
+  /// differ.
   bool begins_layer = false;
 };
 

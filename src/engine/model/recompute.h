@@ -7,8 +7,8 @@
 //            (q, k, v, gate, up) and the routers' choices. Recomputes norms and SwiGLU, which cost
 //            almost nothing, attention and the experts. Only the experts communicate again.
 // full       saves the residual stream before the layer. Recomputes its forward pass except for the
-//            row-parallel GEMM of the last branch, whose sum is the next layer's residual stream.
-//            Tensor-parallel gathers and sums run again, too.
+//            row-parallel GEMM of the last branch, whose sum is the next layer's residual stream,
+//            unless a norm of that sum reads it. Tensor-parallel gathers and sums run again, too.
 //
 // The same kernels run again on the same operands, so all three give the same bits. The routers'
 // choices are counted once, by the first forward pass. Embedding and head save all they need.

@@ -3,6 +3,7 @@
 #include <cmath>
 
 namespace tandem {
+using program::Rotation;
 namespace {
 
 /// Factor of both q and k, whose product attention divides by sqrt(head_dim).
@@ -11,19 +12,23 @@ double length_of(const ModelConfig& c) {
   return std::sqrt(c.attention_multiplier * std::sqrt(double(c.head_dim)));
 }
 
-RopeTable make_table(const Exec& exec, int64_t max_seq, const ModelConfig& c, bool rotates) {
-  const int64_t rotary = rotates ? c.rotary_features() : 0;
-  return RopeTable(exec, max_seq, c.head_dim, c.rope_theta, c.rope_scaling,
+RopeTable make_table(const Exec& exec, int64_t max_seq, const ModelConfig& c, Rotation rotation) {
+  const bool is_local = rotation == Rotation::local;
+  const int64_t rotary = rotation == Rotation::none ? 0 : c.rotary_features();
+  return RopeTable(exec, max_seq, c.head_dim, is_local ? c.rope_local_theta : c.rope_theta,
+                   is_local ? RopeScaling() : c.rope_scaling,
                    {.rotary_dim = rotary, .length = length_of(c)});
 }
 
 }  // namespace
 
-RopeTables::RopeTables(const Exec& exec, int64_t max_seq, const ModelConfig& config)
-    : rotating_(make_table(exec, max_seq, config, true)) {
-  if (config.no_rope_layer_interval > 0) {
-    still_.emplace(make_table(exec, max_seq, config, false));
-  }
+RopeTables::RopeTables(const Exec& exec, int64_t max_seq, const ModelConfig& config) {
+  const auto add = [&](Rotation rotation) {
+    tables_[size_t(rotation)].emplace(make_table(exec, max_seq, config, rotation));
+  };
+  add(Rotation::usual);
+  if (config.no_rope_layer_interval > 0) add(Rotation::none);
+  if (config.rope_local_theta > 0) add(Rotation::local);
 }
 
 std::vector<int32_t> rotary_order(const ModelConfig& c) {

@@ -1,11 +1,13 @@
 // Rotary embedding of a model's layers.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "engine/model/config.h"
+#include "engine/model/program/program.h"
 #include "kernels/rope.h"
 
 namespace tandem {
@@ -14,12 +16,11 @@ namespace tandem {
 class RopeTables {
  public:
   RopeTables(const Exec& exec, int64_t max_seq, const ModelConfig& config);
-  /// `rotates`: program::Op::rotates of the layer's attention.
-  const RopeTable& of(bool rotates) const { return rotates ? rotating_ : *still_; }
+  /// `rotation`: of a layer of the model.
+  const RopeTable& of(program::Rotation rotation) const { return *tables_[size_t(rotation)]; }
 
  private:
-  RopeTable rotating_;
-  std::optional<RopeTable> still_;  ///< of layers without rotation
+  std::array<std::optional<RopeTable>, program::kNumRotations> tables_;
 };
 
 /// Position in a head of the model of each feature of a head that attention rotates by halves;

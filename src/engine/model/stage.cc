@@ -90,9 +90,8 @@ class Stage::Impl {
     const auto use = [&](FlatRange range) {
       if (await && range.count > 0) await(range);
     };
-    const int64_t norm = context_.config.hidden;
     const auto use_norm = [&](size_t i) {  // before a branch, or the head's
-      if (i < branches_.size() || head_) use({first_dense(i), norm});
+      if (i < branches_.size() || head_) use({first_dense(i), norm_elements(i)});
     };
     use(dense(0, first_dense(0)));
     if (context_.layers.embedding) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
@@ -102,14 +101,15 @@ class Stage::Impl {
                        next->x_norm, next->inverse_rms);
     }
     for (size_t i = 0; i < branches_.size(); ++i) {
-      use(dense(first_dense(i) + norm, first_dense(i + 1)));
+      use(dense(first_dense(i) + norm_elements(i), first_dense(i + 1)));
       use(expert_range(i));
       use_norm(i + 1);
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted, norm_before(i + 1, m));
     }
-    if (head_) use(dense(context_.layout.final_norm + norm, after_layers().end()));
+    const size_t last = branches_.size();
+    if (head_) use(dense(first_dense(last) + norm_elements(last), after_layers().end()));
     if (head_) head_->forward(to_vector(m.targets), *m.head);
   }
 
@@ -148,7 +148,7 @@ class Stage::Impl {
       norms[norm] = layout.branches[branch].begin;
       report(expert_range(branch));
       if (norm > 0) continue;
-      add_norms(std::span(norms).first(together));
+      if (layout.branches[branch].has_norm()) add_norms(std::span(norms).first(together));
       report(dense(first_dense(branch), first_dense(branch + together)));
     }
     if (has_embedding_gradient()) {
@@ -293,6 +293,11 @@ class Stage::Impl {
     if (branch < branches_.size()) return branches_[branch].norm(m.branches[branch]);
     if (!head_) return {};
     return head_->norm(*m.head);
+  }
+  /// Elements of the norm before a branch, or the head's.
+  int64_t norm_elements(size_t branch) const {
+    const auto& all = context_.layout.branches;
+    return branch < all.size() && !all[branch].has_norm() ? 0 : context_.config.hidden;
   }
   /// First element of a branch, or after the last branch; experts are elsewhere.
   int64_t first_dense(size_t branch) const {

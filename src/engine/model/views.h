@@ -1,8 +1,6 @@
 // Activations, and those of a branch by its values.
 #pragma once
 
-#include <array>
-
 #include "engine/model/layout.h"
 #include "tandem/tensor.h"
 
@@ -30,8 +28,6 @@ class Activation {
 
 namespace program {
 
-/// Tensors of a branch's values by number, without dimensions if there is none.
-using Values = std::array<Tensor, kMaxValues>;
 /// Sets those that are columns of others.
 void set_ranges(const BranchLayout& branch, Values& values);
 

@@ -15,6 +15,7 @@ Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTa
       rope_(rope),
       on_cpu_(exec.on_gpu() ? nullptr : std::make_unique<cpu::Attention>(shape, rope)) {
   if (!exec.on_gpu()) return;
+  if (shape.softcap > 0) throw Unsupported("attention with a soft cap: expected CPU ranks");
   gpu::check_attention(shape);
   if (!rows || shape.batch * shape.seq * shape.heads == 0) return;
   const std::string reason = gpu::why_not_hopper_attention(shape, *rows);

@@ -24,6 +24,8 @@ class FusedAttention;
 
 struct AttentionShape {
   int64_t batch, seq, heads, kv_heads, head_dim;
+  /// Scores x, before the mask, are softcap x tanh(x / softcap) (Gemma 2, arXiv 2408.00118); 0: x.
+  double softcap = 0;
 };
 
 /// Keys that queries read, besides being causal.
@@ -54,7 +56,8 @@ struct AttentionRows {
 class Attention {
  public:
   /// rope must outlive this, cover `shape.seq` positions and be on exec's device. On CPUs: uses the
-  /// current number of kernel threads of the constructing thread.
+  /// current number of kernel threads of the constructing thread. On a GPU throws Unsupported for a
+  /// soft cap.
   ///
   /// With `rows`, which all runs must then have, a GPU uses for bf16 the kernels of
   /// kernels/cuda/hopper_attention.h if it can, or cuDNN; else its simple kernels. cuDNN's are

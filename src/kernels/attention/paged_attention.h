@@ -24,6 +24,7 @@ struct PagedShape {
   /// A row's result has the same bits in any batch; false: kManySingles rows outside chunks, or
   /// more, may have another order of sums than fewer on a GPU, which is faster.
   bool batch_invariant = true;
+  double softcap = 0;  ///< as AttentionShape::softcap
 
   int64_t max_singles() const { return singles > 0 ? singles : rows; }
 };
@@ -58,22 +59,25 @@ struct PagedRows {
 
 /// Tensors of a run, as PagedAttention::run takes them, and scratch memory.
 struct PagedTensors {
-  const Tensor &q, &k, &v, &keys, &values, &out;
+  const Tensor &q, &k, &v, &keys, &values, &out, &sinks;
   Tensor scratch;
 };
 
 class PagedAttention {
  public:
   /// rope must outlive this, cover `shape.max_tokens` positions and be on exec's device. `window`:
-  /// as AttentionMask::window. Throws Unsupported for a head size that a GPU's kernels lack.
+  /// as AttentionMask::window. Throws Unsupported for a head size or a soft cap that a GPU's
+  /// kernels lack.
   PagedAttention(const Exec& exec, const PagedShape& shape, const RopeTable& rope,
                  int64_t window = 0);
   /// Writes the rotated keys and the values of the rows to their pages, then attends. q: [rows,
   /// heads * head_dim], k and v: [rows, kv_heads * head_dim], as projected, f32 or bf16, rows may
   /// be strided; q may be left rotated. keys and values: [pages, kPageTokens, kv_heads, head_dim],
-  /// f32, or bf16 if q is. Allocates nothing.
+  /// f32, or bf16 if q is. Allocates nothing. `sinks`: f32 [heads], logits of each head's softmax
+  /// that have no value, or without dimensions; throws Unsupported for some on a GPU.
   void run(const Exec& exec, const PagedRows& rows, const Tensor& q, const Tensor& k,
-           const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out);
+           const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out,
+           const Tensor& sinks = {});
 
  private:
   PagedShape shape_;

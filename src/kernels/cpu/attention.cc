@@ -78,6 +78,7 @@ class Attention::Impl {
         layout_(shape),
         rope_(rope),
         scale_(float(1 / std::sqrt(double(shape.head_dim)))),
+        cap_(float(shape.softcap)),
         scratch_(size_t(omp_get_max_threads()), Scratch(layout_)) {}
 
   struct Forward {
@@ -213,6 +214,22 @@ class Attention::Impl {
     cpu::small_gemm(block.rows, block.padded, shape_.head_dim, s.q.data(), layout_.head, 1,
                     s.k_transposed.data() + block.begin, layout_.score_row, s.scores.data(),
                     layout_.score_row, false);
+    if (cap_ > 0) cap_rows(s, block);
+  }
+  void cap_rows(Scratch& s, const Block& block) {
+    for (int64_t i = 0; i < block.rows; ++i) {
+      cpu::cap(s.scores.data() + i * layout_.score_row, block.padded, cap_);
+    }
+  }
+  void softmax_backward_rows(Scratch& s, const Block& block, const float* log_sums,
+                             const float* delta) {
+    for (int64_t i = 0; i < block.rows; ++i) {
+      float *const scores = s.scores.data() + i * layout_.score_row, *const dscores =
+                                                                         s.dscores.data() +
+                                                                         i * layout_.score_row;
+      cap_ > 0 ? capped_softmax_backward(scores, dscores, block.row(i), log_sums[i], delta[i], cap_)
+               : softmax_backward(scores, dscores, block.row(i), log_sums[i], delta[i]);
+    }
   }
 
   template <typename T>
@@ -235,11 +252,7 @@ class Attention::Impl {
     cpu::small_gemm(rows, block.padded, shape_.head_dim, s.dout.data(), layout_.head, 1,
                     s.v_transposed.data() + block.begin, layout_.score_row, s.dscores.data(),
                     layout_.score_row, false);
-    for (int64_t i = 0; i < rows; ++i) {
-      softmax_backward(s.scores.data() + i * layout_.score_row,
-                       s.dscores.data() + i * layout_.score_row, block.row(i), log_sums[i],
-                       delta[i]);
-    }
+    softmax_backward_rows(s, block, log_sums, delta);
     const int64_t first_key = block.begin * layout_.head;
     cpu::small_gemm(block.count, layout_.head, rows, s.scores.data(), 1, layout_.score_row,
                     s.dout.data(), layout_.head, s.dv.data() + first_key, layout_.head, true);
@@ -258,6 +271,7 @@ class Attention::Impl {
   Layout layout_;
   const RopeTable& rope_;
   float scale_;
+  float cap_;  // of scores; 0: none
   std::vector<Scratch> scratch_;
 };
 

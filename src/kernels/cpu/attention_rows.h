@@ -8,6 +8,7 @@
 
 #include "core/cpu/scalar.h"
 #include "gemm/cpu/small_gemm.h"
+#include "kernels/cpu/softcap.h"
 #include "tandem/tensor.h"
 
 namespace tandem::cpu {
@@ -57,6 +58,19 @@ inline void softmax_backward(float* scores, float* dscores, Row row, float log_s
     const float p = row.has(j) ? cpu::fast_exp(scores[j] - log_sum) : 0.0f;
     scores[j] = p;
     dscores[j] = p * (dscores[j] - delta);
+  }
+}
+
+/// softmax_backward of capped scores: dscores <- gradient of the scores before the cap.
+inline void capped_softmax_backward(float* scores, float* dscores, Row row, float log_sum,
+                                    float delta, float cap) {
+  const float inverse = 1 / cap;
+#pragma omp simd
+  for (int32_t j = 0; j < row.padded; ++j) {
+    const float derivative = cap_derivative(scores[j], inverse);
+    const float p = row.has(j) ? cpu::fast_exp(scores[j] - log_sum) : 0.0f;
+    scores[j] = p;
+    dscores[j] = p * (dscores[j] - delta) * derivative;
   }
 }
 

@@ -75,6 +75,7 @@ class BlockAttention::Impl {
         score_row_(BlockSizes(shape).score_row),
         head_(BlockSizes(shape).head),
         scale_(float(1 / std::sqrt(double(shape.head_dim)))),
+        cap_(float(shape.softcap)),
         scratch_(size_t(omp_get_max_threads()), BlockScratch(BlockSizes(shape))) {}
 
   /// Calls body(scratch, sequence, kv_head) for all of them.
@@ -234,6 +235,10 @@ class BlockAttention::Impl {
   void score(BlockScratch& s, const Keys& keys) {
     small_gemm(keys.queries, keys.padded, shape_.head_dim, s.q.data(), head_, 1,
                s.k_transposed.data() + keys.begin, score_row_, s.scores.data(), score_row_, false);
+    if (cap_ == 0) return;
+    for (int64_t i = 0; i < keys.queries; ++i) {
+      cap(s.scores.data() + i * score_row_, keys.padded, cap_);
+    }
   }
 
   template <typename T>
@@ -250,9 +255,12 @@ class BlockAttention::Impl {
     small_gemm(rows, keys.padded, shape_.head_dim, s.dout.data(), head_, 1,
                s.v_transposed.data() + keys.begin, score_row_, s.dscores.data(), score_row_, false);
     for (int64_t i = 0; i < rows; ++i) {
-      softmax_backward(s.scores.data() + i * score_row_, s.dscores.data() + i * score_row_,
-                       keys.row(i), *at<float>(log_sums, row + i, head),
-                       *at<float>(delta, row + i, head));
+      float *const scores = s.scores.data() + i * score_row_, *const dscores =
+                                                                  s.dscores.data() + i * score_row_;
+      const float log_sum = *at<float>(log_sums, row + i, head),
+                  dot = *at<float>(delta, row + i, head);
+      cap_ > 0 ? capped_softmax_backward(scores, dscores, keys.row(i), log_sum, dot, cap_)
+               : softmax_backward(scores, dscores, keys.row(i), log_sum, dot);
     }
     const int64_t first_key = keys.begin * head_;
     small_gemm(keys.count, head_, rows, s.scores.data(), 1, score_row_, s.dout.data(), head_,
@@ -272,6 +280,7 @@ class BlockAttention::Impl {
   BlockShape shape_;
   int64_t score_row_, head_;
   float scale_;
+  float cap_;  // of scores; 0: none
   std::vector<BlockScratch> scratch_;
 };
 

@@ -24,7 +24,8 @@ struct ChunkRows {
 
 struct BlockShape {
   int64_t batch, heads, kv_heads, head_dim;
-  int64_t max_keys;  ///< of one sequence in a block
+  int64_t max_keys;    ///< of one sequence in a block
+  double softcap = 0;  ///< as AttentionShape::softcap
 };
 
 struct AttentionBlock {

@@ -6,27 +6,45 @@
 
 #include "kernels/attention/paged_attention.h"
 #include "kernels/dct.h"
+#include "kernels/divided_norm.h"
+#include "kernels/norm.h"
 #include "kernels/router.h"
 
 namespace tandem::cpu {
 
-void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
+void rms_norm_forward(const Tensor& x, const NormWeight& weight, double eps, const Tensor& out,
                       const Tensor& inverse_rms);
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
-void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
+void rms_norm_backward(const Tensor& x, const NormWeight& weight, const Tensor& inverse_rms,
                        const Tensor& dout, const Tensor& dx, const Tensor& dweight,
                        const Tensor& dx_bf16);
 void add_bias(const Tensor& bias, const Tensor& rows);
 void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate);
-void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
+void rms_norm_heads(const NormWeight& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized);
-void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, double eps,
+void rms_norm_heads_backward(const Tensor& unnormalized, const NormWeight& weight, double eps,
                              const Tensor& drows, const Tensor& dweight);
+void divided_norm_squares(const Tensor& rows, const Tensor& sums);
+void divided_norm_forward(const NormWeight& weight, const DividedNorm& norm, const Tensor& rows,
+                          const Tensor& sums, const Tensor& unnormalized);
+void divided_norm_products(const NormWeight& weight, const Tensor& unnormalized,
+                           const Tensor& drows, const Tensor& sums);
+void divided_norm_backward(const NormWeight& weight, const DividedNorm& norm,
+                           const Tensor& unnormalized, const Tensor& inverse_rms,
+                           const Tensor& sums, const Tensor& drows, const Tensor& dweight);
 void gate_rows(const Tensor& gate, const Tensor& rows);
 void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& drows,
                         const Tensor& dgate);
 void scale_rows(const Tensor& rows, double factor);
 void permute_heads(const Tensor& rows, std::span<const int32_t> order);
+void add_sinks(const Tensor& sinks, const Tensor& out, const Tensor& log_sums);
+void sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& log_sums,
+                    const Tensor& dout, const Tensor& dsinks, bool accumulate);
+void softcap_forward(const Tensor& x, float bound);
+void softcap_backward(const Tensor& capped, float bound, const Tensor& dx);
+void geglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
+void geglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
+                    const Tensor& dup);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

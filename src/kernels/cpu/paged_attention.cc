@@ -4,6 +4,7 @@
 #include "core/cpu/parallel.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/rope.h"
+#include "kernels/cpu/softcap.h"
 #include "observe/recorder.h"
 
 namespace tandem::cpu {
@@ -63,16 +64,20 @@ class PagedRun {
     float *const query = scratch.query, *const sum = scratch.sum;
     rotate(t_.q.as<T>() + row * t_.q.stride(0) + head * dim, rope_.cos(p), rope_.sin(p),
            rope_.half(), float(1 / std::sqrt(double(dim))), query);
-    float largest = -INFINITY;
+    const auto cap = float(shape_.softcap);
+    const bool has_sink = t_.sinks.dims() > 0;
+    const float sink = has_sink ? t_.sinks.as<float>()[head] : -INFINITY;
+    float largest = sink;
     for_each_slot(s, kv_head, first_key, keys, [&](int64_t j, int64_t slot) {
       const P* const key = t_.keys.as<P>() + slot;
       float score = 0;
 #pragma omp simd reduction(+ : score)
       for (int64_t d = 0; d < dim; ++d) score += query[d] * to_f32(key[d]);
+      if (cap > 0) score = cap * fast_tanh(score / cap);
       scratch.scores[j] = score;
       largest = std::max(largest, score);
     });
-    float total = 0;
+    float total = has_sink ? fast_exp(sink - largest) : 0;
     std::fill_n(sum, dim, 0.0f);
     for_each_slot(s, kv_head, first_key, keys, [&](int64_t j, int64_t slot) {
       const float weight = fast_exp(scratch.scores[j] - largest);

@@ -20,17 +20,18 @@ float inverse_rms_of(const T* x, int64_t n, double eps) {
 
 /// `d`: the gradient of the normalized head, then of x.
 template <typename T>
-void head_norm_backward(const T* x, const float* weight, int64_t n, double eps, T* d,
+void head_norm_backward(const T* x, const NormWeight& norm, int64_t n, double eps, T* d,
                         float* dweight) {
+  const float *const weight = norm.values.as<float>(), offset = norm.offset;
   const float scale = inverse_rms_of(x, n, eps);
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; ++i) dot += to_f32(d[i]) * weight[i] * to_f32(x[i]);
+  for (int64_t i = 0; i < n; ++i) dot += to_f32(d[i]) * (offset + weight[i]) * to_f32(x[i]);
   const float along = dot * scale * scale / float(n);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float dout = to_f32(d[i]), in = to_f32(x[i]);
-    d[i] = from_f32<T>(scale * (dout * weight[i] - in * along));
+    d[i] = from_f32<T>(scale * (dout * (offset + weight[i]) - in * along));
     dweight[i] += dout * in * scale;
   }
 }
@@ -71,13 +72,13 @@ void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate) {
   });
 }
 
-void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
+void rms_norm_heads(const NormWeight& weight, double eps, const Tensor& rows,
                     const Tensor& unnormalized) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_heads");
-  const int64_t head_dim = weight.dim(0), heads = rows.dim(1) / head_dim;
+  const int64_t head_dim = weight.elements(), heads = rows.dim(1) / head_dim;
   with_type(rows.dtype(), "rms_norm_heads", [&]<typename T>(T) {
     parallel_ranges(rows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
-      const float* const w = weight.as<float>();
+      const float *const w = weight.values.as<float>(), offset = weight.offset;
       for (int64_t i = begin * heads; i < end * heads; ++i) {
         const int64_t row = i / heads, column = i % heads * head_dim;
         T* const x = rows.as<T>() + row * rows.stride(0) + column;
@@ -86,22 +87,24 @@ void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
         }
         const float scale = inverse_rms_of(x, head_dim, eps);
 #pragma omp simd
-        for (int64_t d = 0; d < head_dim; ++d) x[d] = from_f32<T>(to_f32(x[d]) * scale * w[d]);
+        for (int64_t d = 0; d < head_dim; ++d) {
+          x[d] = from_f32<T>(to_f32(x[d]) * scale * (offset + w[d]));
+        }
       }
     });
   });
 }
 
-void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, double eps,
+void rms_norm_heads_backward(const Tensor& unnormalized, const NormWeight& weight, double eps,
                              const Tensor& drows, const Tensor& dweight) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_heads_backward");
-  const int64_t head_dim = weight.dim(0), heads = drows.dim(1) / head_dim;
+  const int64_t head_dim = weight.elements(), heads = drows.dim(1) / head_dim;
   with_type(drows.dtype(), "rms_norm_heads_backward", [&]<typename T>(T) {
     for (int64_t i = 0; i < drows.dim(0) * heads; ++i) {  // one thread: heads share dweight
       const int64_t row = i / heads, column = i % heads * head_dim;
-      head_norm_backward(unnormalized.as<T>() + row * unnormalized.stride(0) + column,
-                         weight.as<float>(), head_dim, eps,
-                         drows.as<T>() + row * drows.stride(0) + column, dweight.as<float>());
+      head_norm_backward(unnormalized.as<T>() + row * unnormalized.stride(0) + column, weight,
+                         head_dim, eps, drows.as<T>() + row * drows.stride(0) + column,
+                         dweight.as<float>());
     }
   });
 }

@@ -30,10 +30,11 @@ constexpr std::array<const ContextFormRow*, 4> kForms{&kGatherForm, &kRingForm, 
                                                       &kQueriesForm};
 
 std::string describe(const ContextShape& s) {
-  return fmt::format("batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {}{}", s.batch,
-                     s.seq, s.keys, s.heads, s.kv_heads, s.head_dim, name_of(s.dtype),
+  return fmt::format("batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {}{}{}",
+                     s.batch, s.seq, s.keys, s.heads, s.kv_heads, s.head_dim, name_of(s.dtype),
                      s.causal ? "causal" : "cross",
                      s.split == ContextSplit::balanced ? "balanced" : "contiguous",
+                     s.softcap > 0 ? fmt::format(" softcap {}", s.softcap) : "",
                      s.wire.is_none() ? "" : " keys as " + s.wire.describe());
 }
 
@@ -106,7 +107,7 @@ std::vector<const ContextFormRow*> allowed(const ContextGrid& grid, const Contex
 class LocalForm final : public ContextForm {
  public:
   LocalForm(const ContextShape& s, const RopeTable& rope)
-      : attention_(Exec{}, {s.batch, s.seq, s.heads, s.kv_heads, s.head_dim}, rope) {}
+      : attention_(Exec{}, {s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, s.softcap}, rope) {}
   void forward(const ContextForward& c) override {
     attention_.forward(Exec{}, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
   }

@@ -159,7 +159,8 @@ double ContextReference::score(int64_t sequence, int64_t head, int64_t query, in
   const double *q = q_row(q_, sequence, head, query), *k = k_row(k_, sequence, head, key);
   double sum = 0;
   for (int64_t d = 0; d < grid_.shape.head_dim; ++d) sum += q[d] * k[d];
-  return sum / std::sqrt(double(grid_.shape.head_dim));
+  const double score = sum / std::sqrt(double(grid_.shape.head_dim)), cap = grid_.shape.softcap;
+  return cap > 0 ? cap * std::tanh(score / cap) : score;
 }
 
 ContextReference::Query ContextReference::query(int64_t sequence, int64_t head,
@@ -222,14 +223,16 @@ void ContextReference::gather_gradients(const ContextBackward& call) {
 ContextReference::Pair ContextReference::pair(int64_t sequence, int64_t head, int64_t query,
                                               int64_t key) const {
   const size_t at = size_t((sequence * grid_.shape.seq + query) * grid_.shape.heads + head);
-  const double p = std::exp(score(sequence, head, query, key) - log_sums_[at]);
+  const double score = this->score(sequence, head, query, key), cap = grid_.shape.softcap;
+  const double p = std::exp(score - log_sums_[at]);
   const double *dout = q_row(dout_, sequence, head, query), *v = k_row(v_, sequence, head, key);
   double dp = -delta_[at], terms = std::abs(delta_[at]);
   for (int64_t d = 0; d < grid_.shape.head_dim; ++d) {
     dp += dout[d] * v[d];
     terms += std::abs(dout[d] * v[d]);
   }
-  const double scale = p / std::sqrt(double(grid_.shape.head_dim));
+  const double of_cap = cap > 0 ? 1 - score / cap * (score / cap) : 1;
+  const double scale = of_cap * p / std::sqrt(double(grid_.shape.head_dim));
   return {p, scale * dp, scale * terms};
 }
 

@@ -24,6 +24,7 @@ struct ContextShape {
   int64_t heads = 1;     ///< of queries; a multiple of kv_heads
   int64_t kv_heads = 1;  ///< of keys and values
   int64_t head_dim = 0;
+  double softcap = 0;        ///< as AttentionShape::softcap; CPU ranks only
   DType dtype = DType::f32;  ///< of all rows: f32 or bf16
   bool causal = true;        ///< needs keys == seq; false: every query reads every key
   schedule::ContextSplit split = schedule::ContextSplit::balanced;
@@ -90,7 +91,8 @@ struct ContextGrid {
             !shape.wire.is_none()};
   }
   cpu::BlockShape block_shape() const {
-    return {shape.batch, shape.heads, shape.kv_heads, shape.head_dim, 2 * max_key_chunk()};
+    return {shape.batch,    shape.heads,         shape.kv_heads,
+            shape.head_dim, 2 * max_key_chunk(), shape.softcap};
   }
   /// Block of queries and keys that are those of a message's rows, with its tensors.
   cpu::AttentionBlock attention(const schedule::ContextBlock& rows, const AttentionMask& masked,

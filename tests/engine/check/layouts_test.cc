@@ -246,18 +246,30 @@ std::vector<TrainConfig> gradient_layouts() {
                               "gradients=mxfp8", "gradients=int4:g32:hadamard"});
 }
 
-/// The dense layouts, of models with biases, norms of heads, other rotations and factors. Without
-/// short texts: gradients of the norms of keys of which there are few are differences that cancel.
+/// The dense layouts, of models with biases, norms of heads, sinks, soft caps, GELU, other
+/// rotations and factors; in two of three, without a parallel block, also with norms of sums.
+/// Without short texts: gradients of the norms of keys of which there are few are differences that
+/// cancel.
 std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
   std::erase_if(layouts, [](const TrainConfig& config) {
     return config.model.experts > 0 || config.train.seq < 8 || config.data.document_mask;
   });
+  size_t index = 0;
   for (TrainConfig& config : layouts) {
     ModelConfig& model = config.model;
     model.qkv_bias = model.out_bias = model.mlp_bias = model.qk_norm = true;
+    model.attention_sinks = true;
+    model.attention_softcap = 3, model.logits_softcap = 2;
+    model.mlp_activation = "gelu_pytorch_tanh";
+    if (model.sliding_window > 0) model.rope_local_theta = 50;
     model.no_rope_layer_interval = 2, model.rotary_dim = 2, model.rope_interleaved = true;
     model.embedding_multiplier = 4, model.residual_multiplier = 0.5;
     model.attention_multiplier = 0.7, model.logits_scaling = 0.5;
+    if (index++ % 3 == 0 || model.parallel_block) continue;
+    model.zero_centered_norms = index % 3 == 0;
+    model.norm_position = model.zero_centered_norms ? "both" : "post";
+    if (model.has_pre_norm()) continue;
+    model.qk_norm_all_heads = true, model.embedding_multiplier = 1;
   }
   return layouts;
 }

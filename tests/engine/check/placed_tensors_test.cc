@@ -197,11 +197,12 @@ class Passes {
       branches_[i].backward(m.residuals[i], dx_, dnorm_, m.branches[i], {}, false);
       const std::string name = prefix(i);
       save(name + "d_input", dx_);
-      save(gradient_name("model.layers." +
-                         std::to_string(i / size_t(context_.layout.branches_per_layer)) +
-                         (b.attention ? ".input" : ".post_attention") + "_layernorm.weight") +
-               ", local rows",
-           dnorm_);
+      if (b.has_norm()) {
+        const auto layer = i / size_t(context_.layout.branches_per_layer);
+        const std::string norm = b.program.weights[b.program.ops.front().weights.front()].name;
+        save(gradient_name("model.layers." + std::to_string(layer) + "." + norm) + ", local rows",
+             dnorm_);
+      }
       if (b.has_products()) {
         const BranchProducts& p = *products_[branch_kind(b)];
         save_columns(i, program::kInner, name + "d_inner", p.d_act);
@@ -265,7 +266,18 @@ ModelConfig small_model(bool has_experts) {
   return config;
 }
 
+ModelConfig norm_model(const char* position) {
+  ModelConfig config = small_model(false);
+  config.parallel_block = false;
+  config.qk_norm = true, config.norm_position = position;
+  config.qk_norm_all_heads = config.norm_position == "post";
+  return config;
+}
+
 TEST(PlacedTensors, OfAStageAreThoseOfOneRank) {
+  for (const char* position : {"post", "both"}) {
+    expect_placed(norm_model(position), ParallelDims(2, 2), stage_tensors, 30);
+  }
   for (const bool has_experts : {true, false}) {
     ModelConfig config = small_model(has_experts);
     for (const bool is_tied : {true, false}) {
@@ -276,12 +288,15 @@ TEST(PlacedTensors, OfAStageAreThoseOfOneRank) {
 }
 
 TEST(PlacedTensors, OfItsPassesAreThoseOfOneRank) {
+  const auto passes = [](const ParallelGroups& groups, const ModelConfig& model) {
+    return Passes(groups, model).run();
+  };
+  for (const char* position : {"post", "both"}) {
+    expect_placed(norm_model(position), ParallelDims(2, 2), passes, 30);
+  }
   for (const bool has_experts : {true, false}) {
     ModelConfig config = small_model(has_experts);
     config.aux_loss_coeff = 0;
-    const auto passes = [](const ParallelGroups& groups, const ModelConfig& model) {
-      return Passes(groups, model).run();
-    };
     expect_placed(config, ParallelDims(2, 4, has_experts ? 2 : 1), passes, 30);
     expect_placed(config, ParallelDims(4, 2, has_experts ? 2 : 1), passes, 30);
   }

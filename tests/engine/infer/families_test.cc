@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -242,8 +243,11 @@ TEST(Families, PublishedConfigurationsHaveTheirParameters) {
   for (const auto& [name, model] : published.items()) {
     const ModelConfig config = model_config_from_json(model["config"].dump(), name);
     EXPECT_EQ(config.parameters(), model["parameters"].get<int64_t>()) << name;
-    const int64_t window = name == "Mistral-7B" ? 4096 : name == "Phi-3-mini-4k" ? 2047 : 0;
-    EXPECT_EQ(config.sliding_window, window) << name;
+    const std::map<std::string, int64_t> windows = {
+        {"Mistral-7B", 4096}, {"Phi-3-mini-4k", 2047}, {"Gemma-2-2B", 4096}, {"Gemma-3-1B", 512}};
+    EXPECT_EQ(config.sliding_window, windows.contains(name) ? windows.at(name) : 0) << name;
+    const int64_t freq = name == "Gemma-2-2B" ? 2 : name == "Gemma-3-1B" ? 6 : 0;
+    EXPECT_EQ(config.full_attention_freq, freq) << name;
   }
 }
 

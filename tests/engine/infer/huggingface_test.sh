@@ -188,5 +188,11 @@ train_family qwen3 'parallel.tp=1 parallel.tp=4 parallel.dp=2' model.qk_norm=tru
 train_family phi3 'parallel.tp=1 parallel.tp=2' model.fused_projections=true model.rotary_dim=8
 train_family granite 'parallel.tp=1 parallel.tp=2' model.out_bias=true model.qkv_bias=true \
   model.embedding_multiplier=12 model.residual_multiplier=0.22 model.logits_scaling=4
+train_family olmo2 'parallel.tp=1 parallel.tp=2' model.qk_norm=true model.qk_norm_all_heads=true \
+  model.norm_position=post
+gemma='model.norm_position=both model.zero_centered_norms=true model.embedding_multiplier=8
+  model.mlp_activation=gelu_pytorch_tanh model.logits_softcap=30 model.sliding_window=8'
+train_family gemma2 'parallel.tp=1 parallel.tp=2' $gemma model.attention_softcap=50 model.full_attention_freq=2
+train_family gemma3_text 'parallel.tp=1 parallel.tp=2' $gemma model.qk_norm=true model.rope_local_theta=1000
 train_family qwen2_moe 'parallel.tp=1 parallel.tp=2' model.qkv_bias=true model.experts=4 model.expert_ffn=32 \
   model.shared_ffn=64 model.shared_expert_gate=true

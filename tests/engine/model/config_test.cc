@@ -53,7 +53,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
       "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, phi3, "
-      "granite, ernie4_5 or tandem";
+      "granite, ernie4_5, olmo2, gemma2, gemma3_text or tandem";
   EXPECT_EQ(with("kv_lora_rank", 512),
             "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
             "not supported");
@@ -232,11 +232,28 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
   EXPECT_EQ(type_of([](auto& c) { c.attention_multiplier = 0.5; }), "granite");
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.attention_multiplier = 1; }), "granite");
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.qk_norm = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.attention_sinks = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.attention_softcap = 50, c.logits_softcap = 30.5; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.mlp_activation = "gelu_pytorch_tanh"; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.sliding_window = 4, c.rope_local_theta = 100; }), "tandem");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = true; }), "ernie4_5");
   EXPECT_EQ(
       type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),
       "ernie4_5");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = c.mlp_bias = true; }), "tandem");
+  const auto norms = [](ModelConfig& c, const char* position, bool all_heads) {
+    c.norm_position = position, c.qk_norm = true, c.qk_norm_all_heads = all_heads;
+  };
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true); }), "olmo2");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.qkv_bias = c.out_bias = true; }),
+            "olmo2");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.sliding_window = 4; }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", false); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "both", true); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "pre", true); }), "tandem");
+  EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.zero_centered_norms = true; }),
+            "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.zero_centered_norms = true; }), "tandem");
 }
 
 TEST(ModelConfig, KeysOfVariantsAreChecked) {
@@ -251,6 +268,12 @@ TEST(ModelConfig, KeysOfVariantsAreChecked) {
   const auto smollm3 = [](auto& c) { c.no_rope_layer_interval = 2; };
   const auto phi3 = [](auto& c) { c.fused_projections = true; };
   const std::string file = "dir/config.json: ";
+  const auto sinks = [](auto& c) { c.attention_sinks = true; };
+  EXPECT_EQ(error_with(sinks, "hidden_act", "swish"), "no error");
+  EXPECT_EQ(error_with(sinks, "hidden_act", "gelu"),
+            file + "hidden_act = \"gelu\": expected \"silu\" or \"gelu_pytorch_tanh\"");
+  EXPECT_EQ(error_with(sinks, "attn_logit_softcapping", -3),
+            file + "model.attention_softcap = -3: expected 0 (none) or 0.001 to 1e6");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 0, 1, 1, 1, 1}), "no error");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 1, 1, 1, 1}), "no error");
   EXPECT_EQ(error_with(smollm3, "no_rope_layers", {1, 0, 1, 1, 1}),
@@ -321,6 +344,19 @@ TEST(ModelConfig, CheckNamesTheKey) {
   EXPECT_EQ(error(4, [](auto&) {}), "no error");
   EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = -1; }),
             "model.sliding_window = -1: expected 0 (none) to 2^31");
+  EXPECT_EQ(error(1, [](auto& c) { c.rope_local_theta = 100; }),
+            "model.rope_local_theta = 100: expected 0 where model.sliding_window is 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.rope_local_theta = 0.5; }),
+            "model.rope_local_theta = 0.5: expected 0 (none) or 1 to 1e15");
+  EXPECT_EQ(error(1, [](auto& c) { c.attention_softcap = -1; }),
+            "model.attention_softcap = -1: expected 0 (none) or 0.001 to 1e6");
+  EXPECT_EQ(error(1, [](auto& c) { c.logits_softcap = 2e6; }),
+            "model.logits_softcap = 2000000: expected 0 (none) or 0.001 to 1e6");
+  EXPECT_EQ(error(1, [](auto& c) { c.mlp_activation = "relu"; }),
+            "model.mlp_activation = relu: expected silu or gelu_pytorch_tanh");
+  EXPECT_EQ(error(1, [](auto& c) { c.experts = 4, c.mlp_activation = "gelu_pytorch_tanh"; }),
+            "model.mlp_activation = gelu_pytorch_tanh: expected silu where model.experts is above "
+            "0");
   EXPECT_EQ(error(1, [](auto& c) { c.full_attention_freq = 2; }),
             "model.full_attention_freq = 2: expected 0 where model.sliding_window is 0");
   EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.full_attention_freq = 3; }),
@@ -338,6 +374,16 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.kv_heads = 3: expected a divisor of heads = 4");
   EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),
             "model.head_dim = 5: expected an even number");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "last"; }),
+            "model.norm_position = last: expected pre, post or both");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "post", c.experts = 4; }),
+            "model.norm_position = post: expected pre where model.experts is above 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "both", c.parallel_block = true; }),
+            "model.norm_position = both: expected pre where model.parallel_block is true");
+  EXPECT_EQ(error(1, [](auto& c) { c.norm_position = "post", c.embedding_multiplier = 2; }),
+            "model.embedding_multiplier = 2: expected 1 where model.norm_position is post");
+  EXPECT_EQ(error(1, [](auto& c) { c.qk_norm_all_heads = true; }),
+            "model.qk_norm_all_heads = true: expected model.qk_norm = true");
   EXPECT_EQ(error(1, [](auto& c) { c.rotary_dim = c.head_dim; }),
             "model.rotary_dim = 6: expected 0 (all) or an even number below model.head_dim = 6");
   EXPECT_EQ(error(1, [](auto& c) { c.no_rope_layer_interval = 1; }),

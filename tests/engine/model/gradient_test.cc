@@ -15,14 +15,15 @@ class Gradient : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// Gives biases, which are 0 at first, and norms of heads, which are 1, other values.
+/// Gives biases and sinks, which are 0 at first, and norms, which are 1 or 0, other values.
 void set_vectors(Transformer& model) {
   for (const Parameter& p : model.parameter_list()) {
-    const bool is_bias = p.name.ends_with(".bias"), is_norm = p.name.find("_norm.w") != p.name.npos;
+    const bool is_bias = p.name.ends_with(".bias") || p.name.ends_with(".sinks"),
+               is_norm = p.name.ends_with("norm.weight");
     if (!is_bias && !is_norm) continue;
     for (int64_t i = 0; i < local_range(p).count; ++i) {
       const float value = normal(3, stream_of(p.name.c_str()), uint64_t(i));
-      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : 1 + value / 4;
+      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : p.initial + value / 4;
     }
   }
 }
@@ -94,12 +95,56 @@ const QkvVariant kQkvVariants[] = {
        c.rotary_dim = 4;
      },
      "self_attn.k_norm.weight"},
+    {"sinks", false,
+     [](ModelConfig& c) {
+       c.attention_sinks = true;
+       c.sliding_window = 5;
+     },
+     "self_attn.sinks"},
+    {"sinks_parallel_block", true, [](ModelConfig& c) { c.attention_sinks = c.qk_norm = true; },
+     "self_attn.sinks"},
+    {"caps_and_gelu", false,
+     [](ModelConfig& c) {
+       c.attention_softcap = 0.5, c.logits_softcap = 2;
+       c.mlp_activation = "gelu_pytorch_tanh";
+       c.tie_word_embeddings = true;
+     },
+     "mlp.gate_proj.weight"},
+    {"local_rotation", true,
+     [](ModelConfig& c) {
+       c.sliding_window = 5, c.full_attention_freq = 2;
+       c.rope_local_theta = 50, c.rope_scaling.type = "linear", c.rope_scaling.factor = 4;
+       c.mlp_activation = "gelu_pytorch_tanh", c.attention_softcap = 2;
+     },
+     "self_attn.k_proj.weight"},
     {"factors", false,
      [](ModelConfig& c) {
        c.embedding_multiplier = 3, c.residual_multiplier = 0.5, c.attention_multiplier = 0.7;
        c.logits_scaling = 0.25;
      },
      "mlp.down_proj.weight"},
+    {"norms_after", false, [](ModelConfig& c) { c.norm_position = "post"; },
+     "post_feedforward_layernorm.weight"},
+    {"norms_after_and_of_all_heads", false,
+     [](ModelConfig& c) {
+       c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = true;
+       c.qkv_bias = c.out_bias = true;
+     },
+     "self_attn.k_norm.weight"},
+    {"norms_before_and_after", false,
+     [](ModelConfig& c) { c.norm_position = "both", c.embedding_multiplier = 3; },
+     "pre_feedforward_layernorm.weight"},
+    {"zero_centered_norms", false,
+     [](ModelConfig& c) {
+       c.norm_position = "both", c.qk_norm = c.zero_centered_norms = true;
+       c.logits_scaling = 0.5;
+     },
+     "self_attn.q_norm.weight"},
+    {"zero_centered_norms_of_all_heads", false,
+     [](ModelConfig& c) {
+       c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = c.zero_centered_norms = true;
+     },
+     "self_attn.q_norm.weight"},
 };
 class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
  protected:

@@ -55,6 +55,15 @@ TEST(Program, ListsTheOperationsOfALayer) {
             "attention: rms_norm column_gemm column_bias qk_norm attention row_gemm sum_bias "
             "sum_scale; " +
                 mlp);
+  c = make_model();
+  c.norm_position = "post", c.qk_norm = c.qk_norm_all_heads = c.out_bias = true;
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: round_stream column_gemm qk_norm_all_heads attention row_gemm sum_bias "
+            "sum_norm; mlp: round_stream column_gemm swiglu row_gemm sum_norm");
+  c.norm_position = "both", c.qk_norm_all_heads = false, c.residual_multiplier = 0.5;
+  EXPECT_EQ(describe(make_layer(c, 0)),
+            "attention: rms_norm column_gemm qk_norm attention row_gemm sum_bias sum_norm "
+            "sum_scale; mlp: rms_norm column_gemm swiglu row_gemm sum_norm sum_scale");
   EXPECT_EQ(describe(make_layer(make_experts(), 1)),
             "attention: rms_norm column_gemm qk_norm attention row_gemm; "
             "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router experts");
@@ -75,6 +84,10 @@ TEST(Program, CountsActivationsByTheirLife) {
   EXPECT_EQ(attention.pending(Recompute::full), 512 * (64 + 128 / 2) * 2 + 2 * 32768);
   EXPECT_EQ(attention.saved_by(Recompute::none), 66560 + 69632);
   EXPECT_EQ(attention.saved_by(Recompute::full), 0);
+  ModelConfig after = make_model();
+  after.norm_position = "post", after.qk_norm = after.qk_norm_all_heads = true;
+  EXPECT_EQ(bytes_of(after, 0, 0, false).saved,  // q, k and v; q and k before; 1 / rms; the sum
+            512 * 128 / 2 * 2 + 512 * 96 / 2 * 2 + 512 * 2 * 4 + 512 / 2 * 64 * 2);
   const ModelConfig experts = make_experts();
   EXPECT_EQ(bytes_of(experts, 1, 0, false).saved, 66560 + 512 * 96 / 2 * 2);  // q and k before
   const BranchBytes moe = bytes_of(experts, 1, 1, false);
@@ -104,6 +117,21 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   c.qkv_bias = c.out_bias = c.mlp_bias = true;
   c.no_rope_layer_interval = 2, c.attention_multiplier = 0.1, c.logits_scaling = 4;
   EXPECT_EQ(error(), "");
+  c.attention_sinks = true;
+  EXPECT_EQ(error(),
+            "model.attention_sinks: sinks of heads: GPUs have no kernel of attention: expected "
+            "--device cpu");
+  c.attention_sinks = false, c.mlp_activation = "gelu_pytorch_tanh";
+  EXPECT_EQ(error(),
+            "model.mlp_activation: another function than silu: GPUs have no kernel of swiglu: "
+            "expected --device cpu");
+  c.attention_softcap = 50;
+  EXPECT_EQ(error(),
+            "model.attention_softcap: capped scores: GPUs have no kernel of attention: expected "
+            "--device cpu");
+  c.mlp_activation = "silu", c.attention_softcap = 0, c.logits_softcap = 30;
+  EXPECT_EQ(error(), "model.logits_softcap: GPUs have no kernel of it: expected --device cpu");
+  c.logits_softcap = 0;
   c.rotary_dim = 8;
   EXPECT_EQ(error(),
             "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "
@@ -112,6 +140,18 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   EXPECT_EQ(error(),
             "model.residual_multiplier, model.embedding_multiplier: factors of branches: GPUs have "
             "no kernel of sum_scale: expected --device cpu");
+  c.embedding_multiplier = 1, c.norm_position = "post";
+  EXPECT_EQ(error(),
+            "model.norm_position: norms after branches: GPUs have no kernel of sum_norm: expected "
+            "--device cpu");
+  c.norm_position = "pre", c.qk_norm = c.qk_norm_all_heads = true;
+  EXPECT_EQ(error(),
+            "model.qk_norm_all_heads: norms of all heads at once: GPUs have no kernel of "
+            "qk_norm_all_heads: expected --device cpu");
+  c.qk_norm_all_heads = false, c.zero_centered_norms = true;
+  EXPECT_EQ(error(),
+            "model.zero_centered_norms: GPUs have no kernel of norms by 1 + weight: expected "
+            "--device cpu");
 }
 
 }  // namespace

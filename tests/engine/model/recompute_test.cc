@@ -50,8 +50,17 @@ ModelConfig qk_norm_model() {
 ModelConfig biased_model() {
   ModelConfig config = qk_norm_model();
   config.qkv_bias = config.out_bias = config.mlp_bias = config.rope_interleaved = true;
+  config.attention_sinks = true;
+  config.attention_softcap = 3, config.logits_softcap = 2;
+  config.mlp_activation = "gelu_pytorch_tanh";
   config.no_rope_layer_interval = 2;
   config.embedding_multiplier = 4, config.residual_multiplier = 0.5, config.logits_scaling = 2;
+  return config;
+}
+ModelConfig sum_norm_model(const char* position) {
+  ModelConfig config = qk_norm_model();
+  config.norm_position = position;
+  config.qk_norm_all_heads = config.norm_position == "post";
   return config;
 }
 ModelConfig expert_model(bool shared_expert, int64_t freq) {
@@ -77,6 +86,9 @@ std::vector<Case> cases() {
           {"qk_norm", qk_norm_model(), 2},
           {"biases_and_factors", biased_model(), 2},
           {"biases_and_factors_bf16", biased_model(), 2, 1, DType::bf16},
+          {"norms_after", sum_norm_model("post"), 2},
+          {"norms_after_bf16", sum_norm_model("post"), 2, 1, DType::bf16},
+          {"norms_before_and_after", sum_norm_model("both"), 2},
           {"gated_shared_expert_bf16", gated_expert_model(), 2, 1, DType::bf16},
           {"experts", expert_model(false, 2)},
           {"shared_expert_bf16", expert_model(true, 1), 2, 1, DType::bf16},

@@ -84,7 +84,7 @@ void run_one_process(const ContextProblem& whole) {
   const ContextShape& s = whole.grid.shape;
   const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
   if (s.causal) {
-    Attention attention(Exec{}, {s.batch, s.seq, s.heads, s.kv_heads, s.head_dim}, rope);
+    Attention attention(Exec{}, {s.batch, s.seq, s.heads, s.kv_heads, s.head_dim, s.softcap}, rope);
     attention.forward(Exec{}, whole.q, whole.k, whole.v, whole.out, whole.log_sums, whole.mask);
     attention.backward(Exec{}, whole.q, whole.k, whole.v, whole.out, whole.log_sums, whole.dout,
                        whole.dq, whole.dk, whole.dv, whole.mask);

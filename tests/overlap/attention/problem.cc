@@ -16,10 +16,11 @@ using schedule::ContextSplit;
 std::string ContextCase::describe() const {
   return fmt::format(
       "ranks {} batch {} seq {} keys {} heads {} kv_heads {} head_dim {} {} {} {} window {} "
-      "document {}",
+      "document {} softcap {}",
       ranks, shape.batch, shape.seq, shape.keys, shape.heads, shape.kv_heads, shape.head_dim,
       name_of(shape.dtype), shape.causal ? "causal" : "cross",
-      shape.split == ContextSplit::balanced ? "balanced" : "contiguous", window, document);
+      shape.split == ContextSplit::balanced ? "balanced" : "contiguous", window, document,
+      shape.softcap);
 }
 
 std::vector<ContextCase> generate_cases(int count, DType dtype) {
@@ -45,6 +46,7 @@ std::vector<ContextCase> generate_cases(int count, DType dtype) {
     s.split = random() % 3 == 0 ? ContextSplit::contiguous : ContextSplit::balanced;
     if (s.causal && random() % 2 == 0) c.window = one_of({1, 3, 8, 30, 1000});
     if (s.causal && random() % 2 == 0) c.document = one_of({1, 2, 5, 25});
+    if (i % 3 == 1) s.softcap = 0.5;
     cases.push_back(c);
   }
   return cases;

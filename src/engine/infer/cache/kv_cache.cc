@@ -26,13 +26,14 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
       upload_(exec, inputs_->bytes()),
       host_inputs_(size_t(inputs_->elements())) {
   const bool has_chunks = has_chunk_kernels(exec, dtype, config.head_dim);
-  const PagedShape shape{layout.heads,        layout.kv_heads, config.head_dim,
-                         size.rows,           size.max_tokens, has_chunks ? size.singles : 0,
-                         size.batch_invariant};
+  const PagedShape shape{layout.heads,         layout.kv_heads,
+                         config.head_dim,      size.rows,
+                         size.max_tokens,      has_chunks ? size.singles : 0,
+                         size.batch_invariant, config.attention_softcap};
   const auto attention_of = [&](const program::Op& op) {
-    auto& found = attentions_[{op.window, op.rotates}];
+    auto& found = attentions_[{op.window, op.rotation}];
     if (!found) {
-      found = std::make_unique<PagedAttention>(exec, shape, rope.of(op.rotates), op.window);
+      found = std::make_unique<PagedAttention>(exec, shape, rope.of(op.rotation), op.window);
     }
     return found.get();
   };
@@ -79,7 +80,7 @@ void KvCache::set_rows(int64_t position, int64_t count) {
 }
 
 void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k,
-                     const Tensor& v, const Tensor& out) {
+                     const Tensor& v, const Tensor& out, const Tensor& sinks) {
   const Layer& layer = layers_[branch];
   const int64_t count = out.dim(0);
   PagedRows rows{rows_.sequences.narrow(0, first, count), rows_.positions.narrow(0, first, count),
@@ -89,7 +90,7 @@ void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor
     const int64_t end = std::min(chunk.first + chunk.rows - first, count);
     if (begin < end) rows.chunks.push_back({begin, end - begin});
   }
-  layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out);
+  layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out, sinks);
 }
 
 }  // namespace tandem

@@ -139,11 +139,20 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
 }
 
 void check_gpu_operations(const ModelConfig& c) {
-  for_each_op(c, false, [](double, const BranchProgram&, const Op& op) {
-    if (!op.row->cpu_only) return;
-    throw ConfigError(fmt::format("{}: GPUs have no kernel of {}: expected --device cpu",
-                                  op.row->cpu_only, op.row->name));
+  if (c.zero_centered_norms) {
+    throw ConfigError(
+        "model.zero_centered_norms: GPUs have no kernel of norms by 1 + weight: expected --device "
+        "cpu");
+  }
+  for_each_op(c, false, [&](double, const BranchProgram&, const Op& op) {
+    const char* const keys = op.row->needs_cpu ? op.row->needs_cpu(c) : op.row->cpu_only;
+    if (!keys) return;
+    throw ConfigError(
+        fmt::format("{}: GPUs have no kernel of {}: expected --device cpu", keys, op.row->name));
   });
+  if (c.logits_softcap > 0) {
+    throw ConfigError("model.logits_softcap: GPUs have no kernel of it: expected --device cpu");
+  }
 }
 
 void check_gpus(const ModelConfig& c, int64_t tp) {

@@ -30,9 +30,10 @@ void set_ranges(const BranchLayout& branch, Values& values) {
   }
 }
 
-void finish_sum(const LayerView& view, const BranchLayout& branch, const Tensor& sum) {
+void finish_sum(const LayerView& view, const BranchLayout& branch, const Values& values,
+                const Tensor& sum) {
   for (const Op& op : branch.program.ops) {
-    if (op.row->finish) op.row->finish(op, view, branch, sum);
+    if (op.row->finish) op.row->finish(op, view, branch, values, sum);
   }
 }
 

@@ -5,11 +5,11 @@
 // bitwise equal.
 #pragma once
 
-#include <array>
 #include <functional>
 
 #include "engine/model/views.h"
 #include "engine/model/weights.h"
+#include "kernels/norm.h"
 
 namespace tandem {
 
@@ -28,9 +28,15 @@ struct LayerView {
   const Weights& weights;
   Exec exec;
 
-  Tensor norm(const BranchLayout& branch) const {
-    return weights.vector(branch.begin, config.hidden);
+  /// Weights of a norm from an offset on.
+  NormWeight norm(int64_t offset, int64_t count) const {
+    return {weights.vector(offset, count), config.zero_centered_norms ? 1.0f : 0.0f};
   }
+  /// Norm before a branch, if it has one, and after all branches.
+  NormWeight norm(const BranchLayout& branch) const {
+    return branch.has_norm() ? norm(branch.begin, config.hidden) : NormWeight();
+  }
+  NormWeight final_norm() const { return norm(layout.final_norm, config.hidden); }
   LayerWeight weight(const WeightMatrix& matrix) const { return {weights.matrix(matrix), matrix}; }
 };
 
@@ -42,6 +48,8 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void forward(const Op& op, const Frame& frame) = 0;
+  /// Replaces `terms`, f32, by their sums over the TP ranks.
+  virtual void sum_over_ranks(const Tensor& terms) = 0;
 
   // Training only.
   virtual void backward(const Op&, const BackwardFrame&) {}
@@ -66,8 +74,12 @@ struct Frame {
   const Exec& exec() const { return view.exec; }
   const Tensor& at(ValueId value) const { return values[size_t(value)]; }
   /// Weights of an operation from its first one on, f32 [count].
-  Tensor vector(const Op& op, int64_t count, int64_t begin = 0) const {
-    return view.weights.vector(branch.offset(op) + begin, count);
+  Tensor vector(const Op& op, int64_t count) const {
+    return view.weights.vector(branch.offset(op), count);
+  }
+  /// Sinks of an attention's heads, f32; without dimensions if it has none.
+  Tensor sinks(const Op& attention) const {
+    return attention.weights.empty() ? Tensor() : vector(attention, view.layout.heads);
   }
 };
 
@@ -80,8 +92,9 @@ struct BackwardFrame : Frame {
 
 /// Runs the operations that change the sum of the row-parallel GEMM, this rank's rows. A runner
 /// calls it before it adds a complete sum to the residual stream.
-void finish_sum(const LayerView& view, const BranchLayout& branch, const Tensor& sum);
-/// Runs the norm of frame.x, or the operations after it.
+void finish_sum(const LayerView& view, const BranchLayout& branch, const Values& values,
+                const Tensor& sum);
+/// Runs the first operation, on frame.x, or those after it.
 void run_norm(Frame& frame);
 void run_normalized(Frame& frame);
 /// Runs the operations after the norm of a branch with experts: those before the router are in

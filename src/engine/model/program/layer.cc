@@ -10,21 +10,30 @@ namespace {
 
 using enum Life;
 
-/// Branch that begins with a norm. Between its two GEMMs, whose matrices `project` and `consume`
-/// add to, are the operations of `add`, and after `end_gemms` those that follow.
+/// Names of the norms before and after a branch.
+struct NormNames {
+  const char *before, *after = "";
+};
+
+/// Branch that begins with a norm, or without one. Between its two GEMMs, whose matrices `project`
+/// and `consume` add to, are the operations of `add`, and after `end_gemms` those that follow.
 struct Builder {
-  Builder(const ModelConfig& c, const char* name, const char* norm)
-      : hidden{c.hidden}, branch{name, {}, {}, {}} {
+  Builder(const ModelConfig& c, const char* name, const NormNames& norm_names)
+      : hidden{c.hidden}, norms(norm_names), initial(c.initial_norm()), branch{name, {}, {}, {}} {
     branch.values = {{"x_norm", Rows::local, hidden, recomputed},
                      {.name = "inverse_rms",
                       .rows = Rows::local,
-                      .columns = {1},
+                      .columns = {c.has_pre_norm() ? 1 : 0},
                       .life = saved,
                       .dtype = DType::f32,
                       .by_columns = true},
                      {"hidden", Rows::all, {}, saved},
                      {"inner", Rows::all, {}, recomputed}};
-    add({&kRmsNorm, {}, {kXNorm, kInverseRms}}, {{norm, hidden}});
+    if (c.has_pre_norm()) {
+      add({&kRmsNorm, {}, {kXNorm, kInverseRms}}, {{norms.before, hidden, {}, initial}});
+    } else {
+      add({&kRoundStream, {}, {kXNorm}});
+    }
   }
   /// Columns of the column-parallel GEMM's output, by their weight.
   ValueId project(const char* name, const Features& columns, const std::string& matrix) {
@@ -51,9 +60,16 @@ struct Builder {
         branch.add({"d_sum_bias", Rows::one, {1, hidden.count()}, scratch, DType::f32});
     of_sum.push_back({&kSumBias, {}, {term}, {weight({name, hidden, {}, 0})}});
   }
+  void add_sum_norm() {
+    const ValueId before = branch.add({"unnormalized sum", Rows::local, hidden, saved}),
+                  term = branch.add(
+                      {"d_sum_norm", Rows::one, {1, hidden.count()}, scratch, DType::f32});
+    of_sum.push_back({&kSumNorm, {}, {before, term}, {weight({norms.after, hidden, {}, initial})}});
+  }
   void end_gemms(const ModelConfig& c) {
     branch.ops.insert(branch.ops.begin() + 1, std::move(in));
     branch.ops.push_back(std::move(out));
+    if (c.has_post_norm()) add_sum_norm();
     if (c.branch_scale() != 1) of_sum.push_back({&kSumScale, {}, {}});
     for (Op& op : of_sum) branch.ops.push_back(std::move(op));
   }
@@ -63,6 +79,8 @@ struct Builder {
   }
 
   Features hidden;
+  NormNames norms;
+  float initial;  ///< weight of norms
   Op in{&kColumnGemm, {kXNorm}, {kHidden}}, out{&kRowGemm, {kInner}, {}};
   std::vector<Op> of_sum;
   BranchProgram branch;
@@ -72,8 +90,43 @@ Features divided(int64_t units, int64_t width = 1) {
   return {units, width, Division::divided};
 }
 
+Rotation rotation_of(const ModelConfig& c, int64_t layer) {
+  if (!c.has_rope(layer)) return Rotation::none;
+  return c.rope_local_theta > 0 && c.window(layer) > 0 ? Rotation::local : Rotation::usual;
+}
+
+/// Norms of q and k, of each head or of all at once.
+void add_qk_norms(const ModelConfig& c, ValueId q, ValueId k, Builder& b) {
+  const Features head{c.head_dim}, heads = b.branch.columns(q), kv_heads = b.branch.columns(k);
+  const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved}),
+                k_before = b.branch.add({"unnormalized k", Rows::all, kv_heads, saved});
+  if (c.qk_norm_all_heads) {
+    Value sums{.name = "inverse_rms of q and k",
+               .rows = Rows::all,
+               .columns = {2},
+               .life = saved,
+               .dtype = DType::f32,
+               .by_columns = true};
+    const ValueId inverse_rms = b.branch.add(sums);
+    sums.name = "products of q and k", sums.life = scratch;
+    const ValueId products = b.branch.add(sums);
+    return b.add({&kQkNormAllHeads, {q, k}, {q_before, k_before, inverse_rms, products}},
+                 {{"self_attn.q_norm.weight", heads, {}, b.initial},
+                  {"self_attn.k_norm.weight", kv_heads, {}, b.initial}});
+  }
+  const ValueId partial_sums = b.branch.add({"partial sums of d_qk_norm",
+                                             Rows::one,
+                                             {kHeadPartialSums, c.head_dim},
+                                             scratch,
+                                             DType::f32}),
+                sums = b.branch.add({"d_qk_norm", Rows::one, {2, c.head_dim}, scratch, DType::f32});
+  b.add({&kQkNorm, {q, k}, {q_before, k_before, partial_sums, sums}},
+        {{"self_attn.q_norm.weight", head, {}, b.initial},
+         {"self_attn.k_norm.weight", head, {}, b.initial}});
+}
+
 void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
-  const Features heads = divided(c.heads, c.head_dim), head{c.head_dim},
+  const Features heads = divided(c.heads, c.head_dim),
                  kv_heads{c.kv_heads, c.head_dim, Division::shared};
   const ValueId q = b.project("q", heads, "self_attn.q_proj.weight"),
                 k = b.project("k", kv_heads, "self_attn.k_proj.weight"),
@@ -84,22 +137,9 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                            {"self_attn.k_proj.bias", kv_heads, {}, 0},
                            {"self_attn.v_proj.bias", kv_heads, {}, 0}});
   }
-  if (c.qk_norm) {
-    const ValueId q_before = b.branch.add({"unnormalized q", Rows::all, heads, saved}),
-                  k_before = b.branch.add({"unnormalized k", Rows::all, kv_heads, saved}),
-                  partial_sums = b.branch.add({"partial sums of d_qk_norm",
-                                               Rows::one,
-                                               {kHeadPartialSums, c.head_dim},
-                                               scratch,
-                                               DType::f32}),
-                  sums =
-                      b.branch.add({"d_qk_norm", Rows::one, {2, c.head_dim}, scratch, DType::f32});
-    b.add({&kQkNorm, {q, k}, {q_before, k_before, partial_sums, sums}},
-          {{"self_attn.q_norm.weight", head}, {"self_attn.k_norm.weight", head}});
-  }
+  if (c.qk_norm) add_qk_norms(c, q, k, b);
   if (c.out_bias) b.add_sum_bias("self_attn.o_proj.bias");
-  const bool rotates = c.has_rope(layer);
-  if (rotates && (c.rope_interleaved || c.rotary_features() != c.head_dim)) {
+  if (c.has_rope(layer) && (c.rope_interleaved || c.rotary_features() != c.head_dim)) {
     b.add({&kRotaryOrder, {q, k}, {q, k}});
   }
   const ValueId log_sums = b.branch.add({.name = "log_sums",
@@ -108,11 +148,14 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                                          .life = recomputed,
                                          .dtype = DType::f32,
                                          .by_columns = true});
+  std::vector<Weight> sinks;
+  if (c.attention_sinks) sinks.push_back({"self_attn.sinks", divided(c.heads), {}, 0});
   b.add({.row = &kAttention,
          .in = {q, k, v},
          .out = {out, log_sums},
          .window = c.window(layer),
-         .rotates = rotates});
+         .rotation = rotation_of(c, layer)},
+        sinks);
 }
 
 /// `name`: "mlp." or the shared expert's. Returns the result.
@@ -138,7 +181,7 @@ BranchProgram make_moe(const ModelConfig& c) {
   const bool is_qwen = c.qkv_bias || c.qk_norm;
   const std::string prefix = is_qwen ? "mlp." : "block_sparse_moe.", expert = prefix + "experts.*.";
   const Features hidden{c.hidden}, experts{c.experts}, ffn = divided(c.ffn_per_expert());
-  Builder b(c, "moe", "post_attention_layernorm.weight");
+  Builder b(c, "moe", {"post_attention_layernorm.weight"});
   if (c.shared_ffn > 0) {
     const ValueId mlp = add_mlp(c.shared_ffn, prefix + "shared_expert.", b);
     if (c.shared_expert_gate) {
@@ -168,13 +211,16 @@ BranchProgram make_moe(const ModelConfig& c) {
 }  // namespace
 
 LayerProgram make_layer(const ModelConfig& c, int64_t layer) {
-  Builder attention(c, "attention", "input_layernorm.weight");
+  Builder attention(c, "attention", {"input_layernorm.weight", "post_attention_layernorm.weight"});
   add_attention(c, layer, attention);
   if (c.parallel_block) add_mlp(c.ffn, "mlp.", attention, c.mlp_bias);
   attention.end_gemms(c);
   if (c.parallel_block) return {{std::move(attention.branch)}};
   if (c.is_moe(layer)) return {{std::move(attention.branch), make_moe(c)}};
-  Builder mlp(c, "mlp", "post_attention_layernorm.weight");
+  const bool has_both = c.has_pre_norm() && c.has_post_norm();
+  Builder mlp(c, "mlp",
+              {has_both ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight",
+               "post_feedforward_layernorm.weight"});
   add_mlp(c.ffn, "mlp.", mlp, c.mlp_bias);
   mlp.end_gemms(c);
   return {{std::move(attention.branch), std::move(mlp.branch)}};

@@ -26,6 +26,14 @@ bool BranchProgram::finishes_sum() const {
   return std::ranges::any_of(ops, [](const Op& op) { return op.row->finish; });
 }
 
+bool BranchProgram::saves_sum() const {
+  return std::ranges::any_of(ops, [&](const Op& op) {
+    return op.row->finish && std::ranges::any_of(op.out, [&](ValueId value) {
+             return values[size_t(value)].life != Life::scratch;
+           });
+  });
+}
+
 std::string Weight::name_of(int64_t expert) const {
   const size_t star = name.find('*');
   return name.substr(0, star) + std::to_string(expert) + name.substr(star + 1);

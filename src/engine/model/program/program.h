@@ -67,6 +67,8 @@ struct Value {
 /// Values of all branches with products. Of other branches only the first two are written.
 constexpr ValueId kXNorm = 0, kInverseRms = 1, kHidden = 2, kInner = 3;
 constexpr size_t kMaxValues = 24;
+/// Tensors of a branch's values by number, without dimensions if there is none.
+using Values = std::array<Tensor, kMaxValues>;
 
 /// Named tensor of the layer. `rows`: output features, or the elements of a vector.
 struct Weight {
@@ -81,19 +83,27 @@ struct Weight {
   std::string name_of(int64_t expert) const;
 };
 
+/// Rotary embedding of a layer.
+enum class Rotation : uint8_t {
+  none,
+  usual,  ///< rope_theta, scaled
+  local,  ///< rope_local_theta
+};
+constexpr size_t kNumRotations = 3;
+
 struct OpRow;
 
 /// One operation of a branch, with the numbers of its operands, results and weights.
 struct Op {
   const OpRow* row;
   std::vector<ValueId> in, out;
-  std::vector<size_t> weights = {};
-  int64_t copies = 1;   ///< sets of such weights: the experts
-  int64_t window = 0;   ///< sliding window of the attention; 0: none
-  bool rotates = true;  ///< attention: q and k have a rotary embedding
+  std::vector<size_t> weights = {};     ///< attention: of its sinks, if it has them
+  int64_t copies = 1;                   ///< sets of such weights: the experts
+  int64_t window = 0;                   ///< sliding window of the attention; 0: none
+  Rotation rotation = Rotation::usual;  ///< rotary embedding of attention's q and k
 };
 
-/// Residual branch: a norm, its operations and the additions to the residual stream.
+/// Residual branch: a norm, or the stream rounded; its operations and the additions to the stream.
 struct BranchProgram {
   const char* name;  ///< "attention", "mlp" or "moe"
   std::vector<Value> values;
@@ -105,6 +115,8 @@ struct BranchProgram {
   const Op* find(const OpRow& row) const;
   /// Whether operations change the sum of the row-parallel GEMM before it is added.
   bool finishes_sum() const;
+  /// Whether their backward passes read values that they save.
+  bool saves_sum() const;
   const Features& columns(ValueId value) const { return values[size_t(value)].columns; }
 };
 
@@ -128,8 +140,10 @@ struct OpRow {
   void (*backward)(const Op&, BackwardFrame&) = nullptr;
   bool is_gemm = false;  ///< a later pass may compute the gradients of its weights
   /// Changes the complete sum of the row-parallel GEMM, this rank's rows, before it is added to the
-  /// residual stream; `backward` then replaces frame.d_sum. Stands after the GEMM.
-  void (*finish)(const Op&, const LayerView&, const BranchLayout&, const Tensor& sum) = nullptr;
+  /// residual stream, and writes those of its results that have memory; `backward` then replaces
+  /// frame.d_sum. Stands after the GEMM.
+  void (*finish)(const Op&, const LayerView&, const BranchLayout&, const Values&,
+                 const Tensor& sum) = nullptr;
   /// Declares its results, and the gradients of its operands and weights.
   void (*declare)(const Op&, Declaration&) = nullptr;
   void (*declare_backward)(const Op&, Declaration&) = nullptr;
@@ -142,10 +156,13 @@ struct OpRow {
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
   /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it.
   const char* cpu_only = nullptr;
+  /// `cpu_only` of a model; nullptr: GPUs run it.
+  const char* (*needs_cpu)(const ModelConfig&) = nullptr;
 };
 
 // In ops/NAME.cc.
-extern const OpRow kRmsNorm, kColumnGemm, kColumnBias, kQkNorm, kAttention, kRotaryOrder, kSwiglu,
-    kGateRows, kRowGemm, kSumBias, kSumScale, kRouter, kExperts;
+extern const OpRow kRmsNorm, kRoundStream, kColumnGemm, kColumnBias, kQkNorm, kQkNormAllHeads,
+    kAttention, kRotaryOrder, kSwiglu, kGateRows, kRowGemm, kSumBias, kSumNorm, kSumScale, kRouter,
+    kExperts;
 
 }  // namespace tandem::program

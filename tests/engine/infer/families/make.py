@@ -62,8 +62,19 @@ MODELS_5 = {
     "granite": ("granite", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.4,
                                 logits_scaling=4.0, tie_word_embeddings=True)),
     "ernie4_5": ("ernie4_5", dict(head_dim=16)),
+    "olmo2": ("olmo2", dict()),
+    "olmo2_bias": ("olmo2", dict(attention_bias=True, tie_word_embeddings=True, num_key_value_heads=4,
+                                 rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "gemma2": ("gemma2", dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=8, attn_logit_softcapping=4.0,
+                              final_logit_softcapping=6.0)),
+    "gemma3": ("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, sliding_window=8, layer_types=[
+        "sliding_attention", "sliding_attention", "full_attention"], rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})),
     "ernie4_5_bias": ("ernie4_5", dict(head_dim=16, use_bias=True, tie_word_embeddings=False)),
 }
+
+# Norms of Gemma 2 and 3 without what else these have; the configuration stored is this one.
 
 
 def weights(name, shape):
@@ -148,7 +159,7 @@ def make_models(path):
 GRADIENTS = {"llama3, form 4": "llama3", "mistral, form 5": "mistral", "mixtral, form 4": "mixtral",
              "qwen2, form 4": "qwen2", "qwen2_moe, form 4": "qwen2_moe"}
 GRADIENTS |= {f"{name}, form 5": name for name in (
-    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5")}
+    "llama_bias", "smollm3", "phi3", "phi3_partial", "granite", "ernie4_5", "olmo2", "gemma2", "gemma3")}
 
 
 def window_mask(count, window):
@@ -168,7 +179,7 @@ def make_gradients(path):
         kind, options = {**MODELS, **MODELS_5}[model_name]
         model, _, names = load(make_model(kind, options), kind)
         tokens = PROMPT + cases[name]["tokens"]
-        mask = window_mask(len(tokens), options.get("sliding_window"))
+        mask = None if "gemma" in kind else window_mask(len(tokens), options.get("sliding_window"))
         logits = model(torch.tensor([tokens]), attention_mask=mask).logits[0].double()
         loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]))
         assert abs(loss.item() - cases[name]["nll"]) < 1e-5 * loss.item(), (name, loss, cases[name]["nll"])

@@ -8,11 +8,13 @@ namespace tandem::program {
 namespace {
 
 struct QkNorm {
+  static NormWeight weight(const Op& op, const Frame& f, size_t i) {
+    return f.view.norm(f.branch.offsets[op.weights[i]], f.view.config.head_dim);
+  }
   static void forward(const Op& op, Frame& f) {
-    const int64_t head_dim = f.view.config.head_dim;
     for (size_t i = 0; i < op.in.size(); ++i) {
-      rms_norm_heads(f.exec(), f.vector(op, head_dim, int64_t(i) * head_dim),
-                     f.view.config.norm_eps, f.at(op.in[i]), f.at(op.out[i]));
+      rms_norm_heads(f.exec(), weight(op, f, i), f.view.config.norm_eps, f.at(op.in[i]),
+                     f.at(op.out[i]));
     }
   }
   /// Each rank has its heads.
@@ -25,8 +27,8 @@ struct QkNorm {
     for (size_t i = 0; i < op.in.size(); ++i) {
       const int64_t begin = int64_t(i) * head_dim;
       const Tensor dweight(sums.as<float>() + begin, DType::f32, {head_dim}, sums.device());
-      rms_norm_heads_backward(f.exec(), f.at(op.out[i]), f.vector(op, head_dim, begin),
-                              f.view.config.norm_eps, f.gradient(op.in[i]), dweight, partial_sums);
+      rms_norm_heads_backward(f.exec(), f.at(op.out[i]), weight(op, f, i), f.view.config.norm_eps,
+                              f.gradient(op.in[i]), dweight, partial_sums);
     }
     f.run.sum_gradient(sums, f.branch.offset(op));
   }

@@ -7,7 +7,7 @@ namespace tandem::program {
 namespace {
 
 struct SumBias {
-  static void finish(const Op& op, const LayerView& view, const BranchLayout& branch,
+  static void finish(const Op& op, const LayerView& view, const BranchLayout& branch, const Values&,
                      const Tensor& sum) {
     add_bias(view.exec, view.weights.vector(branch.offset(op), sum.dim(1)), sum);
   }

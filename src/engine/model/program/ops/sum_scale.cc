@@ -10,7 +10,8 @@ struct SumScale {
   static constexpr const char* cpu_only =
       "model.residual_multiplier, model.embedding_multiplier: factors of branches";
 
-  static void finish(const Op&, const LayerView& view, const BranchLayout&, const Tensor& sum) {
+  static void finish(const Op&, const LayerView& view, const BranchLayout&, const Values&,
+                     const Tensor& sum) {
     scale_rows(view.exec, sum, view.config.branch_scale());
   }
   static void backward(const Op&, BackwardFrame& f) {

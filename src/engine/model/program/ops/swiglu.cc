@@ -1,4 +1,4 @@
-// SwiGLU of an MLP's two projections.
+// SwiGLU or GEGLU of an MLP's two projections.
 #include "kernels/swiglu.h"
 
 #include "engine/model/program/op_row.h"
@@ -7,12 +7,15 @@ namespace tandem::program {
 namespace {
 
 struct Swiglu {
+  static bool is_gelu(const ModelConfig& c) { return c.mlp_activation != "silu"; }
   static void forward(const Op& op, Frame& f) {
-    swiglu_forward(f.exec(), f.at(op.in[0]), f.at(op.in[1]), f.at(op.out[0]));
+    const auto run = is_gelu(f.view.config) ? geglu_forward : swiglu_forward;
+    run(f.exec(), f.at(op.in[0]), f.at(op.in[1]), f.at(op.out[0]));
   }
   static void backward(const Op& op, BackwardFrame& f) {
-    swiglu_backward(f.exec(), f.at(op.in[0]), f.at(op.in[1]), f.gradient(op.out[0]),
-                    f.gradient(op.in[0]), f.gradient(op.in[1]));
+    const auto run = is_gelu(f.view.config) ? geglu_backward : swiglu_backward;
+    run(f.exec(), f.at(op.in[0]), f.at(op.in[1]), f.gradient(op.out[0]), f.gradient(op.in[0]),
+        f.gradient(op.in[1]));
   }
 
   static void declare(const Op&, Declaration& d) {
@@ -25,6 +28,9 @@ struct Swiglu {
         "swiglu_backward", {d.values[kHidden], d.gradients[kInner]}, d.name("d_hidden")));
   }
 
+  static const char* needs_cpu(const ModelConfig& c) {
+    return is_gelu(c) ? "model.mlp_activation: another function than silu" : nullptr;
+  }
   static std::string refusal(const BranchProgram& program, const Op& op, const ModelConfig&,
                              int64_t tp) {
     const char* const key = program.find(kExperts) ? "shared_ffn" : "ffn";
