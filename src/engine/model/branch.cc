@@ -7,7 +7,9 @@
 #include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/row_ops.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -28,8 +30,10 @@ MoeShape moe_shape(const ModelContext& c) {
           .dtype = c.options.dtype};
 }
 
-MoeOptions training_moe_options(const ModelContext& c) {
+MoeOptions training_moe_options(const ModelContext& c,
+                                const std::optional<MoeActivation>& activation) {
   MoeOptions options = moe_options(c.options.overlap, c.options.codec);
+  if (activation) options.activation = &*activation;
   options.backward = true;
   options.save = c.options.moe_save;
   if (c.options.fp8_experts) {
@@ -227,7 +231,10 @@ BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
       dlogits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
       dweights(c.make(DType::f32, c.local_rows.count, c.config.top_k)),
       drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
-      layer(with_router_gemms(c, l), moe_shape(c), options_on(c.experts, training_moe_options(c))) {
+      d_bias(c.make(DType::f32, l.experts_bias.rows, l.experts_bias.columns)),
+      activation(expert_activation(c.config)),
+      layer(with_router_gemms(c, l), moe_shape(c), 
+            options_on(c.experts, training_moe_options(c, activation))) {
   prepare(c.recomputed->branches);
 }
 
@@ -301,6 +308,7 @@ struct Branch::Run final : program::Runner {
       route(f.view, f.branch, router_input(context.exec, f.at(program::kXNorm), moe->x_norm),
             {moe->logits, scores, f.at(op.out[1]), f.at(op.out[2])}, saved.padded_tokens);
     }
+    if (op.row == &program::kExpertBias) add_biases(op, f);
     if (op.row == &program::kExperts) run_experts(op, f);
   }
   void attend(const program::Op& op, const program::Frame& f) {
@@ -318,10 +326,18 @@ struct Branch::Run final : program::Runner {
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);
+    if (moe->activation) moe->activation->bias = expert_biases(f.view, f.branch);
     moe->layer.forward(f.at(op.in[0]), {chosen, f.at(op.in[2])}, f.view.weight(f.branch.experts_in),
                        f.view.weight(f.branch.experts_out), moe->routed, *saved.experts, meanwhile);
     if (load) load->add(f.branch.moe_layer, scores, chosen);
-    if (y.dims() > 0) add_last(products ? y : x, moe->routed);
+    const bool has_sum = products || f.branch.program.find(program::kExpertBias);
+    if (y.dims() > 0) add_last(has_sum ? y : x, moe->routed);
+  }
+  /// Adds the biases of the rows' experts to the residual stream.
+  void add_biases(const program::Op& op, const program::Frame& f) {
+    if (y.dims() == 0) return;
+    add_expert_biases(products ? y : x, f.at(op.in[0]), f.at(op.in[1]),
+                      expert_out_biases(f.view, f.branch), y);
   }
   void add_last(const Tensor& sum, const Tensor& added) {
     if (!next) return add(context.exec, sum, added, y);
@@ -356,13 +372,15 @@ struct Branch::Run final : program::Runner {
   const Weights& weights() const { return context.weights; }
 
   void backward(const program::Op& op, const program::BackwardFrame& f) override {
-    if (op.row == &program::kExperts) {
-      const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
-      moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
-                          moe->d_x_norm, moe->dweights, context.gradient(in), context.gradient(out),
-                          context.begin_experts(f.branch), meanwhile);
+    if (op.row == &program::kExperts) experts_backward(f);
+    if (op.row == &program::kExpertBias) {
+      add_expert_biases_backward(dy(), f.at(op.in[0]), f.at(op.in[1]),
+                                 expert_out_biases(f.view, f.branch), moe->dweights, moe->drouter);
+      context.sum_gradient(moe->drouter,
+                           {f.branch.offset(op), moe->drouter->dim(0), moe->drouter->dim(1)});
     }
     if (op.row == &program::kRouter) router_backward(op, f);
+    if (op.row == &program::kRouterBias) router_bias_backward(op, f);
     if (op.row == &program::kRowGemm) {
       products->out_dgrad.run(dy(), f.branch.out, products->d_act);
       context.run_between_operators();
@@ -383,6 +401,23 @@ struct Branch::Run final : program::Runner {
     rms_norm_backward(context.exec, x, f.view.norm(f.branch), f.at(program::kInverseRms), d_x_norm,
                       dx, dnorm, context.norm_partial_sums,
                       is_last && context.rounds_gradient() ? *context.rounded_gradient : Tensor());
+  }
+  void experts_backward(const program::BackwardFrame& f) {
+    const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
+    if (moe->activation) {
+      moe->activation->bias = expert_biases(f.view, f.branch);
+      moe->activation->d_bias = moe->d_bias;
+    }
+    moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
+                        moe->d_x_norm, moe->dweights, context.gradient(in), context.gradient(out),
+                        context.begin_experts(f.branch), meanwhile);
+    if (f.branch.experts_bias.rows > 0) context.add_gradient(moe->d_bias, f.branch.experts_bias);
+  }
+  void router_bias_backward(const program::Op& op, const program::BackwardFrame& f) {
+    const int64_t experts = context.config.experts;
+    const Tensor term(moe->drouter->data(), DType::f32, {1, experts}, context.exec.device);
+    column_sums(context.exec, moe->dlogits, Tensor(term.data(), DType::f32, {experts}, context.exec.device), false);
+    context.sum_gradient(term, {f.branch.offset(op), 1, experts});
   }
   void router_backward(const program::Op& op, const program::BackwardFrame& f) {
     const WeightMatrix& router = f.branch.router;

@@ -70,6 +70,13 @@ constexpr FixedKey kFixedErnie45[] = {{"architectures", "[\"Ernie4_5ForCausalLM\
                                       {"hidden_act", "\"silu\""},
                                       {"eos_token_id", "null"},
                                       {"pad_token_id", "null"}};
+constexpr FixedKey kFixedGptOss[] = {{"architectures", "[\"GptOssForCausalLM\"]"},
+                                     {"model_type", "\"gpt_oss\""},
+                                     {"hidden_act", "\"silu\""},
+                                     {"attention_dropout", "0.0"},
+                                     {"attention_bias", "true"},
+                                     {"output_router_logits", "false"}};
+constexpr std::string_view kUnusedGptOss[] = {"experts_per_token", "initial_context_length"};
 constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_layers"};
 constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
@@ -99,6 +106,7 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_factors = false,
                              .has_fused_projections = false,
                              .has_interleaved_rope = false,
+                             .has_clamped_experts = false,
                              .has_parallel_block = true,
                              .unused = {},
                              .has_all_keys = false};
@@ -173,6 +181,14 @@ constexpr ModelFamily make_ernie45() {
   f.has_parallel_block = false;
   return f;
 }
+constexpr ModelFamily make_gpt_oss() {
+  ModelFamily f = make_mixtral();
+  f.name = "gpt_oss", f.fixed = kFixedGptOss, f.unused = kUnusedGptOss;
+  f.rope_theta = 150000, f.sliding_window = 128;
+  f.has_layer_types = f.has_clamped_experts = true;
+  f.has_parallel_block = false;
+  return f;
+}
 constexpr ModelFamily make_tandem() {
   ModelFamily f = make_mixtral();
   f.name = "tandem", f.fixed = kFixedTandem;
@@ -186,10 +202,11 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen2Moe = with_experts(kQwen2, "qwen2_moe", kFixedQwen2Moe),
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
                       kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
-                      kErnie45 = make_ernie45(), kTandem = make_tandem();
-constexpr std::array kFamilies = {&kLlama, &kMistral,  &kMixtral,  &kQwen2,
-                                  &kQwen3, &kQwen2Moe, &kQwen3Moe, &kSmolLm3,
-                                  &kPhi3,  &kGranite,  &kErnie45,  &kTandem};
+                      kErnie45 = make_ernie45(), kGptOss = make_gpt_oss(),
+                      kTandem = make_tandem();
+constexpr std::array kFamilies = {&kLlama,    &kMistral, &kMixtral, &kQwen2,   &kQwen3,
+                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,    &kGranite,
+                                  &kErnie45,  &kGptOss,  &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
@@ -207,6 +224,17 @@ bool has_factors(const ModelConfig& c) {
 bool is_variant(const ModelConfig& c) {
   return c.no_rope_layer_interval > 0 || c.rotary_dim > 0 || c.rope_interleaved ||
          c.fused_projections || has_factors(c);
+}
+
+bool has_expert_options(const ModelConfig& c) {
+  return c.router_logit_bias || c.expert_bias || c.swiglu_limit > 0 || c.fused_experts;
+}
+/// With a softmax router.
+bool is_gpt_oss(const ModelConfig& c) {
+  const bool has_experts = c.router_logit_bias && c.expert_bias && c.swiglu_limit > 0 &&
+                           c.fused_experts && c.normalize_top_k && c.moe_layer_freq == 1 &&
+                           c.expert_ffn == 0 && c.shared_ffn == 0;
+  return has_experts && c.qkv_bias && c.out_bias && !c.mlp_bias && !c.qk_norm && !is_variant(c);
 }
 
 /// Family of a dense model without norms of q and k.
@@ -228,6 +256,7 @@ const ModelFamily& find_variant(const ModelConfig& c) {
 const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
+  if (has_expert_options(c)) return has_softmax_router && is_gpt_oss(c) ? kGptOss : kTandem;
   if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }

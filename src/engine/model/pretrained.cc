@@ -62,6 +62,9 @@ void read_elements(const StoredTensor& tensor, bool has_scales, int64_t begin, c
 void read_rows(const StoredTensor& tensor, const std::optional<WeightScales>& scales,
                const LocalShard& shard, int64_t first_row, const Tensor& out) {
   const int64_t begin = shard.first + first_row * shard.whole_columns;
+  if (tensor.slice) {
+    return read_slice(*tensor.slice, begin / shard.whole_columns, begin % shard.whole_columns, out);
+  }
   const bool is_whole = shard.columns == shard.whole_columns;
   for (int64_t row = 0; row < (is_whole ? 1 : out.dim(0)); ++row) {
     read_elements(tensor, scales.has_value(), begin + row * shard.whole_columns,
@@ -184,7 +187,10 @@ void ParameterReader::read(const Parameter& p, const WeightViews& to) {
   const StoredTensor tensor = files_.require(p.name, p.shape);
   read_parameter(tensor, files_.require_scales(tensor), files_.quantization(), p, writer_, to);
   const LocalShard shard = local_shard(p);
-  if (to.bytes() > 0) bytes_ += shard.rows * shard.columns * int64_t(size_of(tensor.entry->dtype));
+  if (to.bytes() == 0) return;
+  const int64_t elements = shard.rows * shard.columns;
+  const bool is_packed = tensor.slice && tensor.slice->scales;
+  bytes_ += is_packed ? elements / 2 : elements * int64_t(size_of(tensor.entry->dtype));
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

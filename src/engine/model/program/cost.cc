@@ -139,8 +139,8 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
 }
 
 void check_gpu_operations(const ModelConfig& c) {
-  for_each_op(c, false, [](double, const BranchProgram&, const Op& op) {
-    if (!op.row->cpu_only) return;
+  for_each_op(c, false, [&c](double, const BranchProgram&, const Op& op) {
+    if (!op.row->cpu_only || (op.row->is_cpu_only && !op.row->is_cpu_only(c))) return;
     throw ConfigError(fmt::format("{}: GPUs have no kernel of {}: expected --device cpu",
                                   op.row->cpu_only, op.row->name));
   });

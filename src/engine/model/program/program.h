@@ -140,12 +140,14 @@ struct OpRow {
   /// Why GPUs cannot run it on `tp` ranks, as "model.ffn = 100: expected a multiple of 8 on GPUs";
   /// empty if they can.
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
-  /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it.
+  /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it: with any
+  /// model, or with those of `is_cpu_only`.
   const char* cpu_only = nullptr;
+  bool (*is_cpu_only)(const ModelConfig&) = nullptr;
 };
 
 // In ops/NAME.cc.
 extern const OpRow kRmsNorm, kColumnGemm, kColumnBias, kQkNorm, kAttention, kRotaryOrder, kSwiglu,
-    kGateRows, kRowGemm, kSumBias, kSumScale, kRouter, kExperts;
+    kGateRows, kRowGemm, kSumBias, kSumScale, kRouterBias, kRouter, kExpertBias, kExperts;
 
 }  // namespace tandem::program

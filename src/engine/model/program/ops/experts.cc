@@ -14,6 +14,9 @@ constexpr double kRoom = 1.25;
 constexpr double kPadding = 127;
 
 struct Experts {
+  static constexpr const char* cpu_only = "model.swiglu_limit";
+  static bool is_cpu_only(const ModelConfig& c) { return c.swiglu_limit > 0; }
+
   static std::string parameter(const Op& op, const Declaration& d, size_t matrix, int64_t expert) {
     return d.layer() + d.program.weights[op.weights[matrix]].name_of(expert);
   }
@@ -48,6 +51,7 @@ struct Experts {
     };
     add_gradients(in, {0, 2});
     add_gradients(out, {1});
+    if (op.weights.size() > 3) add_gradients(fuse(op, d, {3, 4}, "biases"), {3, 4});
     for (const char* tensor : {"d_rows", "d_routing"}) {
       d.others[tensor] = placement::experts("experts_backward", rows, in, out, d.name(tensor));
     }
