@@ -275,6 +275,19 @@ TEST(PlacedTensors, OfAStageAreThoseOfOneRank) {
   }
 }
 
+/// Biases and a clamped activation of experts.
+ModelConfig clamped_model() {
+  ModelConfig config = small_model(true);
+  config.shared_ffn = 0;
+  config.router_logit_bias = config.expert_bias = true;
+  config.swiglu_limit = 0.5;
+  return config;
+}
+
+TEST(PlacedTensors, OfExpertsWithBiasesAreThoseOfOneRank) {
+  expect_placed(clamped_model(), ParallelDims(2, 4, 2), stage_tensors, 30);
+}
+
 TEST(PlacedTensors, OfItsPassesAreThoseOfOneRank) {
   for (const bool has_experts : {true, false}) {
     ModelConfig config = small_model(has_experts);

@@ -175,9 +175,19 @@ Tensors fused(const ModelConfig& config, Tensors gradients) {
   const auto parameters = ModelLayout(config, 1, 0).parameters;
   Tensors all;
   for (const StoredParameters& stored : stored_parameters(config, parameters)) {
-    for (size_t i = stored.first; i < stored.first + stored.count; ++i) {
-      const std::vector<float>& slice = gradients.at(parameters[i].name);
-      all[stored.name].insert(all[stored.name].end(), slice.begin(), slice.end());
+    int64_t elements = 1;
+    for (const int64_t extent : stored.shape) elements *= extent;
+    std::vector<float>& values = all[stored.name];
+    values.resize(size_t(elements));
+    for (const StoredParameter& slice : stored.slices) {
+      const Parameter& p = parameters[slice.parameter];
+      const std::vector<float>& from = gradients.at(p.name);
+      const auto columns = int64_t(p.shape.size() > 1 ? p.shape[1] : p.shape[0]);
+      for (int64_t i = 0; i < int64_t(from.size()); ++i) {
+        const int64_t at =
+            slice.first + i / columns * slice.row_stride + i % columns * slice.column_stride;
+        values[size_t(at)] = from[size_t(i)];
+      }
     }
   }
   return all;

@@ -53,7 +53,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
       "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, phi3, "
-      "granite, ernie4_5 or tandem";
+      "granite, ernie4_5, gpt_oss or tandem";
   EXPECT_EQ(with("kv_lora_rank", 512),
             "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
             "not supported");

@@ -58,6 +58,11 @@ TEST(Program, ListsTheOperationsOfALayer) {
   EXPECT_EQ(describe(make_layer(make_experts(), 1)),
             "attention: rms_norm column_gemm qk_norm attention row_gemm; "
             "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router experts");
+  c = make_experts();
+  c.router_logit_bias = c.expert_bias = true;
+  EXPECT_EQ(describe({{make_layer(c, 1).branches.back()}}),
+            "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router_bias router "
+            "expert_bias experts");
 }
 
 /// Bytes of 512 tokens in bf16 on two ranks.
