@@ -28,9 +28,9 @@ inline void rotate(Doubles& x, const AttentionShape& s, int64_t heads) {
   }
 }
 
-/// `window`: 0 or the keys that a query reads.
+/// `window`: 0 or the keys that a query reads. `sinks`: of the heads, or none.
 inline Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& v,
-                         int64_t window = 0) {
+                         int64_t window = 0, const Doubles& sinks = {}) {
   rotate(q, s, s.heads);
   rotate(k, s, s.kv_heads);
   const int64_t d = s.head_dim, wide = s.heads * d, narrow = s.kv_heads * d;
@@ -41,7 +41,7 @@ inline Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Do
       for (int64_t i = 0; i < s.seq; ++i) {
         const int64_t qi = (b * s.seq + i) * wide + h * d;
         Doubles p(size_t(i + 1));
-        double sum = 0;
+        double sum = sinks.empty() ? 0 : std::exp(sinks[size_t(h)]);
         for (int64_t j = 0; j <= i; ++j) {
           if (window > 0 && i - j >= window) continue;
           const int64_t kj = (b * s.seq + j) * narrow + kv * d;

@@ -8,6 +8,7 @@
 
 #include "gemm/gemm.h"
 #include "kernels/attention/simple_attention.h"
+#include "kernels/attention/sinks.h"
 #include "tests/kernels/attention_reference.h"
 
 namespace tandem {
@@ -101,6 +102,76 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
   }
 }
 
+/// Tensors of a run.
+struct Operands {
+  Operands(DType dtype, const AttentionShape& s)
+      : wide(s.heads * s.head_dim),
+        narrow(s.kv_heads * s.head_dim),
+        q(dtype, s.batch * s.seq, wide),
+        k(dtype, s.batch * s.seq, narrow),
+        v(dtype, s.batch * s.seq, narrow),
+        out(dtype, s.batch * s.seq, wide),
+        log_sums(DType::f32, s.batch * s.heads, s.seq),
+        dout(dtype, s.batch * s.seq, wide),
+        dq(dtype, s.batch * s.seq, wide),
+        dk(dtype, s.batch * s.seq, narrow),
+        dv(dtype, s.batch * s.seq, narrow) {}
+  void run(Attention& attention, const AttentionMask& mask) {
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, mask);
+    attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
+                       dout.tensor, dq.tensor, dk.tensor, dv.tensor, mask);
+  }
+  int64_t wide, narrow;
+  Matrix q, k, v, out, log_sums, dout, dq, dk, dv;
+};
+
+TEST_P(AttentionTest, SinksMatchReferenceAndDifferences) {
+  const DType dtype = std::get<0>(GetParam());
+  set_kernel_threads(std::get<1>(GetParam()));
+  const Case cases[] = {
+      {{1, 1, 1, 1, 2}, true}, {{2, 5, 4, 2, 6}, true, 3}, {{2, 100, 4, 2, 64}, false, 33}};
+  for (const Case& c : cases) {
+    const AttentionShape& s = c.shape;
+    SCOPED_TRACE(s.seq);
+    const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
+    Operands o(dtype, s);
+    o.q.fill("q"), o.k.fill("k"), o.v.fill("v"), o.dout.fill("dout");
+    Matrix sinks(DType::f32, 1, s.heads), dsinks(DType::f32, 1, s.heads);
+    for (int64_t h = 0; h < s.heads; ++h) sinks.set(0, h, double(h) - 1.5);
+    const Tensor of_heads(sinks.tensor.data(), DType::f32, {s.heads}),
+        d_of_heads(dsinks.tensor.data(), DType::f32, {s.heads});
+    Attention attention(Exec{}, s, rope);
+    attention.forward(Exec{}, o.q.tensor, o.k.tensor, o.v.tensor, o.out.tensor, o.log_sums.tensor,
+                      c.window);
+    add_sinks(Exec{}, of_heads, o.out.tensor, o.log_sums.tensor);
+    const auto expected = [&](const Doubles& q, const Doubles& k, const Doubles& v,
+                              const Doubles& logits) {
+      return reference(s, q, k, v, c.window, logits);
+    };
+    const Doubles q = o.q.values(), k = o.k.values(), v = o.v.values(), logits = sinks.values();
+    EXPECT_LE(relative_error(o.out.values(), expected(q, k, v, logits)), 2 * tolerance(dtype));
+    if (!c.differences) continue;
+    attention.backward(Exec{}, o.q.tensor, o.k.tensor, o.v.tensor, o.out.tensor, o.log_sums.tensor,
+                       o.dout.tensor, o.dq.tensor, o.dk.tensor, o.dv.tensor, c.window);
+    dsinks.set(0, 0, 7);
+    sinks_backward(Exec{}, of_heads, o.out.tensor, o.log_sums.tensor, o.dout.tensor, d_of_heads,
+                   false);
+    const auto check = [&](const Matrix& gradient, const Matrix& x, const auto& f) {
+      const auto numeric = numeric_gradient(
+          x.values(), [&](const Doubles& values) { return dot(f(values), o.dout.values()); });
+      EXPECT_LE(relative_error(gradient.values(), numeric), 3 * tolerance(dtype));
+    };
+    check(dsinks, sinks, [&](const Doubles& x) { return expected(q, k, v, x); });
+    check(o.dq, o.q, [&](const Doubles& x) { return expected(x, k, v, logits); });
+    check(o.dk, o.k, [&](const Doubles& x) { return expected(q, x, v, logits); });
+    check(o.dv, o.v, [&](const Doubles& x) { return expected(q, k, x, logits); });
+    const Doubles once = dsinks.values();
+    sinks_backward(Exec{}, of_heads, o.out.tensor, o.log_sums.tensor, o.dout.tensor, d_of_heads,
+                   true);
+    for (int64_t h = 0; h < s.heads; ++h) EXPECT_EQ(dsinks.get(0, h), 2 * once[size_t(h)]);
+  }
+}
+
 TEST(Attention, WindowOfAllKeysGivesTheBitsOfNone) {
   const AttentionShape s{1, 90, 2, 1, 32};
   const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
@@ -142,29 +213,6 @@ TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {
   EXPECT_EQ(first, run(1));
   EXPECT_EQ(first, run(2));
 }
-
-/// Tensors of a run.
-struct Operands {
-  Operands(DType dtype, const AttentionShape& s)
-      : wide(s.heads * s.head_dim),
-        narrow(s.kv_heads * s.head_dim),
-        q(dtype, s.batch * s.seq, wide),
-        k(dtype, s.batch * s.seq, narrow),
-        v(dtype, s.batch * s.seq, narrow),
-        out(dtype, s.batch * s.seq, wide),
-        log_sums(DType::f32, s.batch * s.heads, s.seq),
-        dout(dtype, s.batch * s.seq, wide),
-        dq(dtype, s.batch * s.seq, wide),
-        dk(dtype, s.batch * s.seq, narrow),
-        dv(dtype, s.batch * s.seq, narrow) {}
-  void run(Attention& attention, const AttentionMask& mask) {
-    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, mask);
-    attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
-                       dout.tensor, dq.tensor, dk.tensor, dv.tensor, mask);
-  }
-  int64_t wide, narrow;
-  Matrix q, k, v, out, log_sums, dout, dq, dk, dv;
-};
 
 Doubles rows_of(const Matrix& m, int64_t first, int64_t count) {
   Doubles rows;

@@ -101,7 +101,8 @@ struct Batch {
       sequence.done += count;
     }
   }
-  void run(PagedAttention& attention, PagedCache& cache, std::vector<Sequence>& all) {
+  void run(PagedAttention& attention, PagedCache& cache, std::vector<Sequence>& all,
+           const Tensor& sinks) {
     const auto rows = int64_t(sequences.size());
     const auto lines = int64_t(cache.pages.size()) / cache.line;
     const auto first = [&](const Matrix& m) { return m.tensor.rows(0, rows); };
@@ -109,7 +110,8 @@ struct Batch {
         Exec{},
         {Tensor::of(std::span(sequences), {rows}), Tensor::of(std::span(positions), {rows}),
          Tensor::of(std::span(cache.pages), {lines, cache.line})},
-        first(q), first(k), first(v), cache.view(cache.keys), cache.view(cache.values), first(out));
+        first(q), first(k), first(v), cache.view(cache.keys), cache.view(cache.values), first(out),
+        sinks);
     for (const Chunk& c : chunks) copy_rows(out, c.row, all[c.sequence].out, c.done, c.count);
     for (int64_t row = 0; row < rows; ++row) {
       if (sequences[size_t(row)] >= 0) continue;
@@ -131,17 +133,18 @@ bool all_done(const std::vector<Sequence>& all) {
 
 /// The sequences of a case, through batches.
 void run_in_batches(DType pages, const PagedShape& shape, const RopeTable& rope, int64_t window,
-                    std::vector<Sequence>& all, Choices& choices) {
+                    std::vector<Sequence>& all, Choices& choices, const Tensor& sinks = {}) {
   PagedAttention attention(Exec{}, shape, rope, window);
   PagedCache cache(pages, shape, int64_t(all.size()), choices);
   while (!all_done(all)) {
     Batch batch(all[0].q.tensor.dtype(), shape, all, choices);
-    batch.run(attention, cache, all);
+    batch.run(attention, cache, all, sinks);
   }
 }
 
 /// Outputs of a sequence, a token at a time in pages 0, 1, ...
-Doubles one_at_a_time(PagedShape shape, const RopeTable& rope, int64_t window, const Sequence& s) {
+Doubles one_at_a_time(PagedShape shape, const RopeTable& rope, int64_t window, const Sequence& s,
+                      const Tensor& sinks) {
   shape.rows = 1;
   PagedAttention attention(Exec{}, shape, rope, window);
   Choices choices{0};
@@ -155,7 +158,7 @@ Doubles one_at_a_time(PagedShape shape, const RopeTable& rope, int64_t window, c
                   {Tensor::of(std::span(sequence), {1}), Tensor::of(std::span(position), {1}),
                    Tensor::of(std::span(cache.pages), {1, cache.line})},
                   row(s.q), row(s.k), row(s.v), cache.view(cache.keys), cache.view(cache.values),
-                  row(out));
+                  row(out), sinks);
   }
   return out.values();
 }
@@ -186,15 +189,21 @@ TEST_P(PagedAttentionTest, MatchesReferenceAndOneTokenAtATimeBitForBit) {
     for (int i = 0, count = int(1 + choices.up_to(6)); i < count; ++i) {
       all.emplace_back(dtype, shape, 1 + choices.up_to(max_tokens), i);
     }
+    Matrix sinks(DType::f32, 1, shape.heads);
+    sinks.fill("sinks");
+    const bool has_sinks = trial % 3 == 0;
+    const Tensor of_heads =
+        has_sinks ? Tensor(sinks.tensor.data(), DType::f32, {shape.heads}) : Tensor();
     set_kernel_threads(threads);
-    run_in_batches(DType::f32, shape, rope, window, all, choices);
+    run_in_batches(DType::f32, shape, rope, window, all, choices, of_heads);
     set_kernel_threads(1);
     for (Sequence& s : all) {
       const AttentionShape whole{1, s.length, shape.heads, shape.kv_heads, shape.head_dim};
-      EXPECT_LE(relative_error(s.out.values(),
-                               reference(whole, s.q.values(), s.k.values(), s.v.values(), window)),
-                tolerance(dtype));
-      ASSERT_EQ(s.out.values(), one_at_a_time(shape, rope, window, s));
+      EXPECT_LE(
+          relative_error(s.out.values(), reference(whole, s.q.values(), s.k.values(), s.v.values(),
+                                                   window, has_sinks ? sinks.values() : Doubles())),
+          tolerance(dtype));
+      ASSERT_EQ(s.out.values(), one_at_a_time(shape, rope, window, s, of_heads));
     }
   }
 }

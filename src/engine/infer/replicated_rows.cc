@@ -59,8 +59,9 @@ struct ReplicatedRows::Steps {
     multiply(context(), x_norm, weight, hidden, all.memory_.same_bits);
     all.advance_other_chunks(chunk);
   }
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
-    context().cache.attend(branch, chunk.rows.begin, q, k, v, out);
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                 const Tensor& sinks) const {
+    context().cache.attend(branch, chunk.rows.begin, q, k, v, out, sinks);
   }
   void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = context();

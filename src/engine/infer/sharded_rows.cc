@@ -35,9 +35,10 @@ struct ShardedRows::Steps {
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) const {
     products().in.run(x_norm, weight, hidden);
   }
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) const {
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                 const Tensor& sinks) const {
     const auto first = [&](const Tensor& rows) { return rows.narrow(0, 0, count); };
-    all.context_.cache.attend(branch, 0, first(q), first(k), first(v), first(out));
+    all.context_.cache.attend(branch, 0, first(q), first(k), first(v), first(out), sinks);
   }
   void out(const Tensor& inner, const Tensor& weight) const {
     products().out.run(inner, weight, residuals.sum);

@@ -314,7 +314,7 @@ struct Branch::Run final : program::Runner {
   void attend(const program::Op& op, const program::Frame& f) {
     const Tensor &q = f.at(op.in[0]), &k = f.at(op.in[1]), &v = f.at(op.in[2]),
                  &out = f.at(op.out[0]);
-    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, op.rotates, again);
+    products->attention->forward({q, k, v, out, log_sums(op), mask(op)}, f.branch, op, again);
     if (!again) context.run_between_operators();
   }
   void attend_backward(const program::Op& op, const program::BackwardFrame& f) {
@@ -322,7 +322,7 @@ struct Branch::Run final : program::Runner {
     products->attention->backward(
         {f.at(q), f.at(k), f.at(v), f.at(out), log_sums(op), f.gradient(out), f.gradient(q),
          f.gradient(k), f.gradient(v), mask(op)},
-        op.rotates);
+        f.branch, op);
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);

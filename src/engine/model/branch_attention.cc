@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/model/branch.h"
+#include "kernels/attention/sinks.h"
 #include "observe/recorder.h"
 
 namespace tandem {
@@ -60,7 +61,30 @@ BranchAttention::Form BranchAttention::make_form(const ModelContext& c, const Br
 BranchAttention::BranchAttention(ModelContext& c, const BranchLayout& l)
     : context_(c), rotating_(make_form(c, l, true)), still_(make_form(c, l, false)) {}
 
-void BranchAttention::forward(const ContextForward& c, bool rotates, bool again) {
+Tensor BranchAttention::sinks(const BranchLayout& branch, const program::Op& op) const {
+  if (op.weights.empty()) return {};
+  return context_.weights.vector(branch.offset(op), context_.layout.heads);
+}
+
+void BranchAttention::forward(const ContextForward& c, const BranchLayout& branch,
+                              const program::Op& op, bool again) {
+  run(c, op.rotates, again);
+  const Tensor sinks = this->sinks(branch, op);
+  if (sinks.dims() > 0) add_sinks(context_.exec, sinks, c.out, c.log_sums);
+}
+
+void BranchAttention::backward(const ContextBackward& c, const BranchLayout& branch,
+                               const program::Op& op) {
+  run_backward(c, op.rotates);
+  const Tensor sinks = this->sinks(branch, op);
+  if (sinks.dims() == 0) return;
+  const int64_t offset = branch.offset(op);
+  const bool adds = context_.adds_gradient(offset);
+  sinks_backward(context_.exec, sinks, c.out, c.log_sums, c.dout,
+                 context_.gradients.at(offset, sinks.elements()), adds);
+}
+
+void BranchAttention::run(const ContextForward& c, bool rotates, bool again) {
   const auto& [local, with_ranks] = form(rotates);
   if (local && again) {
     return local->forward_again(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.mask);
@@ -71,7 +95,7 @@ void BranchAttention::forward(const ContextForward& c, bool rotates, bool again)
   with_ranks->forward(c.q, c.k, c.v, c.out, c.log_sums, c.mask);
 }
 
-void BranchAttention::backward(const ContextBackward& c, bool rotates) {
+void BranchAttention::run_backward(const ContextBackward& c, bool rotates) {
   const auto& [local, with_ranks] = form(rotates);
   if (local) {
     return local->backward(context_.exec, c.q, c.k, c.v, c.out, c.log_sums, c.dout, c.dq, c.dk,

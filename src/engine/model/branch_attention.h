@@ -11,6 +11,9 @@ namespace tandem {
 
 struct BranchLayout;
 struct ModelContext;
+namespace program {
+struct Op;
+}
 
 class BranchAttention {
  public:
@@ -19,9 +22,10 @@ class BranchAttention {
 
   /// May rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they were
   /// left. `again`: recomputes what the pass before has written, with the same bits.
-  /// `rotates`: Op::rotates.
-  void forward(const ContextForward& call, bool rotates, bool again);
-  void backward(const ContextBackward& call, bool rotates);
+  /// `op`: the branch's attention.
+  void forward(const ContextForward& call, const BranchLayout& branch, const program::Op& op,
+               bool again);
+  void backward(const ContextBackward& call, const BranchLayout& branch, const program::Op& op);
 
  private:
   ModelContext& context_;
@@ -31,6 +35,10 @@ class BranchAttention {
     std::unique_ptr<ContextOperator> with_ranks;
   };
   static Form make_form(const ModelContext& context, const BranchLayout& layout, bool rotates);
+  void run(const ContextForward& call, bool rotates, bool again);
+  void run_backward(const ContextBackward& call, bool rotates);
+  /// f32, or without dimensions if it has none.
+  Tensor sinks(const BranchLayout& branch, const program::Op& op) const;
   Form& form(bool rotates) { return rotates ? rotating_ : still_; }
   Form rotating_, still_;
 };

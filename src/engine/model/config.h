@@ -38,10 +38,12 @@ struct ModelConfig {
   int64_t rotary_dim = 0;         ///< first features of a head, which rotate; 0: all
   bool rope_interleaved = false;  ///< adjacent features are a pair, not those head_dim / 2 apart
 
-  bool qkv_bias = false;  ///< q, k and v have biases (Qwen2)
-  bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
-  bool mlp_bias = false;  ///< gate, up and down have biases
-  bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
+  bool qkv_bias = false;         ///< q, k and v have biases (Qwen2)
+  bool out_bias = false;         ///< and attention's output (Llama's attention_bias)
+  bool mlp_bias = false;         ///< gate, up and down have biases
+  bool qk_norm = false;          ///< each head of q and k is normalized before its rotation (Qwen3)
+  bool attention_sinks = false;  ///< the denominator of a head's softmax also has e^(a learned
+                                 ///< logit) (GPT-OSS)
 
   // Factors (Granite).
   double embedding_multiplier = 1;  ///< of embeddings

@@ -10,7 +10,7 @@ namespace tandem {
 using Json = nlohmann::ordered_json;
 
 void set_clamped_experts(Json& root, ModelConfig& config) {
-  config.qkv_bias = config.out_bias = true;
+  config.qkv_bias = config.out_bias = config.attention_sinks = true;
   config.router_logit_bias = config.expert_bias = config.fused_experts = true;
   config.top_k = 4;
   config.swiglu_limit = 7;

@@ -234,7 +234,7 @@ bool is_gpt_oss(const ModelConfig& c) {
   const bool has_experts = c.router_logit_bias && c.expert_bias && c.swiglu_limit > 0 &&
                            c.fused_experts && c.normalize_top_k && c.moe_layer_freq == 1 &&
                            c.expert_ffn == 0 && c.shared_ffn == 0;
-  return has_experts && c.qkv_bias && c.out_bias && !c.mlp_bias && !c.qk_norm && !is_variant(c);
+  return has_experts && c.attention_sinks && c.qkv_bias && c.out_bias && !c.mlp_bias && !c.qk_norm && !is_variant(c);
 }
 
 /// Family of a dense model without norms of q and k.
@@ -257,7 +257,8 @@ const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
   if (has_expert_options(c)) return has_softmax_router && is_gpt_oss(c) ? kGptOss : kTandem;
-  if (c.parallel_block || c.full_attention_freq > 0 || (c.experts > 0 && !has_softmax_router)) {
+  if (c.parallel_block || c.attention_sinks || c.full_attention_freq > 0 ||
+      (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);

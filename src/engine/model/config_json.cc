@@ -72,6 +72,7 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("rope_interleaved", c.rope_interleaved);
   visit("fused_projections", c.fused_projections);
   visit("qk_norm", c.qk_norm);
+  visit("attention_sinks", c.attention_sinks);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
   visit("router_logit_bias", c.router_logit_bias);

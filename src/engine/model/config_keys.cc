@@ -62,6 +62,8 @@ constexpr Key<ModelConfig> kModelKeys[] = {
      "attention's output has a bias (Llama's attention_bias: with model.qkv_bias)"},
     {"mlp_bias", &ModelConfig::mlp_bias, kAny, "gate, up and down have biases"},
     {"qk_norm", &ModelConfig::qk_norm, kAny, "norms of q's and k's heads (Qwen3)"},
+    {"attention_sinks", &ModelConfig::attention_sinks, kAny,
+     "a head's softmax also has a learned logit without a value (GPT-OSS)"},
     {"embedding_multiplier", &ModelConfig::embedding_multiplier, Range(1e-6, 1e6),
      "factor of embeddings (Granite)"},
     {"residual_multiplier", &ModelConfig::residual_multiplier, Range(1e-6, 1e6),

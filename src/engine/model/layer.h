@@ -17,7 +17,8 @@ struct StepsRunner final : program::Runner {
     if (op.row == &kColumnGemm) return steps.in(f.at(kXNorm), f.view.weight(b.in), f.at(kHidden));
     if (op.row == &kRowGemm) return steps.out(f.at(kInner), f.view.weight(b.out));
     if (op.row == &kAttention) {
-      return steps.attention(f.at(op.in[0]), f.at(op.in[1]), f.at(op.in[2]), f.at(op.out[0]));
+      return steps.attention(f.at(op.in[0]), f.at(op.in[1]), f.at(op.in[2]), f.at(op.out[0]),
+                             f.sinks(op));
     }
     if (op.row != &program::kExperts) return;
     steps.experts(f.at(kXNorm), f.view.weight(b.experts_in), f.view.weight(b.experts_out));
@@ -28,7 +29,7 @@ struct StepsRunner final : program::Runner {
 /// The branch's operations after its norm, on the normalized rows among `values`; with x, after the
 /// norm of x. Weights are LayerWeight. `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
-///   attention(q, k, v, out)
+///   attention(q, k, v, out, sinks)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
 ///                                          residual stream, immediately or later
 ///   experts(x_norm, w_in, w_out)           routes the rows and adds the experts' outputs

@@ -5,6 +5,7 @@
 #include "kernels/attention/simple_attention.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -29,9 +30,11 @@ PagedAttention::PagedAttention(const Exec& exec, const PagedShape& shape, const 
 
 void PagedAttention::run(const Exec& exec, const PagedRows& rows, const Tensor& q, const Tensor& k,
                          const Tensor& v, const Tensor& keys, const Tensor& values,
-                         const Tensor& out) {
-  const PagedTensors tensors{q, k, v, keys, values, out, scratch_.view(DType::f32, {elements_})};
+                         const Tensor& out, const Tensor& sinks) {
+  const PagedTensors tensors{q,      k,   v,     keys,
+                             values, out, sinks, scratch_.view(DType::f32, {elements_})};
   if (exec.on_gpu()) {
+    if (sinks.dims() > 0) throw Unsupported("paged attention with sinks: expected CPU ranks");
     return gpu::paged_attention(exec.stream, shape_, rope_, window_, rows, tensors);
   }
   cpu::paged_attention(shape_, rope_, window_, rows, tensors);

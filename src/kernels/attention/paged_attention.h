@@ -58,7 +58,7 @@ struct PagedRows {
 
 /// Tensors of a run, as PagedAttention::run takes them, and scratch memory.
 struct PagedTensors {
-  const Tensor &q, &k, &v, &keys, &values, &out;
+  const Tensor &q, &k, &v, &keys, &values, &out, &sinks;
   Tensor scratch;
 };
 
@@ -71,9 +71,11 @@ class PagedAttention {
   /// Writes the rotated keys and the values of the rows to their pages, then attends. q: [rows,
   /// heads * head_dim], k and v: [rows, kv_heads * head_dim], as projected, f32 or bf16, rows may
   /// be strided; q may be left rotated. keys and values: [pages, kPageTokens, kv_heads, head_dim],
-  /// f32, or bf16 if q is. Allocates nothing.
+  /// f32, or bf16 if q is. Allocates nothing. `sinks`: f32 [heads], logits of each head's softmax
+  /// that have no value, or without dimensions; throws Unsupported for some on a GPU.
   void run(const Exec& exec, const PagedRows& rows, const Tensor& q, const Tensor& k,
-           const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out);
+           const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out,
+           const Tensor& sinks = {});
 
  private:
   PagedShape shape_;

@@ -27,6 +27,9 @@ void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& d
                         const Tensor& dgate);
 void scale_rows(const Tensor& rows, double factor);
 void permute_heads(const Tensor& rows, std::span<const int32_t> order);
+void add_sinks(const Tensor& sinks, const Tensor& out, const Tensor& log_sums);
+void sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& log_sums,
+                    const Tensor& dout, const Tensor& dsinks, bool accumulate);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -63,7 +63,9 @@ class PagedRun {
     float *const query = scratch.query, *const sum = scratch.sum;
     rotate(t_.q.as<T>() + row * t_.q.stride(0) + head * dim, rope_.cos(p), rope_.sin(p),
            rope_.half(), float(1 / std::sqrt(double(dim))), query);
-    float largest = -INFINITY;
+    const bool has_sink = t_.sinks.dims() > 0;
+    const float sink = has_sink ? t_.sinks.as<float>()[head] : -INFINITY;
+    float largest = sink;
     for_each_slot(s, kv_head, first_key, keys, [&](int64_t j, int64_t slot) {
       const P* const key = t_.keys.as<P>() + slot;
       float score = 0;
@@ -72,7 +74,7 @@ class PagedRun {
       scratch.scores[j] = score;
       largest = std::max(largest, score);
     });
-    float total = 0;
+    float total = has_sink ? fast_exp(sink - largest) : 0;
     std::fill_n(sum, dim, 0.0f);
     for_each_slot(s, kv_head, first_key, keys, [&](int64_t j, int64_t slot) {
       const float weight = fast_exp(scratch.scores[j] - largest);

@@ -246,8 +246,9 @@ std::vector<TrainConfig> gradient_layouts() {
                               "gradients=mxfp8", "gradients=int4:g32:hadamard"});
 }
 
-/// The dense layouts, of models with biases, norms of heads, other rotations and factors. Without
-/// short texts: gradients of the norms of keys of which there are few are differences that cancel.
+/// The dense layouts, of models with biases, norms of heads, sinks, other rotations and factors.
+/// Without short texts: gradients of the norms of keys of which there are few are differences that
+/// cancel.
 std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
   std::erase_if(layouts, [](const TrainConfig& config) {
     return config.model.experts > 0 || config.train.seq < 8 || config.data.document_mask;
@@ -255,6 +256,7 @@ std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
   for (TrainConfig& config : layouts) {
     ModelConfig& model = config.model;
     model.qkv_bias = model.out_bias = model.mlp_bias = model.qk_norm = true;
+    model.attention_sinks = true;
     model.no_rope_layer_interval = 2, model.rotary_dim = 2, model.rope_interleaved = true;
     model.embedding_multiplier = 4, model.residual_multiplier = 0.5;
     model.attention_multiplier = 0.7, model.logits_scaling = 0.5;

@@ -232,6 +232,7 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
   EXPECT_EQ(type_of([](auto& c) { c.attention_multiplier = 0.5; }), "granite");
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.attention_multiplier = 1; }), "granite");
   EXPECT_EQ(type_of([](auto& c) { c.logits_scaling = 2, c.qk_norm = true; }), "tandem");
+  EXPECT_EQ(type_of([](auto& c) { c.attention_sinks = true; }), "tandem");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = true; }), "ernie4_5");
   EXPECT_EQ(
       type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),

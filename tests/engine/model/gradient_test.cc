@@ -15,10 +15,11 @@ class Gradient : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// Gives biases, which are 0 at first, and norms of heads, which are 1, other values.
+/// Gives biases and sinks, which are 0 at first, and norms of heads, which are 1, other values.
 void set_vectors(Transformer& model) {
   for (const Parameter& p : model.parameter_list()) {
-    const bool is_bias = p.name.ends_with(".bias"), is_norm = p.name.find("_norm.w") != p.name.npos;
+    const bool is_bias = p.name.ends_with(".bias") || p.name.ends_with(".sinks"),
+               is_norm = p.name.find("_norm.w") != p.name.npos;
     if (!is_bias && !is_norm) continue;
     for (int64_t i = 0; i < local_range(p).count; ++i) {
       const float value = normal(3, stream_of(p.name.c_str()), uint64_t(i));
@@ -94,6 +95,14 @@ const QkvVariant kQkvVariants[] = {
        c.rotary_dim = 4;
      },
      "self_attn.k_norm.weight"},
+    {"sinks", false,
+     [](ModelConfig& c) {
+       c.attention_sinks = true;
+       c.sliding_window = 5;
+     },
+     "self_attn.sinks"},
+    {"sinks_parallel_block", true, [](ModelConfig& c) { c.attention_sinks = c.qk_norm = true; },
+     "self_attn.sinks"},
     {"factors", false,
      [](ModelConfig& c) {
        c.embedding_multiplier = 3, c.residual_multiplier = 0.5, c.attention_multiplier = 0.7;

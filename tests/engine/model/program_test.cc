@@ -109,6 +109,11 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   c.qkv_bias = c.out_bias = c.mlp_bias = true;
   c.no_rope_layer_interval = 2, c.attention_multiplier = 0.1, c.logits_scaling = 4;
   EXPECT_EQ(error(), "");
+  c.attention_sinks = true;
+  EXPECT_EQ(error(),
+            "model.attention_sinks: sinks of heads: GPUs have no kernel of attention: expected "
+            "--device cpu");
+  c.attention_sinks = false;
   c.rotary_dim = 8;
   EXPECT_EQ(error(),
             "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "

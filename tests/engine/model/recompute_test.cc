@@ -50,6 +50,7 @@ ModelConfig qk_norm_model() {
 ModelConfig biased_model() {
   ModelConfig config = qk_norm_model();
   config.qkv_bias = config.out_bias = config.mlp_bias = config.rope_interleaved = true;
+  config.attention_sinks = true;
   config.no_rope_layer_interval = 2;
   config.embedding_multiplier = 4, config.residual_multiplier = 0.5, config.logits_scaling = 2;
   return config;

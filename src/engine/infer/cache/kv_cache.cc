@@ -79,7 +79,7 @@ void KvCache::set_rows(int64_t position, int64_t count) {
 }
 
 void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k,
-                     const Tensor& v, const Tensor& out) {
+                     const Tensor& v, const Tensor& out, const Tensor& sinks) {
   const Layer& layer = layers_[branch];
   const int64_t count = out.dim(0);
   PagedRows rows{rows_.sequences.narrow(0, first, count), rows_.positions.narrow(0, first, count),
@@ -89,7 +89,7 @@ void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor
     const int64_t end = std::min(chunk.first + chunk.rows - first, count);
     if (begin < end) rows.chunks.push_back({begin, end - begin});
   }
-  layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out);
+  layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out, sinks);
 }
 
 }  // namespace tandem

@@ -48,8 +48,9 @@ class KvCache {
   /// Tokens [position, position + count) of the only sequence, in pages 0, 1, ...
   void set_rows(int64_t position, int64_t count);
   /// Attention of a branch: rows [first, first + out.dim(0)) of the run, those of q, k, v and out.
+  /// `sinks`: as in PagedAttention::run.
   void attend(size_t branch, int64_t first, const Tensor& q, const Tensor& k, const Tensor& v,
-              const Tensor& out);
+              const Tensor& out, const Tensor& sinks = {});
   int64_t max_tokens() const { return size_.max_tokens; }
   int64_t num_pages() const { return size_.pages; }
   /// Bound of the tokens of the next run's sequences. `attend` enqueues the same work for runs of

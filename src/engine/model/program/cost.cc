@@ -139,10 +139,11 @@ std::string gpu_refusal(const BranchProgram& program, const ModelConfig& c, int6
 }
 
 void check_gpu_operations(const ModelConfig& c) {
-  for_each_op(c, false, [&c](double, const BranchProgram&, const Op& op) {
-    if (!op.row->cpu_only || (op.row->is_cpu_only && !op.row->is_cpu_only(c))) return;
-    throw ConfigError(fmt::format("{}: GPUs have no kernel of {}: expected --device cpu",
-                                  op.row->cpu_only, op.row->name));
+  for_each_op(c, false, [&](double, const BranchProgram&, const Op& op) {
+    const char* const keys = op.row->needs_cpu ? op.row->needs_cpu(c) : op.row->cpu_only;
+    if (!keys) return;
+    throw ConfigError(
+        fmt::format("{}: GPUs have no kernel of {}: expected --device cpu", keys, op.row->name));
   });
 }
 

@@ -69,6 +69,10 @@ struct Frame {
   Tensor vector(const Op& op, int64_t count, int64_t begin = 0) const {
     return view.weights.vector(branch.offset(op) + begin, count);
   }
+  /// Sinks of an attention's heads, f32; without dimensions if it has none.
+  Tensor sinks(const Op& attention) const {
+    return attention.weights.empty() ? Tensor() : vector(attention, view.layout.heads);
+  }
 };
 
 struct BackwardFrame : Frame {

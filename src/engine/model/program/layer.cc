@@ -108,11 +108,14 @@ void add_attention(const ModelConfig& c, int64_t layer, Builder& b) {
                                          .life = recomputed,
                                          .dtype = DType::f32,
                                          .by_columns = true});
+  std::vector<Weight> sinks;
+  if (c.attention_sinks) sinks.push_back({"self_attn.sinks", divided(c.heads), {}, 0});
   b.add({.row = &kAttention,
          .in = {q, k, v},
          .out = {out, log_sums},
          .window = c.window(layer),
-         .rotates = rotates});
+         .rotates = rotates},
+        sinks);
 }
 
 /// `name`: "mlp." or the shared expert's. Returns the result.

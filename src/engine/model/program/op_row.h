@@ -22,7 +22,7 @@ constexpr OpRow make_row(const char* name) {
   if constexpr (requires { T::refusal; }) row.refusal = T::refusal;
   if constexpr (requires { T::finish; }) row.finish = T::finish;
   if constexpr (requires { T::cpu_only; }) row.cpu_only = T::cpu_only;
-  if constexpr (requires { T::is_cpu_only; }) row.is_cpu_only = T::is_cpu_only;
+  if constexpr (requires { T::needs_cpu; }) row.needs_cpu = T::needs_cpu;
   return row;
 }
 

@@ -87,10 +87,10 @@ struct OpRow;
 struct Op {
   const OpRow* row;
   std::vector<ValueId> in, out;
-  std::vector<size_t> weights = {};
-  int64_t copies = 1;   ///< sets of such weights: the experts
-  int64_t window = 0;   ///< sliding window of the attention; 0: none
-  bool rotates = true;  ///< attention: q and k have a rotary embedding
+  std::vector<size_t> weights = {};  ///< attention: of its sinks, if it has them
+  int64_t copies = 1;                ///< sets of such weights: the experts
+  int64_t window = 0;                ///< sliding window of the attention; 0: none
+  bool rotates = true;               ///< attention: q and k have a rotary embedding
 };
 
 /// Residual branch: a norm, its operations and the additions to the residual stream.
@@ -140,10 +140,10 @@ struct OpRow {
   /// Why GPUs cannot run it on `tp` ranks, as "model.ffn = 100: expected a multiple of 8 on GPUs";
   /// empty if they can.
   std::string (*refusal)(const BranchProgram&, const Op&, const ModelConfig&, int64_t tp) = nullptr;
-  /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it: with any
-  /// model, or with those of `is_cpu_only`.
+  /// Keys of a model that has it, as "model.residual_multiplier", if only CPU ranks run it.
   const char* cpu_only = nullptr;
-  bool (*is_cpu_only)(const ModelConfig&) = nullptr;
+  /// `cpu_only` of a model; nullptr: GPUs run it.
+  const char* (*needs_cpu)(const ModelConfig&) = nullptr;
 };
 
 // In ops/NAME.cc.

@@ -6,7 +6,7 @@ namespace tandem::program {
 namespace {
 
 struct ExpertBias {
-  static constexpr const char* cpu_only = "model.expert_bias";
+  static constexpr const char* cpu_only = "model.expert_bias: biases of experts";
 
   static void declare(const Op& op, Declaration& d) {
     d.x = d.add(placement::by_rows("add_expert_biases", {d.x, d.others.at("routing")},

@@ -14,9 +14,6 @@ constexpr double kRoom = 1.25;
 constexpr double kPadding = 127;
 
 struct Experts {
-  static constexpr const char* cpu_only = "model.swiglu_limit";
-  static bool is_cpu_only(const ModelConfig& c) { return c.swiglu_limit > 0; }
-
   static std::string parameter(const Op& op, const Declaration& d, size_t matrix, int64_t expert) {
     return d.layer() + d.program.weights[op.weights[matrix]].name_of(expert);
   }
@@ -75,6 +72,9 @@ struct Experts {
     }
     const double rows = s.ep * s.tokens * std::min(top_k, local) + kPadding * local;
     return rows * (hidden + 2 * ffn) * s.element;
+  }
+  static const char* needs_cpu(const ModelConfig& c) {
+    return c.swiglu_limit > 0 ? "model.swiglu_limit: clamped experts" : nullptr;
   }
   static std::string refusal(const BranchProgram&, const Op&, const ModelConfig& c, int64_t tp) {
     return refuse_unless_multiple(c.expert_ffn > 0 ? "expert_ffn" : "ffn", c.ffn_per_expert(),

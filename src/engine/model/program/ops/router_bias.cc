@@ -6,7 +6,7 @@ namespace tandem::program {
 namespace {
 
 struct RouterBias {
-  static constexpr const char* cpu_only = "model.router_logit_bias";
+  static constexpr const char* cpu_only = "model.router_logit_bias: biases of routers";
 
   static void declare_backward(const Op& op, Declaration& d) {
     const std::string bias = d.parameter(op);
