@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "core/cpu/scalar.h"
+#include "kernels/clamped_swiglu.h"
 #include "kernels/embedding.h"
 #include "kernels/optimizer.h"
-#include "kernels/clamped_swiglu.h"
 #include "kernels/swiglu.h"
 #include "tandem/error.h"
 #include "tests/kernels/reference.h"
@@ -72,8 +72,8 @@ TEST_P(Elementwise, ClampedSwigluMatchesReferenceAndDifferences) {
     const auto f = [&](const Doubles& g, const Doubles& u) {
       Doubles y(g.size());
       for (size_t i = 0; i < g.size(); ++i) {
-        const double least = std::min(g[i], limit);
-        y[i] = (std::clamp(u[i], -limit, limit) + 1) * least / (1 + std::exp(-alpha * least));
+        const double clamped = std::min(g[i], limit);
+        y[i] = (std::clamp(u[i], -limit, limit) + 1) * clamped / (1 + std::exp(-alpha * clamped));
       }
       return y;
     };

@@ -21,8 +21,7 @@ void scatter(std::span<const std::byte> from, int64_t columns, const StoredParam
   const auto rows = int64_t(from.size() / sizeof(Word)) / columns;
   cpu::parallel_ranges(rows, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * columns; i < end * columns; ++i) {
-      const int64_t at =
-          first + i / columns * slice.row_stride + i % columns * slice.column_stride;
+      const int64_t at = first + i / columns * slice.row_stride + i % columns * slice.column_stride;
       std::memcpy(to.data() + size_t(at) * sizeof(Word), from.data() + size_t(i) * sizeof(Word),
                   sizeof(Word));
     }
@@ -36,20 +35,20 @@ void write_experts(const SafetensorsFile& file, const std::vector<Parameter>& pa
   int64_t elements = 1;
   for (const int64_t extent : stored.shape) elements *= extent;
   const size_t experts = size_t(stored.shape[0]), num_slices = stored.slices.size();
-  const size_t parts = num_slices % experts == 0 ? experts : 1, of_part = num_slices / parts;
-  const int64_t part_elements = elements / int64_t(parts);
-  std::vector<std::byte> part(size_t(part_elements) * size_of(dtype));
-  for (size_t i = 0; i < parts; ++i) {
-    const int64_t begin = int64_t(i) * part_elements;
-    for (size_t s = i * of_part; s < (i + 1) * of_part; ++s) {
+  const size_t slabs = num_slices % experts == 0 ? experts : 1, slab_slices = num_slices / slabs;
+  const int64_t slab_elements = elements / int64_t(slabs);
+  std::vector<std::byte> slab(size_t(slab_elements) * size_of(dtype));
+  for (size_t i = 0; i < slabs; ++i) {
+    const int64_t begin = int64_t(i) * slab_elements;
+    for (size_t s = i * slab_slices; s < (i + 1) * slab_slices; ++s) {
       const StoredParameter& slice = stored.slices[s];
       const Parameter& p = parameters[slice.parameter];
       const std::vector<std::byte> values = file.data(file.require(p.name, p.shape));
       size_of(dtype) == 2
-          ? scatter<uint16_t>(values, p.shape.back(), slice, slice.first - begin, part)
-          : scatter<uint32_t>(values, p.shape.back(), slice, slice.first - begin, part);
+          ? scatter<uint16_t>(values, p.shape.back(), slice, slice.first - begin, slab)
+          : scatter<uint32_t>(values, p.shape.back(), slice, slice.first - begin, slab);
     }
-    writer.write(tensor, uint64_t(begin) * size_of(dtype), part);
+    writer.write(tensor, uint64_t(begin) * size_of(dtype), slab);
   }
   writer.set_hash(tensor, writer.tensor_hash(tensor));
 }

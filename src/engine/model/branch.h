@@ -159,7 +159,7 @@ struct BranchExperts {
   void prepare(std::span<const BranchActivations> branches);
   Activation routed, d_x_norm, x_norm, logits, dlogits, dweights, drouter, d_bias;
   std::optional<MoeActivation> activation;  ///< of the layer
-  MoeLayer layer;  ///< made last, as its kernels wait for peers
+  MoeLayer layer;                           ///< made last, as its kernels wait for peers
 
  private:
   /// Runs the router's GEMMs once, on zeros: on a GPU their algorithms are then chosen before

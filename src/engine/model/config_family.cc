@@ -202,11 +202,10 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen2Moe = with_experts(kQwen2, "qwen2_moe", kFixedQwen2Moe),
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
                       kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
-                      kErnie45 = make_ernie45(), kGptOss = make_gpt_oss(),
-                      kTandem = make_tandem();
-constexpr std::array kFamilies = {&kLlama,    &kMistral, &kMixtral, &kQwen2,   &kQwen3,
-                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,    &kGranite,
-                                  &kErnie45,  &kGptOss,  &kTandem};
+                      kErnie45 = make_ernie45(), kGptOss = make_gpt_oss(), kTandem = make_tandem();
+constexpr std::array kFamilies = {&kLlama,    &kMistral,  &kMixtral, &kQwen2, &kQwen3,
+                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,  &kGranite,
+                                  &kErnie45,  &kGptOss,   &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
@@ -234,7 +233,8 @@ bool is_gpt_oss(const ModelConfig& c) {
   const bool has_experts = c.router_logit_bias && c.expert_bias && c.swiglu_limit > 0 &&
                            c.fused_experts && c.normalize_top_k && c.moe_layer_freq == 1 &&
                            c.expert_ffn == 0 && c.shared_ffn == 0;
-  return has_experts && c.attention_sinks && c.qkv_bias && c.out_bias && !c.mlp_bias && !c.qk_norm && !is_variant(c);
+  return has_experts && c.attention_sinks && c.qkv_bias && c.out_bias && !c.mlp_bias &&
+         !c.qk_norm && !is_variant(c);
 }
 
 /// Family of a dense model without norms of q and k.

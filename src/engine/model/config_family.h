@@ -38,9 +38,9 @@ struct ModelFamily {
   bool has_fused_projections, has_interleaved_rope;  ///< in all its models
   /// Experts are clamped, biased and fused on disk, routers and attention have biases (GPT-OSS).
   bool has_clamped_experts;
-  bool has_parallel_block;                           ///< writes it
-  std::span<const std::string_view> unused;          ///< its keys without effect
-  bool has_all_keys;                                 ///< of Tandem's own options, too
+  bool has_parallel_block;                   ///< writes it
+  std::span<const std::string_view> unused;  ///< its keys without effect
+  bool has_all_keys;                         ///< of Tandem's own options, too
 };
 
 /// Family whose implementations compute the same as `config`.

@@ -48,19 +48,20 @@ std::vector<ExpertTensor> expert_tensors(const ModelConfig& c, int64_t layer, Ex
        by_rows ? Shape{c.experts, hidden, ffn} : Shape{c.experts, ffn, hidden},
        {},
        true}};
-  if (c.expert_bias) all.push_back({experts + "gate_up_proj_bias", {c.experts, 2 * ffn}, {}, false});
+  if (c.expert_bias)
+    all.push_back({experts + "gate_up_proj_bias", {c.experts, 2 * ffn}, {}, false});
   for (int64_t e = 0; e < c.experts; ++e) {
     const auto name = [&](size_t i) { return before + moe.weights[weights[i]].name_of(e); };
-    add_expert(all[0], e, {make_slice(name(0), ffn, hidden, 0, 2, order),
-                           make_slice(name(2), ffn, hidden, 1, 2, order)});
+    add_expert(all[0], e,
+               {make_slice(name(0), ffn, hidden, 0, 2, order),
+                make_slice(name(2), ffn, hidden, 1, 2, order)});
     add_expert(all[1], e, {make_slice(name(1), hidden, ffn, 0, 1, order)});
     if (c.expert_bias)
       add_expert(all[2], e, {{name(3), {ffn}, 0, 0, 2}, {name(4), {ffn}, 1, 0, 2}});
   }
   if (const program::Op* const bias = moe.find(program::kExpertBias)) {
     const std::string name = before + moe.weights[bias->weights[0]].name;
-    all.push_back(
-        {name, {c.experts, hidden}, {{name, {c.experts * hidden}, 0, 0, 1}}, false});
+    all.push_back({name, {c.experts, hidden}, {{name, {c.experts * hidden}, 0, 0, 1}}, false});
   }
   return all;
 }

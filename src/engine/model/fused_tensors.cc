@@ -30,7 +30,8 @@ class StridedExperts {
     if (!config.fused_experts) return;
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       if (!config.is_moe(layer)) continue;
-      for (ExpertTensor& tensor : expert_tensors(config, layer)) tensors_.push_back(std::move(tensor));
+      for (ExpertTensor& tensor : expert_tensors(config, layer))
+        tensors_.push_back(std::move(tensor));
     }
     for (const ExpertTensor& tensor : tensors_) {
       for (const ExpertSlice& slice : tensor.slices) by_parameter_[slice.name] = &tensor;
@@ -86,7 +87,8 @@ std::vector<StoredParameters> stored_parameters(const ModelConfig& config,
     std::string fused = fused_name(p.name);
     const std::vector<FusedSlice> slices = fused_slices(config, fused);
     const int64_t columns = p.shape.size() > 1 ? p.shape[1] : 1;
-    StoredParameters stored{slices.empty() ? p.name : std::move(fused), p.shape, {{i++, 0, columns}}};
+    StoredParameters stored{
+        slices.empty() ? p.name : std::move(fused), p.shape, {{i++, 0, columns}}};
     for (size_t s = 1; s < slices.size(); ++s) {
       stored.slices.push_back({i++, stored.shape[0] * columns, columns});
       stored.shape[0] += slices[s].rows;

@@ -1,5 +1,6 @@
 // Tensors on disk that hold several parameters, one after the other by rows: qkv_proj and
-// gate_up_proj of Phi-3; and those of experts, which are strided. Parameters are separate everywhere else, in checkpoints too.
+// gate_up_proj of Phi-3; and those of experts, which are strided. Parameters are separate
+// everywhere else, in checkpoints too.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 // a gate of the shared expert is the row of `in` after those, before 7 rows of zeros; the Hugging
 // Face tensors are row or column ranges of these. Vectors of an operation form one array. Order:
 // embedding, the stage's layers, final norm, head. A tied head is the embedding. After them, this
-// rank's experts, layer by layer: [gate | up] of each by rows, then the down projections, then the biases of [gate | up].
+// rank's experts, layer by layer: [gate | up] of each by rows, then the down projections, then the
+// biases of [gate | up].
 //
 // A tied embedding whose ends are in two stages is a parameter of the stage with the head. The
 // other one has a copy after all its parameters.

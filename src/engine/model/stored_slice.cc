@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::array<float, 16> kE2m1 = {0,  0.5f,  1,  1.5f,  2,  3,  4,  6,
+constexpr std::array<float, 16> kE2m1 = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 constexpr int kE8m0Bias = 127;
 
@@ -31,10 +31,10 @@ std::vector<uint8_t> read_bytes(const SafetensorsFile& file, const SafetensorsEn
 /// Elements [begin, begin + columns) of blocks.
 void read_blocks(const StoredSlice& slice, int64_t begin, int64_t columns, const Tensor& out) {
   const int64_t end = begin + columns, first_block = begin / kMxfp4Block;
-  const std::vector<uint8_t>
-      codes = read_bytes(*slice.file, *slice.whole, begin / 2, (end + 1) / 2),
-      scales = read_bytes(*slice.scales_file, *slice.scales, first_block,
-                          (end + kMxfp4Block - 1) / kMxfp4Block);
+  const std::vector<uint8_t> codes =
+                                 read_bytes(*slice.file, *slice.whole, begin / 2, (end + 1) / 2),
+                             scales = read_bytes(*slice.scales_file, *slice.scales, first_block,
+                                                 (end + kMxfp4Block - 1) / kMxfp4Block);
   for (int64_t i = begin; i < end;) {
     const int64_t block = i / kMxfp4Block, block_end = std::min(end, (block + 1) * kMxfp4Block);
     const float scale = std::ldexp(1.0f, int(scales[size_t(block - first_block)]) - kE8m0Bias);

@@ -123,15 +123,15 @@ StoredExperts find_experts(const WeightFiles& files, const ExpertTensor& tensor,
                                  in_blocks("_scales", scales_shape))
                    : ""));
   }
-  const auto check = [&](const StoredTensor& part, const char* suffix,
+  const auto check = [&](const StoredTensor& stored, const char* suffix,
                          const std::vector<int64_t>& shape) {
-    if (!part) {
+    if (!stored) {
       throw IoError(fmt::format("{}: tensor '{}{}' is missing: expected {}", files.path(),
                                 tensor.name, suffix, in_blocks(suffix, shape)));
     }
-    const SafetensorsEntry& entry = *part.entry;
+    const SafetensorsEntry& entry = *stored.entry;
     if (entry.dtype == DType::u8 && entry.shape == shape) return;
-    reject_tensor(part.file->path(), entry.name,
+    reject_tensor(stored.file->path(), entry.name,
                   fmt::format("{} [{}]: expected {}", name_of(entry.dtype),
                               fmt::join(entry.shape, ", "), in_blocks(suffix, shape)));
   };
@@ -261,15 +261,14 @@ void WeightFiles::split_experts() {
     for (const ExpertTensor& tensor : expert_tensors(config, layer)) {
       const ExpertTensor& by_rows = blocks[i++];
       const StoredExperts found = find_experts(*this, tensor, by_rows);
-      add_expert_slices(found.whole, found.scales,
-                        found.scales ? by_rows.slices : tensor.slices, split);
+      add_expert_slices(found.whole, found.scales, found.scales ? by_rows.slices : tensor.slices,
+                        split);
       replaced.insert(found.whole.entry->name);
       if (found.scales) replaced.insert(found.scales.entry->name);
     }
   }
-  std::erase_if(tensors_, [&](const StoredTensor& tensor) {
-    return replaced.contains(tensor.entry->name);
-  });
+  std::erase_if(tensors_,
+                [&](const StoredTensor& tensor) { return replaced.contains(tensor.entry->name); });
   tensors_.insert(tensors_.end(), split.begin(), split.end());
   std::ranges::sort(tensors_, {}, name_of_tensor);
 }
@@ -278,8 +277,8 @@ void WeightFiles::add_expert_slices(const StoredTensor& whole, const StoredTenso
                                     std::span<const ExpertSlice> slices,
                                     std::vector<StoredTensor>& split) {
   for (const ExpertSlice& slice : slices) {
-    strided_.push_back({whole.file, whole.entry, slice.first, slice.row_stride,
-                        slice.column_stride, scales.file, scales.entry});
+    strided_.push_back({whole.file, whole.entry, slice.first, slice.row_stride, slice.column_stride,
+                        scales.file, scales.entry});
     // bf16 has all numbers of MXFP4.
     slices_.push_back({slice.name, scales ? DType::bf16 : whole.entry->dtype, slice.shape,
                        whole.entry->begin, whole.entry->end});

@@ -252,7 +252,10 @@ TEST(Families, PublishedConfigurationsHaveTheirParameters) {
   for (const auto& [name, model] : published.items()) {
     const ModelConfig config = model_config_from_json(model["config"].dump(), name);
     EXPECT_EQ(config.parameters(), model["parameters"].get<int64_t>()) << name;
-    const int64_t window = name == "Mistral-7B" ? 4096 : name == "Phi-3-mini-4k" ? 2047 : 0;
+    const int64_t window = name == "Mistral-7B"      ? 4096
+                           : name == "Phi-3-mini-4k" ? 2047
+                           : name == "gpt-oss-20b"   ? 128
+                                                     : 0;
     EXPECT_EQ(config.sliding_window, window) << name;
   }
 }

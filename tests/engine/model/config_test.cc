@@ -238,6 +238,24 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
       type_of([](auto& c) { c.rope_interleaved = c.qkv_bias = c.out_bias = c.mlp_bias = true; }),
       "ernie4_5");
   EXPECT_EQ(type_of([](auto& c) { c.rope_interleaved = c.mlp_bias = true; }), "tandem");
+  const auto gpt_oss = [](auto& c) {
+    c.experts = 4, c.swiglu_limit = 7, c.aux_loss_coeff = 0.5;
+    c.qkv_bias = c.out_bias = c.attention_sinks = true;
+    c.router_logit_bias = c.expert_bias = c.fused_experts = true;
+  };
+  EXPECT_EQ(type_of(gpt_oss), "gpt_oss");  // without windows and YaRN, too
+  const auto type_with = [&](auto change) {
+    return type_of([&](auto& c) { gpt_oss(c), change(c); });
+  };
+  EXPECT_EQ(type_with([](auto& c) { c.sliding_window = 4, c.full_attention_freq = 2; }), "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.sliding_window = 4, c.first_window_layer = 1; }), "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.swiglu_alpha = 2, c.tie_word_embeddings = true; }),
+            "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.swiglu_limit = 0; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.attention_sinks = false; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.fused_experts = false; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.router = "sigmoid"; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.shared_ffn = 8; }), "tandem");
 }
 
 TEST(ModelConfig, KeysOfVariantsAreChecked) {

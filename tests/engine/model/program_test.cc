@@ -113,7 +113,20 @@ TEST(Program, RefusesWhatGpusCannotRun) {
   EXPECT_EQ(error(),
             "model.attention_sinks: sinks of heads: GPUs have no kernel of attention: expected "
             "--device cpu");
-  c.attention_sinks = false;
+  c = make_experts();
+  c.swiglu_limit = 7;
+  EXPECT_EQ(error(),
+            "model.swiglu_limit: clamped experts: GPUs have no kernel of experts: expected "
+            "--device cpu");
+  c.expert_bias = true;
+  EXPECT_EQ(error(),
+            "model.expert_bias: biases of experts: GPUs have no kernel of expert_bias: expected "
+            "--device cpu");
+  c.router_logit_bias = true;
+  EXPECT_EQ(error(),
+            "model.router_logit_bias: biases of routers: GPUs have no kernel of router_bias: "
+            "expected --device cpu");
+  c = make_model();
   c.rotary_dim = 8;
   EXPECT_EQ(error(),
             "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "

@@ -126,7 +126,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   Communicator& comm_;
   MoeRankCoords coords_;
   MoeSave save_;
-  const MoeQuantization* quantization_;                     ///< nullptr: none
+  const MoeQuantization* quantization_;  ///< nullptr: none
   const MoeActivation& activation_;
   std::array<std::vector<OverlapOptions>, kStages> plans_;  ///< by level
   std::vector<bool> local_dx_first_;                        ///< by level
