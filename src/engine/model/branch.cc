@@ -251,7 +251,6 @@ struct Branch::Run final : program::Runner {
       route(f.view, f.branch, router_input(context.exec, f.at(program::kXNorm), moe->x_norm),
             {moe->logits, scores, f.at(op.out[1]), f.at(op.out[2])}, saved.padded_tokens);
     }
-    if (op.row == &program::kExpertBias) add_biases(op, f);
     if (op.row == &program::kExperts) run_experts(op, f);
   }
   void attend(const program::Op& op, const program::Frame& f) {
@@ -273,14 +272,15 @@ struct Branch::Run final : program::Runner {
     moe->layer.forward(f.at(op.in[0]), {chosen, f.at(op.in[2])}, f.view.weight(f.branch.experts_in),
                        f.view.weight(f.branch.experts_out), moe->routed, *saved.experts, meanwhile);
     if (load) load->add(f.branch.moe_layer, scores, chosen);
-    const bool has_sum = products || f.branch.program.find(program::kExpertBias);
-    if (y.dims() > 0) add_last(has_sum ? y : x, moe->routed);
+    if (y.dims() > 0) add_last(with_biases(op, f), moe->routed);
   }
-  /// Adds the biases of the rows' experts to the residual stream.
-  void add_biases(const program::Op& op, const program::Frame& f) {
-    if (y.dims() == 0) return;
-    add_expert_biases(products ? y : x, f.at(op.in[0]), f.at(op.in[1]),
-                      expert_out_biases(f.view, f.branch), y);
+  /// Residual stream before the experts' results, with the biases of the rows' experts, if any.
+  Tensor with_biases(const program::Op& op, const program::Frame& f) {
+    const Tensor& sum = products ? y : x;
+    const Tensor biases = expert_out_biases(f.view, f.branch);
+    if (biases.dims() == 0) return sum;
+    add_expert_biases(sum, f.at(op.in[1]), f.at(op.in[2]), biases, y);
+    return y;
   }
   void add_last(const Tensor& sum, const Tensor& added) {
     if (!next) return add(context.exec, sum, added, y);

@@ -1,5 +1,5 @@
-// Biases of experts' results, added to the residual stream: the weighted sum of those of a row's
-// experts, which every rank has all of.
+// Biases of experts' results, added to the residual stream before these: the weighted sum of those
+// of a row's experts, which every rank has all of. The experts' pass adds it.
 #include "engine/model/program/op_row.h"
 
 namespace tandem::program {
