@@ -57,7 +57,7 @@ const MoeVariant kMoeVariants[] = {{"mixtral", [](ModelConfig&) {}},
                                    {"clamped_biases",
                                     [](ModelConfig& c) {
                                       c.router_logit_bias = c.expert_bias = true;
-                                      c.fused_experts = c.qkv_bias = c.out_bias = true;
+                                      c.fused_experts = true;
                                       c.swiglu_limit = 0.6;
                                     }},
                                    {"biases_shared", [](ModelConfig& c) {
@@ -66,10 +66,12 @@ const MoeVariant kMoeVariants[] = {{"mixtral", [](ModelConfig&) {}},
                                       c.moe_layer_freq = 2;
                                     }}};
 
-/// Gives biases, which are 0 at first, values that do not depend on the layout.
+/// Gives biases of experts and routers, which are 0 at first, values that do not depend on the
+/// layout.
 void set_biases(Transformer& model) {
   for (const Parameter& p : model.parameter_list()) {
-    if (p.name.find("bias") == p.name.npos || p.name.ends_with("correction_bias")) continue;
+    const bool is_bias = p.name.ends_with("bias") && !p.name.ends_with("correction_bias");
+    if (!is_bias || p.name.find("self_attn") != p.name.npos) continue;
     const LocalShard shard = local_shard(p);
     for (int64_t i = 0; i < shard.rows * shard.columns; ++i) {
       floats(model.parameters())[size_t(p.offset + i)] =
