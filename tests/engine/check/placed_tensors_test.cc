@@ -88,8 +88,11 @@ RankTensors stage_tensors(const ParallelGroups& groups, const ModelConfig& confi
     const LocalShard shard = local_shard(p);
     for (const auto& [name, flat] :
          {std::pair{p.name, stage.parameters()}, {gradient_name(p.name), stage.gradients()}}) {
-      tensors[name] = to_values(Tensor(flat.as<float>() + p.offset, DType::f32,
-                                       {shard.rows, shard.columns}, {p.row_stride, 1}));
+      auto* const values = flat.as<float>() + p.offset;
+      tensors[name] = to_values(
+          p.shape.size() == 1  // a vector is divided by its elements
+              ? Tensor(values, DType::f32, {shard.columns, 1})
+              : Tensor(values, DType::f32, {shard.rows, shard.columns}, {p.row_stride, 1}));
     }
   }
   tensors["embedding.output"] = to_values(stage.input(microbatch));
