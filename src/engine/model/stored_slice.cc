@@ -1,9 +1,12 @@
 #include "engine/model/stored_slice.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 #include <vector>
 
+#include "core/cpu/tasks.h"
 #include "tandem/dtype.h"
 
 namespace tandem {
@@ -45,7 +48,30 @@ void read_blocks(const StoredSlice& slice, int64_t begin, int64_t columns, const
   }
 }
 
+/// Reads runs of a tile's columns, and writes parts of rows that are whole cache lines.
+void read_transposed(const StoredSlice& slice, int64_t begin, const Tensor& out) {
+  constexpr int64_t kTile = 16;
+  const int64_t rows = out.dim(0), columns = out.dim(1), length = (rows - 1) * slice.row_stride + 1;
+  cpu::parallel_tasks((columns + kTile - 1) / kTile, [&](int64_t tile) {
+    const int64_t first = tile * kTile, count = std::min(kTile, columns - first);
+    std::vector<float> runs(size_t(count * length));
+    for (int64_t c = 0; c < count; ++c) {
+      slice.file->read_f32(*slice.whole, begin + (first + c) * slice.column_stride,
+                           std::span(runs).subspan(size_t(c * length), size_t(length)));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t c = 0; c < count; ++c) {
+        store(runs[size_t(c * length + row * slice.row_stride)], out, row * columns + first + c);
+      }
+    }
+  });
+}
+
 }  // namespace
+
+bool is_transposed(const StoredSlice& slice) {
+  return !slice.scales && slice.column_stride > slice.row_stride;
+}
 
 void read_slice(const StoredSlice& slice, int64_t row, int64_t column, const Tensor& out) {
   const int64_t rows = out.dim(0), columns = out.dim(1);
@@ -56,16 +82,12 @@ void read_slice(const StoredSlice& slice, int64_t row, int64_t column, const Ten
     }
     return;
   }
-  // Runs along the dimension with the smaller stride.
-  const bool by_rows = rows == 1 || slice.column_stride <= slice.row_stride;
-  const int64_t runs = by_rows ? rows : columns, count = by_rows ? columns : rows;
-  const int64_t run_stride = by_rows ? slice.row_stride : slice.column_stride,
-                stride = by_rows ? slice.column_stride : slice.row_stride;
-  std::vector<float> run(size_t((count - 1) * stride + 1));
-  for (int64_t r = 0; r < runs; ++r) {
-    slice.file->read_f32(*slice.whole, begin + r * run_stride, run);
-    for (int64_t i = 0; i < count; ++i) {
-      store(run[size_t(i * stride)], out, by_rows ? r * columns + i : i * columns + r);
+  if (is_transposed(slice) && rows > 1) return read_transposed(slice, begin, out);
+  std::vector<float> run(size_t((columns - 1) * slice.column_stride + 1));
+  for (int64_t r = 0; r < rows; ++r) {
+    slice.file->read_f32(*slice.whole, begin + r * slice.row_stride, run);
+    for (int64_t i = 0; i < columns; ++i) {
+      store(run[size_t(i * slice.column_stride)], out, r * columns + i);
     }
   }
 }

@@ -21,6 +21,9 @@ struct StoredSlice {
   const SafetensorsEntry* scales = nullptr;  ///< u8; nullptr: not in MXFP4
 };
 
+/// Whether rows are farther apart in the file than elements of a column: many of its rows are read
+/// at once.
+bool is_transposed(const StoredSlice& slice);
 /// Reads elements [row, column] and those after them to `out`, f32 or bf16 [rows, columns], in
 /// host memory. Throws IoError.
 void read_slice(const StoredSlice& slice, int64_t row, int64_t column, const Tensor& out);

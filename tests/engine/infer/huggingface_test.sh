@@ -188,5 +188,8 @@ train_family qwen3 'parallel.tp=1 parallel.tp=4 parallel.dp=2' model.qk_norm=tru
 train_family phi3 'parallel.tp=1 parallel.tp=2' model.fused_projections=true model.rotary_dim=8
 train_family granite 'parallel.tp=1 parallel.tp=2' model.out_bias=true model.qkv_bias=true \
   model.embedding_multiplier=12 model.residual_multiplier=0.22 model.logits_scaling=4
+train_family gpt_oss 'parallel.tp=1 parallel.tp=2 parallel.dp=2' model.experts=4 model.swiglu_limit=1 model.expert_bias=true \
+  model.router_logit_bias=true model.fused_experts=true model.qkv_bias=true model.out_bias=true \
+  model.attention_sinks=true model.sliding_window=8 model.full_attention_freq=2
 train_family qwen2_moe 'parallel.tp=1 parallel.tp=2' model.qkv_bias=true model.experts=4 model.expert_ffn=32 \
   model.shared_ffn=64 model.shared_expert_gate=true
