@@ -26,6 +26,7 @@
 namespace tandem {
 class MoeRows;           // internal
 class MoeOnRanks;        // internal
+struct MoeActivation;    // internal
 struct MoeQuantization;  // internal
 }  // namespace tandem
 
@@ -69,6 +70,8 @@ struct MoeOptions {
   MoeSave save = MoeSave::sorted;  ///< on GPUs sorted
   /// CPU ranks: GEMMs multiply e4m3 rows, which are sent as such. For the engine.
   const MoeQuantization* quantization = nullptr;
+  /// CPU ranks: another activation than SwiGLU, or biases before it; nullptr: none. For the engine.
+  const MoeActivation* activation = nullptr;
   /// As of OverlapOptions, for each pass: one of whose halves, dispatch and combine, neither
   /// overlaps is refused. The backward pass is checked at construction if `backward` is set,
   /// otherwise, on CPU ranks, by its first call.

@@ -35,4 +35,15 @@ void add_weighted(const float* row, float weight, int64_t columns, float* sums);
 void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
                      const Tensor& scaled, std::span<float> d_gate_weight);
 
+/// y[t] = x[t] + the sum over k of weights[t, k] x biases[chosen[t, k]]. x, y: f32 [rows, columns],
+/// may be the same; chosen: i32 and weights: f32 [rows, top_k], -1: none; biases: f32 [experts,
+/// columns].
+void add_expert_biases(const Tensor& x, const Tensor& chosen, const Tensor& weights,
+                       const Tensor& biases, const Tensor& y);
+/// Its gradients, given that of y, f32 or bf16: adds to `dweights`, f32 [rows, top_k], and writes
+/// `dbiases`, f32 [experts, columns].
+void add_expert_biases_backward(const Tensor& dy, const Tensor& chosen, const Tensor& weights,
+                                const Tensor& biases, const Tensor& dweights,
+                                const Tensor& dbiases);
+
 }  // namespace tandem

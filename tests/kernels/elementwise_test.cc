@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/cpu/scalar.h"
+#include "kernels/clamped_swiglu.h"
 #include "kernels/cpu/softcap.h"
 #include "kernels/embedding.h"
 #include "kernels/optimizer.h"
@@ -108,6 +109,35 @@ TEST_P(Elementwise, SoftcapMatchesReferenceAndDifferences) {
   const auto numeric =
       numeric_gradient(before, [&](const Doubles& values) { return dot(f(values), dy); });
   EXPECT_LE(relative_error(dx.values(), numeric), tolerance(GetParam()));
+}
+
+TEST_P(Elementwise, ClampedSwigluMatchesReferenceAndDifferences) {
+  const SwigluClamp clamp{1.5f, 1.702f};
+  const auto limit = double(clamp.limit), alpha = double(clamp.alpha);
+  for (const auto& [rows, columns] : {std::pair{3, 5}, {130, 33}, {1, 64}, {0, 4}}) {
+    Matrix gate(GetParam(), rows, columns, columns + 3), up(GetParam(), rows, columns);
+    Matrix out(GetParam(), rows, columns), dout(GetParam(), rows, columns);
+    Matrix dgate(GetParam(), rows, columns, columns + 1), dup(GetParam(), rows, columns);
+    gate.fill("gate", 3), up.fill("up", 3), dout.fill("dout");
+    const auto f = [&](const Doubles& g, const Doubles& u) {
+      Doubles y(g.size());
+      for (size_t i = 0; i < g.size(); ++i) {
+        const double clamped = std::min(g[i], limit);
+        y[i] = (std::clamp(u[i], -limit, limit) + 1) * clamped / (1 + std::exp(-alpha * clamped));
+      }
+      return y;
+    };
+    clamped_swiglu_forward(clamp, gate.tensor, up.tensor, out.tensor);
+    EXPECT_LE(relative_error(out.values(), f(gate.values(), up.values())), tolerance(GetParam()));
+    if (rows > 3) continue;  // differences cost rows^2
+    clamped_swiglu_backward(clamp, gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
+    const auto dgate_numeric = numeric_gradient(
+        gate.values(), [&](const Doubles& g) { return dot(f(g, up.values()), dout.values()); });
+    const auto dup_numeric = numeric_gradient(
+        up.values(), [&](const Doubles& u) { return dot(f(gate.values(), u), dout.values()); });
+    EXPECT_LE(relative_error(dgate.values(), dgate_numeric), tolerance(GetParam()));
+    EXPECT_LE(relative_error(dup.values(), dup_numeric), tolerance(GetParam()));
+  }
 }
 
 TEST_P(Elementwise, AddAndCastRoundOnce) {

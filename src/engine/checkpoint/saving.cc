@@ -16,6 +16,7 @@
 #include "core/host_copy.h"
 #include "core/system/files.h"
 #include "core/system/log.h"
+#include "engine/checkpoint/fuse_experts.h"
 #include "engine/checkpoint/sections.h"
 #include "engine/checkpoint/shared_tensors.h"
 #include "engine/model/fused_tensors.h"
@@ -96,19 +97,17 @@ struct StoredPosition {
 
 std::vector<StoredPosition> stored_positions(const std::vector<StoredParameters>& tensors,
                                              const std::vector<Parameter>& list) {
-  std::vector<StoredPosition> positions;
+  std::vector<StoredPosition> positions(list.size());
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
-    int64_t begin = 0;
-    for (size_t i = 0; i < tensors[tensor].count; ++i) {
-      positions.push_back({tensor, begin});
-      const std::vector<int64_t>& shape = list[tensors[tensor].first + i].shape;
-      begin += shape[0] * (shape.size() > 1 ? shape[1] : 1);
+    for (const StoredParameter& slice : tensors[tensor].slices) {
+      positions[slice.parameter] = {tensor, slice.first};
     }
   }
   return positions;
 }
 
-/// `model`: its parameters have the names that it has on disk, fused ones included.
+/// `model`: its parameters have the names that it has on disk, fused ones included; not strided
+/// experts.
 Written write_tensors(const TrainedRanks& ranks, const OwnedState& owned,
                       const std::string& directory, const char* name,
                       const std::vector<Section>& sections, const ModelConfig& model = {},
@@ -288,8 +287,19 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
     return std::string();
   });
   const std::string folder = DirectoryWriter::temporary_folder(out, "final");
-  const Written weights = write_model(ranks, owned, folder, model, dtype);
+  ModelConfig separate = model;
+  separate.fused_experts = false;
+  Written weights = write_model(ranks, owned, folder, separate, dtype);
   weights.file->sync();
+  if (model.fused_experts) {
+    on_rank_zero(
+        ranks.world, "fusing experts of the final model",
+        [&] {
+          weights.hash = fuse_experts(folder + "/" + kModelFile, model);
+          return std::string();
+        },
+        ranks.bytes());
+  }
   on_rank_zero(ranks.world, "completing the final model", [&] {
     write_state(folder, state, model, {{kModelFile, weights.hash}}, dtype, special_tokens(out));
     if (!find_tokenizer(out).empty()) copy_tokenizer(out, folder);

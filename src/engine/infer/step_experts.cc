@@ -18,11 +18,14 @@ StepExperts::StepExperts(const DecoderContext& c, int64_t rows, const OverlapOpt
       chosen_(DType::i32, rows, c.config.top_k, c.exec.device),
       weights_(c.f32(rows, c.config.top_k)),
       out_(c.f32(rows, c.config.hidden)),
+      activation_(expert_activation(c.config)),
       x_(c.activation(c.int8 ? rows : 0, c.config.hidden)),
       gate_up_(c.activation(x_->dim(0), 2 * c.config.ffn_per_expert())),
       inner_(c.activation(x_->dim(0), c.config.ffn_per_expert())),
       product_(c.f32(x_->dim(0), c.config.hidden)) {
   if (c.int8) return;
+  MoeOptions options = moe_options(overlap, c.codec);
+  if (activation_) options.activation = &*activation_;
   layer_.emplace(c.tp,
                  MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
                           .hidden = c.config.hidden,
@@ -31,7 +34,7 @@ StepExperts::StepExperts(const DecoderContext& c, int64_t rows, const OverlapOpt
                           .top_k = int(c.config.top_k),
                           .tp = c.tp.size(),
                           .dtype = c.dtype},
-                 options_on(c.tp, moe_options(overlap, c.codec)));
+                 options_on(c.tp, options));
 }
 
 void StepExperts::choose(const BranchLayout& b, const Tensor& x_norm) {
@@ -54,6 +57,10 @@ void StepExperts::add(const BranchLayout& b, const Tensor& x_norm, const Tensor&
                       const Tensor& w_out, const Tensor& x) {
   const auto first = [&](const Activation& a) { return a->rows(0, x_norm.dim(0)); };
   choose(b, x_norm);
+  if (activation_) activation_->bias = expert_biases(context_.view(), b);
+  if (const Tensor biases = expert_out_biases(context_.view(), b); biases.dims() > 0) {
+    add_expert_biases(x, first(chosen_), first(weights_), biases, x);
+  }
   layer_->forward(x_norm, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
   tandem::add(context_.exec, x, first(out_), x);
 }
@@ -64,6 +71,12 @@ void StepExperts::compute_partial(const BranchLayout& b, const Tensor& x_norm,
   const int64_t rows = x_norm.dim(0), top_k = c.config.top_k;
   choose(b, x_norm);
   std::fill_n(out_->as<float>(), rows * c.config.hidden, 0.0f);
+  if (activation_) activation_->bias = expert_biases(c.view(), b);
+  const Tensor biases = expert_out_biases(c.view(), b);
+  if (biases.dims() > 0 && c.tp.rank() == 0) {  // once in the sum over the ranks
+    add_expert_biases(out_->rows(0, rows), chosen_->rows(0, rows), weights_->rows(0, rows), biases,
+                      out_->rows(0, rows));
+  }
   for (int64_t expert = 0; expert < c.config.experts; ++expert) {
     routed_.clear();
     for (int64_t i = 0; i < rows * top_k; ++i) {
@@ -85,7 +98,8 @@ void StepExperts::add_expert(const BranchLayout& branch, int64_t expert, const T
     copy(c.exec, x_norm.rows(routed_[size_t(i)].first, 1), x.rows(i, 1));
   }
   c.int8->at(branch.experts_in).multiply(x, h, expert * 2 * f);
-  swiglu_forward(c.exec, h.narrow(1, 0, f), h.narrow(1, f, f), inner);
+  activation_ ? activation_->forward(int(expert), h, inner)
+              : swiglu_forward(c.exec, h.narrow(1, 0, f), h.narrow(1, f, f), inner);
   c.int8->at(branch.experts_out).multiply(inner, product, expert * hidden);
   for (int64_t i = 0; i < rows; ++i) {
     const auto [row, weight] = routed_[size_t(i)];

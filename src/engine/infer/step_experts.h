@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/infer/decoder_context.h"
+#include "overlap/moe/activation.h"
 #include "tandem/moe.h"
 
 namespace tandem {
@@ -15,6 +16,8 @@ class StepExperts {
  public:
   /// At most `rows` rows over all ranks. Collective.
   StepExperts(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
+  StepExperts(const StepExperts&) = delete;
+  StepExperts& operator=(const StepExperts&) = delete;
   /// x (f32) += output of the experts for `x_norm`, rows of this rank; w_in and w_out hold all
   /// experts' weights, which are not in int8. Collective.
   void add(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
@@ -33,7 +36,8 @@ class StepExperts {
 
   DecoderContext context_;
   Activation input_, logits_, scores_, chosen_, weights_, out_;
-  std::optional<MoeLayer> layer_;  ///< unless weights are in int8
+  std::optional<MoeActivation> activation_;  ///< of layer_, which refers to it
+  std::optional<MoeLayer> layer_;            ///< unless weights are in int8
   MoeBatch batch_;
   Activation x_, gate_up_, inner_, product_;       ///< of an expert in int8
   std::vector<std::pair<int64_t, float>> routed_;  ///< rows of an expert and their weights

@@ -7,7 +7,9 @@
 #include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/row_ops.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -18,25 +20,6 @@ ExpertCoordinates expert_coordinates(const Communicator& experts, const Communic
   return {experts.size() / tp.size(), experts.rank() / tp.size()};
 }
 
-MoeShape moe_shape(const ModelContext& c) {
-  return {.tokens = shard_of(c.tokens, c.tp.size(), 0).count,
-          .hidden = c.config.hidden,
-          .ffn = c.config.ffn_per_expert(),
-          .experts = int(c.config.experts),
-          .top_k = int(c.config.top_k),
-          .tp = c.tp.size(),
-          .dtype = c.options.dtype};
-}
-
-MoeOptions training_moe_options(const ModelContext& c) {
-  MoeOptions options = moe_options(c.options.overlap, c.options.codec);
-  options.backward = true;
-  options.save = c.options.moe_save;
-  if (c.options.fp8_experts) {
-    options.quantization = &c.expert_quantization;
-    options.dispatch = {};  // rows are sent as e4m3
-  }
-  return options;
 }
 
 schedule::ContextRows find_rows(const TransformerOptions& options) {
@@ -159,42 +142,11 @@ bool ModelContext::write_quantized_gradient(const Tensor& x, const Tensor& dy,
   return true;
 }
 
-BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
-    : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      d_x_norm(c.make(DType::f32, c.local_rows.count, c.config.hidden)),
-      x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.local_rows.count,
-                    c.config.hidden)),
-      logits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
-      dlogits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
-      dweights(c.make(DType::f32, c.local_rows.count, c.config.top_k)),
-      drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
-      layer(with_router_gemms(c, l), moe_shape(c), options_on(c.experts, training_moe_options(c))) {
-  prepare(c.recomputed->branches);
-}
-
-void BranchExperts::prepare(std::span<const BranchActivations> branches) {
-  for (const BranchActivations& each : branches) {
-    if (each.expert_memory) layer.prepare(*each.expert_memory);
-  }
-}
-
 std::unique_ptr<MicrobatchState> make_state(const ModelContext& c, BranchExperts* experts,
                                             bool owns_input) {
   auto state = std::make_unique<MicrobatchState>(c, owns_input);
   if (experts) experts->prepare(state->branches);
   return state;
-}
-
-Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayout& l) {
-  const Tensor router = c.weights.router(l.router);
-  const Tensor& rows = d_x_norm;
-  gemm(c.exec, rows, router.transposed(), logits);
-  gemm(c.exec, dlogits, router, d_x_norm, {.accumulate = true});
-  for (const bool adds : {false, true}) {
-    gemm(c.exec, dlogits->transposed(), rows, drouter, {.accumulate = adds});
-  }
-  wait(c.exec);
-  return c.experts;
 }
 
 Branch::Branch(ModelContext& c, BranchProducts* products, BranchExperts* experts,
@@ -261,10 +213,19 @@ struct Branch::Run final : program::Runner {
   }
   void run_experts(const program::Op& op, const program::Frame& f) {
     const Tensor& chosen = f.at(op.in[1]);
+    if (moe->activation) moe->activation->bias = expert_biases(f.view, f.branch);
     moe->layer.forward(f.at(op.in[0]), {chosen, f.at(op.in[2])}, f.view.weight(f.branch.experts_in),
                        f.view.weight(f.branch.experts_out), moe->routed, *saved.experts, meanwhile);
     if (load) load->add(f.branch.moe_layer, scores, chosen);
-    if (y.dims() > 0) add_last(products ? y : x, moe->routed);
+    if (y.dims() > 0) add_last(with_biases(op, f), moe->routed);
+  }
+  /// Residual stream before the experts' results, with the biases of the rows' experts, if any.
+  Tensor with_biases(const program::Op& op, const program::Frame& f) {
+    const Tensor& sum = products ? y : x;
+    const Tensor biases = expert_out_biases(f.view, f.branch);
+    if (biases.dims() == 0) return sum;
+    add_expert_biases(sum, f.at(op.in[1]), f.at(op.in[2]), biases, y);
+    return y;
   }
   void add_last(const Tensor& sum, const Tensor& added) {
     if (!next) return add(context.exec, sum, added, y);
@@ -299,13 +260,15 @@ struct Branch::Run final : program::Runner {
   const Weights& weights() const { return context.weights; }
 
   void backward(const program::Op& op, const program::BackwardFrame& f) override {
-    if (op.row == &program::kExperts) {
-      const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
-      moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
-                          moe->d_x_norm, moe->dweights, context.gradient(in), context.gradient(out),
-                          context.begin_experts(f.branch), meanwhile);
+    if (op.row == &program::kExperts) experts_backward(f);
+    if (op.row == &program::kExpertBias) {
+      add_expert_biases_backward(dy(), f.at(op.in[0]), f.at(op.in[1]),
+                                 expert_out_biases(f.view, f.branch), moe->dweights, moe->drouter);
+      context.sum_gradient(moe->drouter,
+                           {f.branch.offset(op), moe->drouter->dim(0), moe->drouter->dim(1)});
     }
     if (op.row == &program::kRouter) router_backward(op, f);
+    if (op.row == &program::kRouterBias) router_bias_backward(op, f);
     if (op.row == &program::kRowGemm) {
       products->out_dgrad.run(dy(), f.branch.out, products->d_act);
       context.run_between_operators();
@@ -326,6 +289,24 @@ struct Branch::Run final : program::Runner {
     rms_norm_backward(context.exec, x, f.view.norm(f.branch), f.at(program::kInverseRms), d_x_norm,
                       dx, dnorm, context.norm_partial_sums,
                       is_last && context.rounds_gradient() ? *context.rounded_gradient : Tensor());
+  }
+  void experts_backward(const program::BackwardFrame& f) {
+    const WeightMatrix &in = f.branch.experts_in, &out = f.branch.experts_out;
+    if (moe->activation) {
+      moe->activation->bias = expert_biases(f.view, f.branch);
+      moe->activation->d_bias = moe->d_bias;
+    }
+    moe->layer.backward(dy(), weights().matrix(in), weights().matrix(out), *saved.experts,
+                        moe->d_x_norm, moe->dweights, context.gradient(in), context.gradient(out),
+                        context.begin_experts(f.branch), meanwhile);
+    if (f.branch.experts_bias.rows > 0) context.add_gradient(moe->d_bias, f.branch.experts_bias);
+  }
+  void router_bias_backward(const program::Op& op, const program::BackwardFrame& f) {
+    const int64_t experts = context.config.experts;
+    const Tensor term(moe->drouter->data(), DType::f32, {1, experts}, context.exec.device);
+    column_sums(context.exec, moe->dlogits,
+                Tensor(term.data(), DType::f32, {experts}, context.exec.device), false);
+    context.sum_gradient(term, {f.branch.offset(op), 1, experts});
   }
   void router_backward(const program::Op& op, const program::BackwardFrame& f) {
     const WeightMatrix& router = f.branch.router;

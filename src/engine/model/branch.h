@@ -15,6 +15,7 @@
 #include "engine/model/microbatch.h"
 #include "engine/model/program/frame.h"
 #include "engine/model/rotary.h"
+#include "overlap/moe/activation.h"
 #include "overlap/moe/quantization.h"
 #include "schedule/context.h"
 #include "tandem/communicator.h"
@@ -152,10 +153,13 @@ struct BranchProducts {
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   BranchExperts(ModelContext& context, const BranchLayout& layout);
+  BranchExperts(const BranchExperts&) = delete;  // `layer` refers to `activation`
+  BranchExperts& operator=(const BranchExperts&) = delete;
   /// Memory of their batches, by agreement of the ranks: a pass that ran out of it would end.
   void prepare(std::span<const BranchActivations> branches);
-  Activation routed, d_x_norm, x_norm, logits, dlogits, dweights, drouter;
-  MoeLayer layer;  ///< made last, as its kernels wait for peers
+  Activation routed, d_x_norm, x_norm, logits, dlogits, dweights, drouter, d_bias;
+  std::optional<MoeActivation> activation;  ///< of the layer
+  MoeLayer layer;                           ///< made last, as its kernels wait for peers
 
  private:
   /// Runs the router's GEMMs once, on zeros: on a GPU their algorithms are then chosen before

@@ -26,6 +26,11 @@ void check_experts(const ModelConfig& c, int ep) {
   if (c.experts == 0 && ep > 1) {
     reject("experts", c.experts, fmt::format("some, for parallel.ep = {}", ep));
   }
+  if (c.experts == 0 &&
+      (c.router_logit_bias || c.expert_bias || c.fused_experts || c.swiglu_limit != 0)) {
+    reject("experts", c.experts,
+           "some, for router_logit_bias, expert_bias, fused_experts or swiglu_limit");
+  }
   if (c.experts == 0) return;
   if (c.experts % ep != 0) {
     reject("experts", c.experts, fmt::format("a multiple of parallel.ep = {}", ep));
@@ -53,6 +58,13 @@ void check_experts(const ModelConfig& c, int ep) {
         fmt::format("model.route_scale = {}, aux_loss_coeff = {}, router_bias_update_rate = {}: "
                     "expected above 0, and none below 0",
                     c.route_scale, c.aux_loss_coeff, c.router_bias_update_rate));
+  }
+  if (!(c.swiglu_limit >= 0 && c.swiglu_limit <= 1e6) ||
+      !(c.swiglu_alpha >= 1e-6 && c.swiglu_alpha <= 1e6)) {
+    throw ConfigError(
+        fmt::format("model.swiglu_limit = {}, swiglu_alpha = {}: expected 0 (SwiGLU) to 1e6, and "
+                    "1e-6 to 1e6",
+                    c.swiglu_limit, c.swiglu_alpha));
   }
   if (c.parallel_block) {
     throw ConfigError("model.parallel_block = true: expected false where model.experts is above 0");

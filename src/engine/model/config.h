@@ -78,6 +78,13 @@ struct ModelConfig {
   double aux_loss_coeff = 0.01;  ///< coefficient of the load-balancing loss (arXiv 2101.03961, 2.2)
   double router_bias_update_rate =
       0;  ///< above 0: loss-free balancing by a routing bias (arXiv 2408.15664)
+  // GPT-OSS.
+  bool router_logit_bias = false;  ///< the router's logits have a bias
+  bool expert_bias = false;        ///< gate, up and down of experts have biases
+  double swiglu_limit = 0;  ///< above 0: experts compute (up + 1) gate sigmoid(alpha gate), gate at
+                            ///< most the limit, up clamped to it on both sides; 0: SwiGLU
+  double swiglu_alpha = 1.702;
+  bool fused_experts = false;  ///< on disk a layer's experts are in four tensors
 
   /// Sliding window of a layer; 0: none.
   int64_t window(int64_t layer) const {
@@ -102,7 +109,7 @@ struct ModelConfig {
 
   /// Parameters of all experts, which are sharded over EP ranks.
   int64_t expert_parameters() const {
-    return moe_layers() * experts * 3 * hidden * ffn_per_expert();
+    return moe_layers() * experts * (3 * hidden + (expert_bias ? 2 : 0)) * ffn_per_expert();
   }
   /// Parameters of the whole model.
   int64_t parameters() const;

@@ -91,6 +91,13 @@ constexpr FixedKey kFixedGemma3[] = {{"architectures", "[\"Gemma3ForCausalLM\"]"
                                      {"pad_token_id", "null"}};
 constexpr GemmaFamily kGemma2Keys{50, 30, 0, 2}, kGemma3Keys{0, 0, 1e4, 6};
 constexpr std::string_view kUnusedGemma[] = {"hidden_act"};
+constexpr FixedKey kFixedGptOss[] = {{"architectures", "[\"GptOssForCausalLM\"]"},
+                                     {"model_type", "\"gpt_oss\""},
+                                     {"hidden_act", "\"silu\""},
+                                     {"attention_dropout", "0.0"},
+                                     {"attention_bias", "true"},
+                                     {"output_router_logits", "false"}};
+constexpr std::string_view kUnusedGptOss[] = {"experts_per_token", "initial_context_length"};
 constexpr std::string_view kUnusedSmolLm3[] = {"pretraining_tp", "max_window_layers"};
 constexpr std::string_view kUnusedPhi3[] = {"original_max_position_embeddings"};
 /// Values for models that none of these computes, so that no other program reads them as one.
@@ -121,6 +128,7 @@ constexpr ModelFamily kLlama{.name = "llama",
                              .has_factors = false,
                              .has_fused_projections = false,
                              .has_interleaved_rope = false,
+                             .has_clamped_experts = false,
                              .has_parallel_block = true,
                              .gemma = nullptr,
                              .unused = {},
@@ -219,6 +227,14 @@ constexpr ModelFamily make_gemma3() {
   f.rope_theta = 1e6;
   return f;
 }
+constexpr ModelFamily make_gpt_oss() {
+  ModelFamily f = make_mixtral();
+  f.name = "gpt_oss", f.fixed = kFixedGptOss, f.unused = kUnusedGptOss;
+  f.rope_theta = 150000, f.sliding_window = 128;
+  f.has_layer_types = f.has_clamped_experts = true;
+  f.has_parallel_block = false;
+  return f;
+}
 constexpr ModelFamily make_tandem() {
   ModelFamily f = make_mixtral();
   f.name = "tandem", f.fixed = kFixedTandem;
@@ -233,10 +249,10 @@ constexpr ModelFamily kMistral = make_mistral(), kMixtral = make_mixtral(), kQwe
                       kQwen3Moe = with_experts(kQwen3, "qwen3_moe", kFixedQwen3Moe),
                       kSmolLm3 = make_smollm3(), kPhi3 = make_phi3(), kGranite = make_granite(),
                       kErnie45 = make_ernie45(), kOlmo2 = make_olmo2(), kGemma2 = make_gemma2(),
-                      kGemma3 = make_gemma3(), kTandem = make_tandem();
-constexpr std::array kFamilies = {&kLlama,    &kMistral,  &kMixtral, &kQwen2,  &kQwen3,
-                                  &kQwen2Moe, &kQwen3Moe, &kSmolLm3, &kPhi3,   &kGranite,
-                                  &kErnie45,  &kOlmo2,    &kGemma2,  &kGemma3, &kTandem};
+                      kGemma3 = make_gemma3(), kGptOss = make_gpt_oss(), kTandem = make_tandem();
+constexpr std::array kFamilies = {
+    &kLlama, &kMistral, &kMixtral, &kQwen2, &kQwen3,  &kQwen2Moe, &kQwen3Moe, &kSmolLm3,
+    &kPhi3,  &kGranite, &kErnie45, &kOlmo2, &kGemma2, &kGemma3,   &kGptOss,   &kTandem};
 
 const ModelFamily& find_qwen_family(const ModelConfig& c) {
   if (c.mlp_bias || (c.qk_norm && c.qkv_bias != c.out_bias)) return kTandem;
@@ -247,9 +263,12 @@ const ModelFamily& find_qwen_family(const ModelConfig& c) {
 }
 
 /// Functions of scores, logits and gates that Tandem's own family has.
-bool has_functions(const ModelConfig& c) {
-  return c.attention_sinks || c.attention_softcap > 0 || c.logits_softcap > 0 ||
+bool has_functions(const ModelConfig& c, bool counts_sinks = true) {
+  return (counts_sinks && c.attention_sinks) || c.attention_softcap > 0 || c.logits_softcap > 0 ||
          c.rope_local_theta > 0 || c.mlp_activation != "silu";
+}
+bool has_other_norms(const ModelConfig& c) {
+  return c.has_post_norm() || c.qk_norm_all_heads || c.zero_centered_norms;
 }
 
 /// Families that differ from Llama by these.
@@ -260,6 +279,18 @@ bool has_factors(const ModelConfig& c) {
 bool is_variant(const ModelConfig& c) {
   return c.no_rope_layer_interval > 0 || c.rotary_dim > 0 || c.rope_interleaved ||
          c.fused_projections || has_factors(c);
+}
+
+bool has_expert_options(const ModelConfig& c) {
+  return c.router_logit_bias || c.expert_bias || c.swiglu_limit > 0 || c.fused_experts;
+}
+/// With a softmax router.
+bool is_gpt_oss(const ModelConfig& c) {
+  const bool has_experts = c.router_logit_bias && c.expert_bias && c.swiglu_limit > 0 &&
+                           c.fused_experts && c.normalize_top_k && c.moe_layer_freq == 1 &&
+                           c.expert_ffn == 0 && c.shared_ffn == 0;
+  return has_experts && c.attention_sinks && c.qkv_bias && c.out_bias && !c.mlp_bias &&
+         !c.qk_norm && !is_variant(c) && !has_functions(c, false) && !has_other_norms(c);
 }
 
 /// Family of a dense model without norms of q and k.
@@ -306,13 +337,12 @@ const ModelFamily& find_family(const ModelConfig& c) {
   const bool has_softmax_router =
       c.router == "softmax" && c.route_scale == 1 && c.router_bias_update_rate == 0;
   if (is_gemma(c)) return find_gemma_family(c);
+  if (has_expert_options(c)) return has_softmax_router && is_gpt_oss(c) ? kGptOss : kTandem;
   if (c.parallel_block || has_functions(c) || c.full_attention_freq > 0 ||
       (c.experts > 0 && !has_softmax_router)) {
     return kTandem;
   }
-  if (c.has_post_norm() || c.qk_norm_all_heads || c.zero_centered_norms) {
-    return find_norm_variant(c);
-  }
+  if (has_other_norms(c)) return find_norm_variant(c);
   if (is_variant(c) || (!c.qk_norm && (c.out_bias || c.mlp_bias))) return find_variant(c);
   if (c.qkv_bias || c.qk_norm) return find_qwen_family(c);
   if (c.first_window_layer > 0 || c.shared_ffn > 0) return kTandem;

@@ -46,10 +46,12 @@ struct ModelFamily {
   bool has_partial_rotary;         ///< partial_rotary_factor
   bool has_factors;                ///< embedding_multiplier, …, logits_scaling
   bool has_fused_projections, has_interleaved_rope;  ///< in all its models
-  bool has_parallel_block;                           ///< writes it
-  const GemmaFamily* gemma;                          ///< nullptr: another family
-  std::span<const std::string_view> unused;          ///< its keys without effect
-  bool has_all_keys;                                 ///< of Tandem's own options, too
+  /// Experts are clamped, biased and fused on disk, routers and attention have biases (GPT-OSS).
+  bool has_clamped_experts;
+  bool has_parallel_block;                   ///< writes it
+  const GemmaFamily* gemma;                  ///< nullptr: another family
+  std::span<const std::string_view> unused;  ///< its keys without effect
+  bool has_all_keys;                         ///< of Tandem's own options, too
 };
 
 /// Family whose implementations compute the same as `config`.

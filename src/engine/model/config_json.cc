@@ -13,6 +13,7 @@
 #include "core/system/printable.h"
 #include "engine/model/config.h"
 #include "engine/model/config_effect.h"
+#include "engine/model/config_experts.h"
 #include "engine/model/config_family.h"
 #include "engine/model/config_functions.h"
 #include "engine/model/config_rope.h"
@@ -51,25 +52,6 @@ void for_each_member(Config& c, const Visit& visit) {
   visit("parallel_block", c.parallel_block);
 }
 
-/// Calls visit(key, member) for the keys of Mixture-of-Experts models: Mixtral's if it has them,
-/// then Qwen2-MoE's and DeepSeek's.
-template <typename Config, typename Visit>
-void for_each_moe_member(const ModelFamily& family, Config& c, const Visit& visit) {
-  const bool is_qwen = family.has_window_switch;
-  visit(family.experts, c.experts);
-  visit("num_experts_per_tok", c.top_k);
-  visit("moe_intermediate_size", c.expert_ffn);
-  if (!is_qwen || family.has_gated_expert) {
-    visit("shared_expert_intermediate_size", c.shared_ffn);
-  }
-  visit("decoder_sparse_step", c.moe_layer_freq);
-  if (!is_qwen) visit("scoring_func", c.router);
-  visit("norm_topk_prob", c.normalize_top_k);
-  if (!is_qwen) visit("routed_scaling_factor", c.route_scale);
-  visit("router_aux_loss_coef", c.aux_loss_coeff);
-  if (!is_qwen) visit("router_bias_update_rate", c.router_bias_update_rate);
-}
-
 /// Calls visit(key, member) for Granite's factors.
 template <typename Config, typename Visit>
 void for_each_factor(Config& c, const Visit& visit) {
@@ -97,6 +79,9 @@ void for_each_tandem_member(Config& c, const Visit& visit) {
   visit("zero_centered_norms", c.zero_centered_norms);
   visit("shared_expert_gate", c.shared_expert_gate);
   visit(kFirstWindowLayer, c.first_window_layer);
+  visit("router_logit_bias", c.router_logit_bias);
+  visit("expert_bias", c.expert_bias);
+  visit("fused_experts", c.fused_experts);
 }
 
 const ModelFamily& require_family(const Json& root, const std::string& file) {
@@ -139,6 +124,7 @@ std::vector<std::string> known_keys(const ModelFamily& family) {
   }
   if (family.has_factors || family.has_all_keys) for_each_factor(any, add);
   if (family.gemma) for_each_gemma_key(*family.gemma, [&](const char* key) { add(key, key); });
+  if (family.has_clamped_experts || family.has_all_keys) for_each_clamp(any, add);
   if (family.bias_key) names.emplace_back(family.bias_key);
   if (family.has_mlp_bias) names.emplace_back(kMlpBias);
   if (family.has_no_rope) names.insert(names.end(), {kNoRopeLayers, kNoRopeInterval});
@@ -265,11 +251,9 @@ void parse_window(const Json& root, const ModelFamily& family, ModelConfig& conf
   }
   if (family.has_layer_types && root.contains(kLayerTypes) && !root[kLayerTypes].is_null()) {
     parse_layer_types(root[kLayerTypes], config, file);
+  } else if (family.has_clamped_experts && config.sliding_window > 0 && config.layers > 1) {
+    config.full_attention_freq = 2;
   }
-}
-
-bool has_value(const Json& root, const char* key) {
-  return root.contains(key) && !root[key].is_null();
 }
 
 void parse_biases(const Json& root, const ModelFamily& family, ModelConfig& config,
@@ -305,7 +289,8 @@ void parse_members(const Json& root, const ModelFamily& family, ModelConfig& con
     bool optional = contains(kOptional, key);
     if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
     if (key == std::string_view("head_dim")) {
-      optional = !family.has_qk_norm || family.has_qk_norm_all_heads;
+      optional =
+          (!family.has_qk_norm || family.has_qk_norm_all_heads) && !family.has_clamped_experts;
     }
     if (is_set(key) || (!optional && root.contains(key))) {
       member = parse_value<T>(root[key], key, file);
@@ -321,28 +306,6 @@ void parse_members(const Json& root, const ModelFamily& family, ModelConfig& con
         config.hidden, config.heads));
   }
   config.head_dim = config.hidden / config.heads;
-}
-
-void parse_experts(const Json& root, const ModelFamily& family, ModelConfig& config,
-                   const std::string& file) {
-  const bool is_required = !family.has_all_keys;
-  const auto require = [&](const char* key) {
-    if (!root.contains(key)) throw ConfigError(fmt::format("{}: key {} is missing", file, key));
-  };
-  if (is_required) require(family.experts);
-  if (!root.contains(family.experts)) return;
-  if (family.has_window_switch) {
-    require("moe_intermediate_size");
-    if (family.has_gated_expert) require("shared_expert_intermediate_size");
-  }
-  config.normalize_top_k = family.normalizes_top_k;
-  for_each_moe_member(family, config, [&]<typename T>(const char* key, T& member) {
-    if (root.contains(key)) member = parse_value<T>(root[key], key, file);
-  });
-  if (config.experts < 1) {
-    throw ConfigError(
-        fmt::format("{}: {} = {}: expected at least 1", file, family.experts, config.experts));
-  }
 }
 
 }  // namespace
@@ -370,6 +333,21 @@ void write_variants(const ModelConfig& c, const ModelFamily& family, Json& root)
   }
 }
 
+/// Keys of windows.
+void write_window(const ModelConfig& c, const ModelFamily& family, Json& root) {
+  if (c.sliding_window > 0) {
+    root[kWindow] = c.sliding_window;
+  } else if (family.has_clamped_experts) {
+    root[kWindow] = family.sliding_window;  // of no layer
+  } else if (family.has_window) {
+    root[kWindow] = nullptr;
+  }
+  if (family.has_window_switch) {
+    root[kWindowSwitch] = c.sliding_window > 0;
+    root[kFirstWindowLayer] = c.first_window_layer;
+  }
+}
+
 }  // namespace
 
 std::string to_json(const ModelConfig& config, DType weights) {
@@ -382,17 +360,12 @@ std::string to_json(const ModelConfig& config, DType weights) {
   if (!family.has_parallel_block) root.erase("parallel_block");
   write_variants(config, family, root);
   if (moe) for_each_moe_member(family, config, write);
-  if (config.sliding_window > 0) {
-    root[kWindow] = config.sliding_window;
-  } else if (family.has_window) {
-    root[kWindow] = nullptr;
-  }
-  if (family.has_window_switch) {
-    root[kWindowSwitch] = config.sliding_window > 0;
-    root[kFirstWindowLayer] = config.first_window_layer;
-  }
+  write_window(config, family, root);
+  if (config.swiglu_limit > 0) for_each_clamp(config, write);
   if (!config.rope_scaling.is_none()) {
     root["rope_scaling"] = rope_scaling_json(config.rope_scaling);
+  } else if (family.has_clamped_experts) {
+    root["rope_scaling"] = {{"rope_type", "default"}};
   }
   if (family.has_all_keys) {
     const ModelConfig usual;
@@ -406,7 +379,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
     root[kActivation] = config.mlp_activation;
   }
   if (family.gemma) write_gemma(config, root);
-  if (config.full_attention_freq > 0 && !family.gemma) {
+  if ((config.full_attention_freq > 0 && !family.gemma) || family.has_clamped_experts) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
   }
   root["bos_token_id"] = config.vocab == kBos + 1 ? Json(kBos) : Json();  // as the tokenizer says
@@ -442,6 +415,7 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   config.fused_projections = family.has_fused_projections;
   config.rope_interleaved = family.has_interleaved_rope;
   if (family.has_factors) config.attention_multiplier = 1;
+  if (family.has_clamped_experts) set_clamped_experts(root, config);
   parse_members(root, family, config, file);
   if (family.experts) parse_experts(root, family, config, file);
   if (family.has_all_keys) {

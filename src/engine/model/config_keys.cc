@@ -106,6 +106,16 @@ constexpr Key<ModelConfig> kModelKeys[] = {
      "coefficient of the load-balancing loss (train.aux_loss_scope)"},
     {"router_bias_update_rate", &ModelConfig::router_bias_update_rate, Range(0, 1),
      "loss-free balancing: what a step moves the routers' biases by (0: none)"},
+    {"router_logit_bias", &ModelConfig::router_logit_bias, kAny,
+     "the router's logits have a bias (GPT-OSS)"},
+    {"expert_bias", &ModelConfig::expert_bias, kAny,
+     "gate, up and down of experts have biases (GPT-OSS)"},
+    {"swiglu_limit", &ModelConfig::swiglu_limit, Range(0, 1e6),
+     "experts' gate and up are clamped to it, and up + 1 is a factor (0: SwiGLU; GPT-OSS: 7)"},
+    {"swiglu_alpha", &ModelConfig::swiglu_alpha, Range(1e-6, 1e6),
+     "with model.swiglu_limit, gate's factor in its sigmoid"},
+    {"fused_experts", &ModelConfig::fused_experts, kAny,
+     "experts of a layer are fused tensors in final/ (GPT-OSS)"},
 };
 
 }  // namespace

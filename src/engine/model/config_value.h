@@ -38,6 +38,10 @@ std::string_view expected_type(const nlohmann::ordered_json& value) {
   }
 }
 
+inline bool has_value(const nlohmann::ordered_json& root, const char* key) {
+  return root.contains(key) && !root[key].is_null();
+}
+
 template <typename T>
 T parse_value(const nlohmann::ordered_json& value, std::string_view key, const std::string& file) {
   const std::string_view expected = expected_type<T>(value);

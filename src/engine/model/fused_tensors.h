@@ -1,5 +1,6 @@
 // Tensors on disk that hold several parameters, one after the other by rows: qkv_proj and
-// gate_up_proj of Phi-3. Parameters are separate everywhere else, in checkpoints too.
+// gate_up_proj of Phi-3; and those of experts, which are strided. Parameters are separate
+// everywhere else, in checkpoints too.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +20,17 @@ struct FusedSlice {
 /// Slices of a tensor of such a model in the order of its rows; empty if it is not fused.
 std::vector<FusedSlice> fused_slices(const ModelConfig& config, std::string_view tensor);
 
-/// Tensor on disk of parameters [first, first + count).
+/// Parameter in a tensor on disk, by its number; strides as of ExpertSlice (fused_experts.h).
+struct StoredParameter {
+  size_t parameter;
+  int64_t first = 0, row_stride = 0, column_stride = 1;
+};
+/// Tensor on disk.
 struct StoredParameters {
   std::string name;
   std::vector<int64_t> shape;
-  size_t first, count;
+  std::vector<StoredParameter> slices;
+  bool is_strided = false;  ///< else its parameters are one after the other, without gaps
 };
 /// Tensors of the model's files, in the order of its parameters.
 std::vector<StoredParameters> stored_parameters(const ModelConfig& config,

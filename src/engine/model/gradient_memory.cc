@@ -46,6 +46,7 @@ size_t gradient_sum_bytes(const ModelLayout& layout, const ModelConfig& config, 
   if (tp > 1 || is_head_by_rows) add(layout.head);
   for (const BranchLayout& branch : layout.branches) {
     if (branch.moe) add(branch.router);
+    if (branch.moe) add(branch.experts_bias);
     if (tp > 1) add(branch.in);
   }
   return size_t(largest) * sizeof(float);

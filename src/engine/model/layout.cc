@@ -197,6 +197,7 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoor
   const int64_t f = shard_of(c.ffn_per_expert(), tp, rank).count;
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
+  if (c.expert_bias) b.experts_bias = {reserve(here.count * 2 * f), here.count, 2 * f};
   const program::BranchProgram moe = program::make_layer(c, layer).branches.back();
   int holder = 0;  // EP rank that holds expert e
   for (int64_t e = 0; e < c.experts; ++e) {
@@ -219,6 +220,10 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoor
     add(0, gate);
     add(1, b.experts_out.offset + at * c.hidden * f);
     add(2, local ? gate + f * c.hidden : gate);
+    if (!c.expert_bias) continue;
+    const int64_t bias = b.experts_bias.offset + at * 2 * f;
+    add(3, bias);
+    add(4, local ? bias + f : bias);
   }
 }
 

@@ -5,7 +5,8 @@
 // a gate of the shared expert is the row of `in` after those, before 7 rows of zeros; the Hugging
 // Face tensors are row or column ranges of these. Vectors of an operation form one array. Order:
 // embedding, the stage's layers, final norm, head. A tied head is the embedding. After them, this
-// rank's experts, layer by layer: [gate | up] of each by rows, then the down projections.
+// rank's experts, layer by layer: [gate | up] of each by rows, then the down projections, then the
+// biases of [gate | up].
 //
 // A tied embedding whose ends are in two stages is a parameter of the stage with the head. The
 // other one has a copy after all its parameters.
@@ -40,6 +41,7 @@ struct BranchLayout {
   WeightMatrix router;
   int64_t router_bias = -1;              ///< offset; -1: none
   WeightMatrix experts_in, experts_out;  ///< [local experts x 2 ffn, hidden], [.. x hidden, ffn]
+  WeightMatrix experts_bias;             ///< of experts_in: [local experts, 2 ffn], or no rows
   /// Whether `in` and `out` exist.
   bool has_products() const { return attention || mlp; }
   /// Whether the branch is an MLP without biases and nothing else.

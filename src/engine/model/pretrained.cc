@@ -10,6 +10,7 @@
 #include "core/system/files.h"
 #include "core/system/printable.h"
 #include "engine/model/layout.h"
+#include "kernels/elementwise.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -62,6 +63,9 @@ void read_elements(const StoredTensor& tensor, bool has_scales, int64_t begin, c
 void read_rows(const StoredTensor& tensor, const std::optional<WeightScales>& scales,
                const LocalShard& shard, int64_t first_row, const Tensor& out) {
   const int64_t begin = shard.first + first_row * shard.whole_columns;
+  if (tensor.slice) {
+    return read_slice(*tensor.slice, begin / shard.whole_columns, begin % shard.whole_columns, out);
+  }
   const bool is_whole = shard.columns == shard.whole_columns;
   for (int64_t row = 0; row < (is_whole ? 1 : out.dim(0)); ++row) {
     read_elements(tensor, scales.has_value(), begin + row * shard.whole_columns,
@@ -72,6 +76,24 @@ void read_rows(const StoredTensor& tensor, const std::optional<WeightScales>& sc
     scales->apply(first / shard.whole_columns, first % shard.whole_columns, out.rows(row, 1));
   }
 }
+
+/// Shard of a matrix that is transposed on disk, f32 [rows, columns]; of others nothing.
+class TransposedShard {
+ public:
+  TransposedShard(const StoredTensor& tensor, const LocalShard& shard, const WeightViews& to) {
+    const bool is_read = tensor.slice && is_transposed(*tensor.slice) && to.bytes() > 0;
+    if (!is_read || shard.rows < 2 || shard.columns == 0) return;
+    memory_ = Memory(size_t(shard.rows * shard.columns) * sizeof(float));
+    values_ = memory_.view(DType::f32, {shard.rows, shard.columns});
+    read_slice(*tensor.slice, shard.first / shard.whole_columns, shard.first % shard.whole_columns,
+               values_);
+  }
+  const Tensor& values() const { return values_; }
+
+ private:
+  Memory memory_;
+  Tensor values_;
+};
 
 /// Value as text.
 std::string describe_element(const Tensor& values, size_t index) {
@@ -89,8 +111,13 @@ void read_parameter(const StoredTensor& tensor, const StoredTensor& stored_scale
   if (stored_scales && shard.rows > 0 && shard.columns > 0) {
     scales.emplace(*stored_scales.file, *stored_scales.entry, *tensor.entry, quantization);
   }
+  const TransposedShard transposed(tensor, shard, to);
   writer.write(shard, to, tensor.entry->dtype, [&](int64_t first_row, const Tensor& out) {
-    read_rows(tensor, scales, shard, first_row, out);
+    if (transposed.values().dims() > 0) {
+      cast(Exec{}, transposed.values().rows(first_row, out.dim(0)), out);
+    } else {
+      read_rows(tensor, scales, shard, first_row, out);
+    }
     const auto bad = first_not_finite(out);
     if (!bad) return;
     const int64_t row = first_row + int64_t(*bad) / shard.columns;
@@ -184,7 +211,10 @@ void ParameterReader::read(const Parameter& p, const WeightViews& to) {
   const StoredTensor tensor = files_.require(p.name, p.shape);
   read_parameter(tensor, files_.require_scales(tensor), files_.quantization(), p, writer_, to);
   const LocalShard shard = local_shard(p);
-  if (to.bytes() > 0) bytes_ += shard.rows * shard.columns * int64_t(size_of(tensor.entry->dtype));
+  if (to.bytes() == 0) return;
+  const int64_t elements = shard.rows * shard.columns;
+  const bool is_packed = tensor.slice && tensor.slice->scales;
+  bytes_ += is_packed ? elements / 2 : elements * int64_t(size_of(tensor.entry->dtype));
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "core/cpu/tasks.h"
 #include "core/system/files.h"
@@ -85,6 +86,60 @@ std::string find_gguf(const std::string& folder, const std::vector<std::string>&
   return found == names.end() ? "" : *found;
 }
 
+/// Tensor of experts; with scales the blocks of MXFP4.
+struct StoredExperts {
+  StoredTensor whole, scales;
+};
+
+/// Throws IoError unless the files have the tensor, or if it is of matrices its blocks and scales.
+/// `by_rows`: the tensor's as of blocks.
+StoredExperts find_experts(const WeightFiles& files, const ExpertTensor& tensor,
+                           const ExpertTensor& by_rows) {
+  const StoredTensor whole = files.find(tensor.name);
+  std::vector<int64_t> scales_shape = by_rows.shape;
+  scales_shape.back() /= kMxfp4Block;
+  std::vector<int64_t> blocks_shape = scales_shape;
+  blocks_shape.push_back(kMxfp4BlockBytes);
+  const bool has_blocks = tensor.is_matrix && by_rows.shape.back() % kMxfp4Block == 0;
+  const std::string expected = fmt::format("f32, bf16 or f16 [{}]", fmt::join(tensor.shape, ", "));
+  if (whole) {
+    const SafetensorsEntry& entry = *whole.entry;
+    const bool has_values =
+        entry.dtype == DType::f32 || entry.dtype == DType::bf16 || entry.dtype == DType::f16;
+    if (entry.shape == tensor.shape && has_values) return {whole, {}};
+    reject_tensor(whole.file->path(), entry.name,
+                  fmt::format("{} [{}]: expected {}", name_of(entry.dtype),
+                              fmt::join(entry.shape, ", "), expected));
+  }
+  const StoredTensor blocks = files.find(tensor.name + "_blocks"),
+                     scales = files.find(tensor.name + "_scales");
+  const auto in_blocks = [&](const char* suffix, const std::vector<int64_t>& shape) {
+    return fmt::format("u8 {}{} [{}]", tensor.name, suffix, fmt::join(shape, ", "));
+  };
+  if (!has_blocks || (!blocks && !scales)) {
+    throw IoError(fmt::format(
+        "{}: tensor '{}' is missing: expected {}{}", files.path(), tensor.name, expected,
+        has_blocks ? fmt::format(", or {} and {}", in_blocks("_blocks", blocks_shape),
+                                 in_blocks("_scales", scales_shape))
+                   : ""));
+  }
+  const auto check = [&](const StoredTensor& stored, const char* suffix,
+                         const std::vector<int64_t>& shape) {
+    if (!stored) {
+      throw IoError(fmt::format("{}: tensor '{}{}' is missing: expected {}", files.path(),
+                                tensor.name, suffix, in_blocks(suffix, shape)));
+    }
+    const SafetensorsEntry& entry = *stored.entry;
+    if (entry.dtype == DType::u8 && entry.shape == shape) return;
+    reject_tensor(stored.file->path(), entry.name,
+                  fmt::format("{} [{}]: expected {}", name_of(entry.dtype),
+                              fmt::join(entry.shape, ", "), in_blocks(suffix, shape)));
+  };
+  check(blocks, "_blocks", blocks_shape);
+  check(scales, "_scales", scales_shape);
+  return {blocks, scales};
+}
+
 }  // namespace
 
 std::string describe_other_weights(const std::string& folder) {
@@ -145,6 +200,7 @@ WeightFiles::WeightFiles(const std::string& folder)
   }
   split_fused();
   std::ranges::sort(tensors_, {}, name_of_tensor);
+  split_experts();
   const auto twice = std::ranges::adjacent_find(tensors_, {}, name_of_tensor);
   if (twice == tensors_.end()) return;
   reject_tensor(twice->file->path(), twice->entry->name,
@@ -185,6 +241,49 @@ void WeightFiles::split_fused() {
     }
   }
   tensors_ = std::move(split);
+}
+
+void WeightFiles::split_experts() {
+  constexpr std::string_view kOfExperts = ".experts.gate_up_proj";
+  const std::string file = folder_ + "/config.json";
+  const auto is_fused = [&](const StoredTensor& tensor) {
+    return tensor.entry->name.find(kOfExperts) != std::string::npos;
+  };
+  if (std::ranges::none_of(tensors_, is_fused) || !path_exists(file)) return;
+  const ModelConfig config = model_config_from_json(read_small_file(file), file);
+  if (!config.fused_experts) return;
+  std::vector<StoredTensor> split;
+  std::unordered_set<std::string_view> replaced;
+  for (int64_t layer = 0; layer < std::min(config.layers, int64_t(tensors_.size())); ++layer) {
+    if (!config.is_moe(layer)) continue;
+    const std::vector<ExpertTensor> blocks = expert_tensors(config, layer, ExpertOrder::by_rows);
+    size_t i = 0;
+    for (const ExpertTensor& tensor : expert_tensors(config, layer)) {
+      const ExpertTensor& by_rows = blocks[i++];
+      const StoredExperts found = find_experts(*this, tensor, by_rows);
+      add_expert_slices(found.whole, found.scales, found.scales ? by_rows.slices : tensor.slices,
+                        split);
+      replaced.insert(found.whole.entry->name);
+      if (found.scales) replaced.insert(found.scales.entry->name);
+    }
+  }
+  std::erase_if(tensors_,
+                [&](const StoredTensor& tensor) { return replaced.contains(tensor.entry->name); });
+  tensors_.insert(tensors_.end(), split.begin(), split.end());
+  std::ranges::sort(tensors_, {}, name_of_tensor);
+}
+
+void WeightFiles::add_expert_slices(const StoredTensor& whole, const StoredTensor& scales,
+                                    std::span<const ExpertSlice> slices,
+                                    std::vector<StoredTensor>& split) {
+  for (const ExpertSlice& slice : slices) {
+    strided_.push_back({whole.file, whole.entry, slice.first, slice.row_stride, slice.column_stride,
+                        scales.file, scales.entry});
+    // bf16 has all numbers of MXFP4.
+    slices_.push_back({slice.name, scales ? DType::bf16 : whole.entry->dtype, slice.shape,
+                       whole.entry->begin, whole.entry->end});
+    split.push_back({whole.file, &slices_.back(), &strided_.back()});
+  }
 }
 
 void WeightFiles::open_index() {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "core/formats/safetensors.h"
+#include "engine/model/fused_experts.h"
+#include "engine/model/stored_slice.h"
 #include "engine/model/weight_quantization.h"
 
 namespace tandem {
@@ -18,6 +20,7 @@ namespace tandem {
 struct StoredTensor {
   const SafetensorsFile* file = nullptr;
   const SafetensorsEntry* entry = nullptr;
+  const StoredSlice* slice = nullptr;  ///< of an expert in a tensor of several
   explicit operator bool() const { return file != nullptr; }
 };
 
@@ -55,12 +58,17 @@ class WeightFiles {
   void open_index();
   /// Replaces fused tensors by their slices.
   void split_fused();
+  /// Replaces tensors of experts (fused_experts.h) by the parameters in them.
+  void split_experts();
+  void add_expert_slices(const StoredTensor& whole, const StoredTensor& scales,
+                         std::span<const ExpertSlice> slices, std::vector<StoredTensor>& split);
 
   std::string folder_, path_;
   WeightQuantization quantization_;
   std::vector<std::unique_ptr<const SafetensorsFile>> files_;
   std::vector<StoredTensor> tensors_;
   std::deque<SafetensorsEntry> slices_;  ///< of fused tensors
+  std::deque<StoredSlice> strided_;
 };
 
 }  // namespace tandem

@@ -35,6 +35,8 @@ constexpr KnownKey kFp8Keys[] = {
     {"fmt", KnownKey::fixed, "\"e4m3\""}, {"activation_scheme", KnownKey::noted},
     {"scale_fmt", KnownKey::noted},       {"modules_to_not_convert", KnownKey::none},
     {"ignored_layers", KnownKey::none}};
+constexpr KnownKey kMxfp4Keys[] = {{"quant_method", KnownKey::read},
+                                   {"modules_to_not_convert", KnownKey::none}};
 constexpr KnownKey kFbgemmKeys[] = {{"quant_method", KnownKey::read},
                                     {"activation_scale_ub", KnownKey::noted},
                                     {"modules_to_not_convert", KnownKey::none}};
@@ -70,12 +72,14 @@ class Parser {
       parse_block(member(root, "weight_block_size"), path + ".weight_block_size");
     } else if (method == "fbgemm_fp8") {
       check_keys(root, path, kFbgemmKeys);
+    } else if (method == "mxfp4") {  // tensors of experts say so, too (weight_files.h)
+      check_keys(root, path, kMxfp4Keys);
     } else if (method == "compressed-tensors") {
       check_keys(root, path, kCompressedKeys);
       parse_groups(member(root, "config_groups"), path + ".config_groups");
     } else {
       reject_value(file_, path + ".quant_method", method,
-                   "\"fp8\", \"fbgemm_fp8\" or \"compressed-tensors\"");
+                   "\"fp8\", \"fbgemm_fp8\", \"mxfp4\" or \"compressed-tensors\"");
     }
     result_.method = method.get<std::string>();
     return result_;

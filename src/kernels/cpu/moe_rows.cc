@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -87,6 +88,61 @@ void scale_by_weight(const Tensor& inner, std::span<const float> weights, const 
         d_gate_weight[size_t(i)] =
             scale_row(inner.as<T>() + i * inner.stride(0), weights[size_t(i)], inner.dim(1),
                       d_act.as<T>() + i * d_act.stride(0), scaled.as<T>() + i * scaled.stride(0));
+      }
+    });
+  });
+}
+
+void add_expert_biases(const Tensor& x, const Tensor& chosen, const Tensor& weights,
+                       const Tensor& biases, const Tensor& y) {
+  const ScopedSpan span(SpanKind::compute, "moe_biases");
+  const int64_t columns = biases.dim(1), top_k = chosen.dim(1);
+  cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* const from = x.as<float>() + row * x.stride(0);
+      float* const to = y.as<float>() + row * y.stride(0);
+      if (to != from) std::copy_n(from, columns, to);
+      for (int64_t i = row * top_k; i < (row + 1) * top_k; ++i) {
+        const int32_t expert = chosen.as<int32_t>()[i];
+        if (expert < 0) continue;
+        add_weighted(biases.as<float>() + expert * columns, weights.as<float>()[i], columns, to);
+      }
+    }
+  });
+}
+
+void add_expert_biases_backward(const Tensor& dy, const Tensor& chosen, const Tensor& weights,
+                                const Tensor& biases, const Tensor& dweights,
+                                const Tensor& dbiases) {
+  const ScopedSpan span(SpanKind::compute, "moe_biases_backward");
+  const int64_t columns = biases.dim(1), top_k = chosen.dim(1);
+  const auto* const experts = chosen.as<int32_t>();
+  cpu::with_type(dy.dtype(), "moe_biases_backward", [&]<typename T>(T) {
+    const auto row = [&](int64_t i) { return dy.as<T>() + i / top_k * dy.stride(0); };
+    cpu::parallel_ranges(dy.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin * top_k; i < end * top_k; ++i) {
+        if (experts[i] < 0) continue;
+        const float* const bias = biases.as<float>() + experts[i] * columns;
+        const T* const d = row(i);
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t j = 0; j < columns; ++j) dot += cpu::to_f32(d[j]) * bias[j];
+        dweights.as<float>()[i] += dot;
+      }
+    });
+    // By columns: each sum has the order of the rows.
+    cpu::parallel_ranges(columns, kBlock, [&](int64_t begin, int64_t end) {
+      float* const sums = dbiases.as<float>();
+      for (int64_t expert = 0; expert < dbiases.dim(0); ++expert) {
+        std::fill(sums + expert * columns + begin, sums + expert * columns + end, 0.0f);
+      }
+      for (int64_t i = 0; i < chosen.elements(); ++i) {
+        if (experts[i] < 0) continue;
+        const float weight = weights.as<float>()[i];
+        const T* const d = row(i);
+        float* const sum = sums + experts[i] * columns;
+#pragma omp simd
+        for (int64_t j = begin; j < end; ++j) sum[j] += weight * cpu::to_f32(d[j]);
       }
     });
   });

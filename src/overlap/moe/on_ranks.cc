@@ -3,11 +3,12 @@
 namespace tandem {
 
 Receipt make_moe_receipt(const char* pass, const MoeRankCoords& coords, const MoeOptions& options) {
-  return {.op = pass,
-          .shape = coords.describe() + saves(options.save) + quantizes(options),
-          .dtype = std::string(name_of(coords.shape.dtype)),
-          .group = coords.world,
-          .asked = options.strategy};
+  return {
+      .op = pass,
+      .shape = coords.describe() + saves(options.save) + quantizes(options) + activates(options),
+      .dtype = std::string(name_of(coords.shape.dtype)),
+      .group = coords.world,
+      .asked = options.strategy};
 }
 
 void MoeOnRanks::list(const Receipt& forward, const std::optional<Receipt>& backward,

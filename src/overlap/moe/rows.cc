@@ -8,6 +8,7 @@
 
 #include "core/operands.h"
 #include "core/system/printable.h"
+#include "overlap/moe/activation.h"
 #include "overlap/moe/quantization.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
@@ -51,6 +52,12 @@ std::string saves(MoeSave save) {
 std::string quantizes(const MoeOptions& options) {
   if (!options.quantization) return "";
   return options.quantization->has_scales ? " in e4m3" : " in e4m3 without scales";
+}
+
+std::string activates(const MoeOptions& options) {
+  if (!options.activation || options.activation->clamp.limit <= 0) return "";
+  const auto& [limit, alpha] = options.activation->clamp;
+  return fmt::format(" clamped at {}, alpha {}", limit, alpha);
 }
 
 Tensor GrowingTensor::of(DType dtype, int64_t rows, int64_t columns) {

@@ -20,6 +20,8 @@ namespace tandem {
 std::string saves(MoeSave save);
 /// " in e4m3", likewise; empty if nothing is quantized.
 std::string quantizes(const MoeOptions& options);
+/// " clamped at 7, alpha 1.702" of another activation than SwiGLU, likewise.
+std::string activates(const MoeOptions& options);
 
 /// Growable memory that is reused.
 class GrowingTensor {

@@ -88,8 +88,11 @@ RankTensors stage_tensors(const ParallelGroups& groups, const ModelConfig& confi
     const LocalShard shard = local_shard(p);
     for (const auto& [name, flat] :
          {std::pair{p.name, stage.parameters()}, {gradient_name(p.name), stage.gradients()}}) {
-      tensors[name] = to_values(Tensor(flat.as<float>() + p.offset, DType::f32,
-                                       {shard.rows, shard.columns}, {p.row_stride, 1}));
+      auto* const values = flat.as<float>() + p.offset;
+      tensors[name] = to_values(
+          p.shape.size() == 1  // a vector is divided by its elements
+              ? Tensor(values, DType::f32, {shard.columns, 1})
+              : Tensor(values, DType::f32, {shard.rows, shard.columns}, {p.row_stride, 1}));
     }
   }
   tensors["embedding.output"] = to_values(stage.input(microbatch));
@@ -285,6 +288,19 @@ TEST(PlacedTensors, OfAStageAreThoseOfOneRank) {
       expect_placed(config, ParallelDims(2, 4, has_experts ? 2 : 1), stage_tensors, 30);
     }
   }
+}
+
+/// Biases and a clamped activation of experts.
+ModelConfig clamped_model() {
+  ModelConfig config = small_model(true);
+  config.shared_ffn = 0;
+  config.router_logit_bias = config.expert_bias = true;
+  config.swiglu_limit = 0.5;
+  return config;
+}
+
+TEST(PlacedTensors, OfExpertsWithBiasesAreThoseOfOneRank) {
+  expect_placed(clamped_model(), ParallelDims(2, 4, 2), stage_tensors, 30);
 }
 
 TEST(PlacedTensors, OfItsPassesAreThoseOfOneRank) {

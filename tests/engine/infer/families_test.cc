@@ -176,9 +176,19 @@ Tensors fused(const ModelConfig& config, Tensors gradients) {
   const auto parameters = ModelLayout(config, 1, 0).parameters;
   Tensors all;
   for (const StoredParameters& stored : stored_parameters(config, parameters)) {
-    for (size_t i = stored.first; i < stored.first + stored.count; ++i) {
-      const std::vector<float>& slice = gradients.at(parameters[i].name);
-      all[stored.name].insert(all[stored.name].end(), slice.begin(), slice.end());
+    int64_t elements = 1;
+    for (const int64_t extent : stored.shape) elements *= extent;
+    std::vector<float>& values = all[stored.name];
+    values.resize(size_t(elements));
+    for (const StoredParameter& slice : stored.slices) {
+      const Parameter& p = parameters[slice.parameter];
+      const std::vector<float>& from = gradients.at(p.name);
+      const auto columns = int64_t(p.shape.size() > 1 ? p.shape[1] : p.shape[0]);
+      for (int64_t i = 0; i < int64_t(from.size()); ++i) {
+        const int64_t at =
+            slice.first + i / columns * slice.row_stride + i % columns * slice.column_stride;
+        values[size_t(at)] = from[size_t(i)];
+      }
     }
   }
   return all;
@@ -243,10 +253,14 @@ TEST(Families, PublishedConfigurationsHaveTheirParameters) {
   for (const auto& [name, model] : published.items()) {
     const ModelConfig config = model_config_from_json(model["config"].dump(), name);
     EXPECT_EQ(config.parameters(), model["parameters"].get<int64_t>()) << name;
-    const std::map<std::string, int64_t> windows = {
-        {"Mistral-7B", 4096}, {"Phi-3-mini-4k", 2047}, {"Gemma-2-2B", 4096}, {"Gemma-3-1B", 512}};
+    const std::map<std::string, int64_t> windows = {{"Mistral-7B", 4096},
+                                                    {"Phi-3-mini-4k", 2047},
+                                                    {"Gemma-2-2B", 4096},
+                                                    {"Gemma-3-1B", 512},
+                                                    {"gpt-oss-20b", 128}};
     EXPECT_EQ(config.sliding_window, windows.contains(name) ? windows.at(name) : 0) << name;
-    const int64_t freq = name == "Gemma-2-2B" ? 2 : name == "Gemma-3-1B" ? 6 : 0;
+    const bool alternates = name == "Gemma-2-2B" || name == "gpt-oss-20b";
+    const int64_t freq = alternates ? 2 : name == "Gemma-3-1B" ? 6 : 0;
     EXPECT_EQ(config.full_attention_freq, freq) << name;
   }
 }

@@ -194,5 +194,8 @@ gemma='model.norm_position=both model.zero_centered_norms=true model.embedding_m
   model.mlp_activation=gelu_pytorch_tanh model.logits_softcap=30 model.sliding_window=8'
 train_family gemma2 'parallel.tp=1 parallel.tp=2' $gemma model.attention_softcap=50 model.full_attention_freq=2
 train_family gemma3_text 'parallel.tp=1 parallel.tp=2' $gemma model.qk_norm=true model.rope_local_theta=1000
+train_family gpt_oss 'parallel.tp=1 parallel.tp=2 parallel.dp=2' model.experts=4 model.swiglu_limit=1 model.expert_bias=true \
+  model.router_logit_bias=true model.fused_experts=true model.qkv_bias=true model.out_bias=true \
+  model.attention_sinks=true model.sliding_window=8 model.full_attention_freq=2
 train_family qwen2_moe 'parallel.tp=1 parallel.tp=2' model.qkv_bias=true model.experts=4 model.expert_ffn=32 \
   model.shared_ffn=64 model.shared_expert_gate=true

@@ -24,8 +24,9 @@ namespace tandem {
 namespace {
 using namespace tandem::test;
 
-enum class Kind : uint8_t { dense, parallel_block, experts, experts_only };
-constexpr Kind kKinds[] = {Kind::dense, Kind::parallel_block, Kind::experts, Kind::experts_only};
+enum class Kind : uint8_t { dense, parallel_block, experts, experts_only, clamped_experts };
+constexpr Kind kKinds[] = {Kind::dense, Kind::parallel_block, Kind::experts, Kind::experts_only,
+                           Kind::clamped_experts};
 
 /// A model whose weights may be in int8 on up to 4 ranks.
 ModelConfig int8_model(Kind kind = Kind::dense) {
@@ -39,12 +40,15 @@ ModelConfig int8_model(Kind kind = Kind::dense) {
   config.ffn = 256;
   config.tie_word_embeddings = false;
   config.parallel_block = kind == Kind::parallel_block;
-  if (kind != Kind::experts && kind != Kind::experts_only) return config;
+  if (kind == Kind::dense || kind == Kind::parallel_block) return config;
   config.experts = 4;
   config.top_k = 2;
   config.shared_ffn = kind == Kind::experts ? 256 : 0;
   config.shared_expert_gate = kind == Kind::experts;
   config.moe_layer_freq = kind == Kind::experts ? 2 : 1;
+  if (kind != Kind::clamped_experts) return config;
+  config.router_logit_bias = config.expert_bias = true;
+  config.swiglu_limit = 0.5;
   return config;
 }
 
@@ -73,6 +77,14 @@ void fill(Model& model, const ModelConfig& config, Communicator& tp, Stored stor
   initialize_parameters({}, layout, config, 17, flat(values));
   const std::span<float> all = values;
   for (float& w : all) w = w == 1 ? w : w * 4;
+  for (const Parameter& p : layout.parameters) {
+    if (p.name.find("bias") == p.name.npos) continue;
+    const LocalShard shard = local_shard(p);
+    for (int64_t i = 0; i < shard.columns; ++i) {
+      all[size_t(p.offset + i)] =
+          normal(3, stream_of(p.name.c_str()), uint64_t(shard.first + i)) / 4;
+    }
+  }
   const auto quantize = [&](const WeightMatrix& m) {
     if (stored != Stored::dequantized) return;
     quantize_rows(all.subspan(size_t(m.offset), size_t(m.rows * m.columns)), m.columns);

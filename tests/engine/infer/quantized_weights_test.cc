@@ -161,11 +161,10 @@ TEST_F(RefusedWeights, UnknownQuantizationIsNamed) {
   EXPECT_EQ(error(), "accepted");
   EXPECT_EQ(error_with("/quant_method", "gptq"),
             "config.json: quantization_config.quant_method = \"gptq\": expected \"fp8\", "
-            "\"fbgemm_fp8\" or \"compressed-tensors\"");
-  EXPECT_EQ(
-      error_with("/quant_method", nullptr),
-      "config.json: quantization_config.quant_method = null: expected \"fp8\", \"fbgemm_fp8\" "
-      "or \"compressed-tensors\"");
+            "\"fbgemm_fp8\", \"mxfp4\" or \"compressed-tensors\"");
+  EXPECT_EQ(error_with("/quant_method", nullptr),
+            "config.json: quantization_config.quant_method = null: expected \"fp8\", "
+            "\"fbgemm_fp8\", \"mxfp4\" or \"compressed-tensors\"");
   EXPECT_EQ(error_with("/fmt", "e5m2"),
             "config.json: quantization_config.fmt = \"e5m2\": expected \"e4m3\"");
   EXPECT_EQ(error_with("/kv_cache_scheme", Json{{"num_bits", 8}}),

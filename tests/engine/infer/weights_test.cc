@@ -30,13 +30,19 @@ std::vector<float> read_reference(const WeightFiles& files, const ModelLayout& l
   std::vector<float> values(size_t(layout.size));
   for (const Parameter& p : layout.parameters) {
     const StoredTensor tensor = files.require(p.name, p.shape);
-    std::vector<float> whole(size_t(tensor.entry->elements()));
-    tensor.file->read_f32(*tensor.entry, 0, whole);
     const LocalShard shard = local_shard(p);
+    const SafetensorsEntry& entry = tensor.slice ? *tensor.slice->whole : *tensor.entry;
+    const StoredSlice at =
+        tensor.slice
+            ? *tensor.slice
+            : StoredSlice{.first = 0, .row_stride = shard.whole_columns, .column_stride = 1};
+    std::vector<float> whole(size_t(entry.elements()));
+    tensor.file->read_f32(entry, 0, whole);
     for (int64_t row = 0; row < shard.rows; ++row) {
       for (int64_t column = 0; column < shard.columns; ++column) {
         values[size_t(p.offset + row * shard.row_stride + column)] =
-            whole[size_t(shard.first + row * shard.whole_columns + column)];
+            whole[size_t(at.first + (shard.first / shard.whole_columns + row) * at.row_stride +
+                         (shard.first % shard.whole_columns + column) * at.column_stride)];
       }
     }
   }

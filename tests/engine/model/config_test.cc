@@ -53,7 +53,7 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   const std::string families =
       "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3, phi3, "
-      "granite, ernie4_5, olmo2, gemma2, gemma3_text or tandem";
+      "granite, ernie4_5, olmo2, gemma2, gemma3_text, gpt_oss or tandem";
   EXPECT_EQ(with("kv_lora_rank", 512),
             "dir/config.json: kv_lora_rank = 512: expected none, as multi-head latent attention is "
             "not supported");
@@ -254,6 +254,24 @@ TEST(ModelConfig, VariantsOfLlamaAreOfTheirFamilies) {
   EXPECT_EQ(type_of([&](auto& c) { norms(c, "post", true), c.zero_centered_norms = true; }),
             "tandem");
   EXPECT_EQ(type_of([](auto& c) { c.zero_centered_norms = true; }), "tandem");
+  const auto gpt_oss = [](auto& c) {
+    c.experts = 4, c.swiglu_limit = 7, c.aux_loss_coeff = 0.5;
+    c.qkv_bias = c.out_bias = c.attention_sinks = true;
+    c.router_logit_bias = c.expert_bias = c.fused_experts = true;
+  };
+  EXPECT_EQ(type_of(gpt_oss), "gpt_oss");  // without windows and YaRN, too
+  const auto type_with = [&](auto change) {
+    return type_of([&](auto& c) { gpt_oss(c), change(c); });
+  };
+  EXPECT_EQ(type_with([](auto& c) { c.sliding_window = 4, c.full_attention_freq = 2; }), "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.sliding_window = 4, c.first_window_layer = 1; }), "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.swiglu_alpha = 2, c.tie_word_embeddings = true; }),
+            "gpt_oss");
+  EXPECT_EQ(type_with([](auto& c) { c.swiglu_limit = 0; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.attention_sinks = false; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.fused_experts = false; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.router = "sigmoid"; }), "tandem");
+  EXPECT_EQ(type_with([](auto& c) { c.shared_ffn = 8; }), "tandem");
 }
 
 TEST(ModelConfig, KeysOfVariantsAreChecked) {

@@ -48,11 +48,37 @@ const MoeVariant kMoeVariants[] = {{"mixtral", [](ModelConfig&) {}},
                                       c.top_k = 1;
                                       c.shared_ffn = 8;
                                     }},
-                                   {"gated_shared", [](ModelConfig& c) {
+                                   {"gated_shared",
+                                    [](ModelConfig& c) {
                                       c.shared_ffn = 24;
                                       c.shared_expert_gate = true;
                                       c.qkv_bias = true;
+                                    }},
+                                   {"clamped_biases",
+                                    [](ModelConfig& c) {
+                                      c.router_logit_bias = c.expert_bias = true;
+                                      c.fused_experts = true;
+                                      c.swiglu_limit = 0.6;
+                                    }},
+                                   {"biases_shared", [](ModelConfig& c) {
+                                      c.router_logit_bias = c.expert_bias = true;
+                                      c.shared_ffn = 8;
+                                      c.moe_layer_freq = 2;
                                     }}};
+
+/// Gives biases of experts and routers, which are 0 at first, values that do not depend on the
+/// layout.
+void set_biases(Transformer& model) {
+  for (const Parameter& p : model.parameter_list()) {
+    const bool is_bias = p.name.ends_with("bias") && !p.name.ends_with("correction_bias");
+    if (!is_bias || p.name.find("self_attn") != p.name.npos) continue;
+    const LocalShard shard = local_shard(p);
+    for (int64_t i = 0; i < shard.rows * shard.columns; ++i) {
+      floats(model.parameters())[size_t(p.offset + i)] =
+          normal(3, stream_of(p.name.c_str()), uint64_t(shard.first + i)) / 5;
+    }
+  }
+}
 
 ModelConfig config_of(const MoeVariant& variant) {
   ModelConfig c = moe_model();
@@ -74,11 +100,13 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   ModelConfig config = config_of(GetParam());
   config.aux_loss_coeff *= 100;  // or the cross-entropy, summed over tokens, would hide it
+  config.swiglu_limit *= 100;    // no element is at a limit, where differences have no limit
   run_threads({}, [&](Communicator& comm) {
     set_kernel_threads(1);
     Transformer model(comm, config, {.batch = 2, .seq = 11});
     model.initialize(5);
     for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
+    set_biases(model);
     const Batch batch = make_batch(config, 22);
     const auto counts = [&] { return model.expert_counts()->rows; };
     model.forward(batch.tokens, batch.targets);
@@ -136,6 +164,7 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
       groups.tp(), config,
       {.batch = share, .seq = seq, .experts = groups.experts(), .step = groups.world_axes()});
   model.initialize(17);
+  set_biases(model);
   const Batch whole = make_batch(config, batch * seq);
   const auto slice = [&](const std::vector<int32_t>& values) {
     return std::span(values).subspan(size_t(replica * share * seq), size_t(share * seq));
@@ -312,6 +341,12 @@ TEST(MoeModel, InvalidConfigurationsAreRefusedByName) {
             "model.experts = 0: expected some, for parallel.ep = 2");
   EXPECT_EQ(error_of([](ModelConfig& c) { c.parallel_block = true; }, 1),
             "model.parallel_block = true: expected false where model.experts is above 0");
+  EXPECT_EQ(error_of([](ModelConfig& c) { c.experts = 0, c.expert_bias = true; }, 1),
+            "model.experts = 0: expected some, for router_logit_bias, expert_bias, fused_experts "
+            "or swiglu_limit");
+  EXPECT_EQ(error_of([](ModelConfig& c) { c.swiglu_limit = -7; }, 1),
+            "model.swiglu_limit = -7, swiglu_alpha = 1.702: expected 0 (SwiGLU) to 1e6, and 1e-6 "
+            "to 1e6");
   EXPECT_EQ(error_of([](ModelConfig& c) { c.router = "hash"; }, 1),
             "model.router = hash: expected softmax or sigmoid");
 }

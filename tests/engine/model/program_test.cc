@@ -67,6 +67,11 @@ TEST(Program, ListsTheOperationsOfALayer) {
   EXPECT_EQ(describe(make_layer(make_experts(), 1)),
             "attention: rms_norm column_gemm qk_norm attention row_gemm; "
             "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router experts");
+  c = make_experts();
+  c.router_logit_bias = c.expert_bias = true;
+  EXPECT_EQ(describe({{make_layer(c, 1).branches.back()}}),
+            "moe: rms_norm column_gemm swiglu shared_expert_gate row_gemm router_bias router "
+            "expert_bias experts");
 }
 
 /// Bytes of 512 tokens in bf16 on two ranks.
@@ -131,7 +136,20 @@ TEST(Program, RefusesWhatGpusCannotRun) {
             "--device cpu");
   c.mlp_activation = "silu", c.attention_softcap = 0, c.logits_softcap = 30;
   EXPECT_EQ(error(), "model.logits_softcap: GPUs have no kernel of it: expected --device cpu");
-  c.logits_softcap = 0;
+  c = make_experts();
+  c.swiglu_limit = 7;
+  EXPECT_EQ(error(),
+            "model.swiglu_limit: clamped experts: GPUs have no kernel of experts: expected "
+            "--device cpu");
+  c.expert_bias = true;
+  EXPECT_EQ(error(),
+            "model.expert_bias: biases of experts: GPUs have no kernel of expert_bias: expected "
+            "--device cpu");
+  c.router_logit_bias = true;
+  EXPECT_EQ(error(),
+            "model.router_logit_bias: biases of routers: GPUs have no kernel of router_bias: "
+            "expected --device cpu");
+  c = make_model();
   c.rotary_dim = 8;
   EXPECT_EQ(error(),
             "model.rotary_dim, model.rope_interleaved: another order of heads: GPUs have no kernel "

@@ -79,6 +79,13 @@ ModelConfig gated_expert_model() {
   return config;
 }
 
+ModelConfig biased_expert_model() {
+  ModelConfig config = expert_model(false, 1);
+  config.router_logit_bias = config.expert_bias = true;
+  config.swiglu_limit = 0.1;
+  return config;
+}
+
 std::vector<Case> cases() {
   return {{"tied", dense_model(0)},
           {"parallel_block", dense_model(2), 2},
@@ -91,6 +98,7 @@ std::vector<Case> cases() {
           {"norms_before_and_after", sum_norm_model("both"), 2},
           {"gated_shared_expert_bf16", gated_expert_model(), 2, 1, DType::bf16},
           {"experts", expert_model(false, 2)},
+          {"biased_experts_bf16", biased_expert_model(), 2, 2, DType::bf16},
           {"shared_expert_bf16", expert_model(true, 1), 2, 1, DType::bf16},
           {"expert_parallel", expert_model(true, 2), 2, 2},
           {"wires", dense_model(1), 2, 1, DType::f32, "attention=int8:g16,mlp=int4:g16"},

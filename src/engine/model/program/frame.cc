@@ -16,7 +16,8 @@ void run_op_backward(const Op& op, BackwardFrame& frame) {
 
 size_t router_index(const BranchLayout& branch) {
   const std::vector<Op>& ops = branch.program.ops;
-  return size_t(std::ranges::find(ops, &kRouter, &Op::row) - ops.begin());
+  const auto is_router = [](const Op& op) { return op.row == &kRouterBias || op.row == &kRouter; };
+  return size_t(std::ranges::find_if(ops, is_router) - ops.begin());
 }
 
 }  // namespace

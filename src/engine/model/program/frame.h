@@ -97,7 +97,7 @@ void finish_sum(const LayerView& view, const BranchLayout& branch, const Values&
 /// Runs the first operation, on frame.x, or those after it.
 void run_norm(Frame& frame);
 void run_normalized(Frame& frame);
-/// Runs the operations after the norm of a branch with experts: those before the router are in
+/// Runs the operations after the norm of a branch with experts: those before the router's are in
 /// `meanwhile`, which the experts' operation calls while rows are sent.
 void run_experts_first(Frame& frame, std::function<void()>& meanwhile);
 /// Computes again what a layer with selective recomputation did not save.

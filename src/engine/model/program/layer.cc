@@ -176,7 +176,8 @@ ValueId add_mlp(int64_t ffn, const std::string& name, Builder& b, bool has_bias 
 /// in e4m3.
 constexpr int64_t kGateColumns = 16;
 
-/// Names are Mixtral's, or Qwen's for a model with biases or norms of q and k.
+/// Names are Mixtral's, or Qwen's for a model with biases or norms of q and k; the router's are
+/// GPT-OSS's for fused experts.
 BranchProgram make_moe(const ModelConfig& c) {
   const bool is_qwen = c.qkv_bias || c.qk_norm;
   const std::string prefix = is_qwen ? "mlp." : "block_sparse_moe.", expert = prefix + "experts.*.";
@@ -192,19 +193,32 @@ BranchProgram make_moe(const ModelConfig& c) {
     }
     b.end_gemms(c);
   }
-  std::vector<Weight> router{{prefix + "gate.weight", experts, hidden}};
+  const std::string gate = prefix + (c.fused_experts ? "router" : "gate");
+  std::vector<Weight> router{{gate + ".weight", experts, hidden}};
   if (c.router_bias_update_rate > 0) {
-    router.push_back({prefix + "gate.e_score_correction_bias", experts, {}, 0});
+    router.push_back({gate + ".e_score_correction_bias", experts, {}, 0});
   }
   const ValueId scores = b.branch.add({"scores", Rows::local, experts, saved, DType::f32}),
                 chosen = b.branch.add({"chosen", Rows::local, {c.top_k}, saved, DType::i32}),
                 weights = b.branch.add({"weights", Rows::local, {c.top_k}, saved, DType::f32}),
                 rows = b.branch.add({"experts", Rows::all, {}, recomputed});
+  if (c.router_logit_bias) b.add({&kRouterBias, {}, {}}, {{gate + ".bias", experts, {}, 0}});
   b.add({&kRouter, {kXNorm}, {scores, chosen, weights}}, router);
+  if (c.expert_bias) {
+    b.add({&kExpertBias, {chosen, weights}, {}},
+          {{prefix + "experts.down_proj_bias", {c.experts, c.hidden}, {}, 0}});
+  }
+  const std::string names[] = {is_qwen ? "gate_proj" : "w1", is_qwen ? "down_proj" : "w2",
+                               is_qwen ? "up_proj" : "w3"};
+  std::vector<Weight> matrices{{expert + names[0] + ".weight", ffn, hidden},
+                               {expert + names[1] + ".weight", hidden, ffn},
+                               {expert + names[2] + ".weight", ffn, hidden}};
+  if (c.expert_bias) {
+    matrices.push_back({expert + names[0] + ".bias", ffn, {}, 0});
+    matrices.push_back({expert + names[2] + ".bias", ffn, {}, 0});
+  }
   b.add({.row = &kExperts, .in = {kXNorm, chosen, weights}, .out = {rows}, .copies = c.experts},
-        {{expert + (is_qwen ? "gate_proj.weight" : "w1.weight"), ffn, hidden},
-         {expert + (is_qwen ? "down_proj.weight" : "w2.weight"), hidden, ffn},
-         {expert + (is_qwen ? "up_proj.weight" : "w3.weight"), ffn, hidden}});
+        matrices);
   return std::move(b.branch);
 }
 

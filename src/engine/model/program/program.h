@@ -162,7 +162,7 @@ struct OpRow {
 
 // In ops/NAME.cc.
 extern const OpRow kRmsNorm, kRoundStream, kColumnGemm, kColumnBias, kQkNorm, kQkNormAllHeads,
-    kAttention, kRotaryOrder, kSwiglu, kGateRows, kRowGemm, kSumBias, kSumNorm, kSumScale, kRouter,
-    kExperts;
+    kAttention, kRotaryOrder, kSwiglu, kGateRows, kRowGemm, kSumBias, kSumNorm, kSumScale,
+    kRouterBias, kRouter, kExpertBias, kExperts;
 
 }  // namespace tandem::program

@@ -41,7 +41,8 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
       fmt::format("{} {} chunks {} as {}, back as {}{}{}{}", coords.describe(),
                   name_of(options.strategy), options.chunks, options.dispatch.describe(),
                   options.combine.describe(), options.allow_uncompressed ? " or uncompressed" : "",
-                  saves(options.save) + quantizes(options), strictness(options.strict)));
+                  saves(options.save) + quantizes(options) + activates(options),
+                  strictness(options.strict)));
   return shape;
 }
 
@@ -64,6 +65,8 @@ const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
   }
   return kUncompressed;
 }
+
+const MoeActivation kSwiglu;
 
 int max_chunks(MoeLayerOnRanks::Stage stage) {
   const bool dispatches =
@@ -103,6 +106,7 @@ MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
       coords_(comm, agreed(comm, shape, options)),
       save_(options.save),
       quantization_(options.quantization),
+      activation_(options.activation ? *options.activation : kSwiglu),
       progress_(comm, "moe"),
       dispatch_(comm, with_sent_rows(coords_, options), options.dispatch),
       combine_(comm, coords_, options.combine) {
@@ -245,6 +249,9 @@ namespace {
 const MoeOptions& supported(const Communicator& comm, const MoeOptions& options) {
   if (comm.on_gpu() && options.quantization) {
     throw Unsupported("moe: e4m3 experts on GPUs: expected bf16 or f16");
+  }
+  if (comm.on_gpu() && options.activation) {
+    throw Unsupported("moe: clamped experts or biases on GPUs: expected SwiGLU without biases");
   }
   return options;
 }

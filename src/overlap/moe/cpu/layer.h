@@ -9,6 +9,7 @@
 
 #include "comm/call_card.h"
 #include "comm/progress.h"
+#include "overlap/moe/activation.h"
 #include "overlap/moe/cpu/dispatch_gemm.h"
 #include "overlap/moe/cpu/gemm_combine.h"
 #include "overlap/moe/on_ranks.h"
@@ -125,7 +126,8 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   Communicator& comm_;
   MoeRankCoords coords_;
   MoeSave save_;
-  const MoeQuantization* quantization_;                     ///< nullptr: none
+  const MoeQuantization* quantization_;  ///< nullptr: none
+  const MoeActivation& activation_;
   std::array<std::vector<OverlapOptions>, kStages> plans_;  ///< by level
   std::vector<bool> local_dx_first_;                        ///< by level
   Progress progress_;

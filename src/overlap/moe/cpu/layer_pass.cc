@@ -6,7 +6,6 @@
 #include "gemm/gemm.h"
 #include "gemm/quantized_gemm.h"
 #include "kernels/elementwise.h"
-#include "kernels/swiglu.h"
 #include "observe/recorder.h"
 #include "overlap/moe/cpu/layer.h"
 
@@ -161,7 +160,7 @@ void MoeLayerOnRanks::multiply_first(int expert, Range slots, const PassArgs& ar
   } else {
     gemm(slice(sorted_x(args.rows)), args.w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
   }
-  swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), slice(inner(args.rows)));
+  activation_.forward(expert, h, slice(inner(args.rows)));
   if (quantization_) {
     quantize(slice(inner(args.rows)), rows_of(inner_codes_.view(args.rows.slots(), f), slots),
              quantization_->has_scales);
@@ -209,14 +208,11 @@ void MoeLayerOnRanks::multiply_d_act(int expert, Range range, const PassArgs& ar
   } else {
     gemm(slice(sorted_dout(args.rows)), args.w_out.rows(expert * s.hidden, s.hidden), d_act);
   }
-  if (save_ == MoeSave::rows) {
-    swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), act);
-  }
+  if (save_ == MoeSave::rows) activation_.again(h, act);
   scale_by_weight(act, args.rows.weights().subspan(size_t(range.begin), size_t(range.count)), d_act,
                   slice(weighted_inner_.view(s.dtype, all, f)),
                   std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
-  swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), d_act, dh.narrow(1, 0, f),
-                  dh.narrow(1, f, f));
+  activation_.backward(h, d_act, dh);
   if (quantization_) {
     quantize(dh, rows_of(dgate_up_codes_.view(all, 2 * f), range), quantization_->has_scales);
   }
@@ -289,8 +285,10 @@ void MoeLayerOnRanks::weight_gradient(const PassStep& step, const PassArgs& args
   const int64_t features = is_in ? 2 * f : s.hidden;
   for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = args.rows.slots_of(expert);
+    const Tensor other = computed.rows(slots.begin, slots.count);
+    if (is_in) activation_.bias_backward(expert, other);
     if (slots.count == 0 && adds) continue;
-    const Tensor values = values_of(sent, slots), other = computed.rows(slots.begin, slots.count);
+    const Tensor values = values_of(sent, slots);
     gemm((is_in ? other : values).transposed(), is_in ? values : other,
          dw.rows(expert * features, features), {.accumulate = adds});
   }

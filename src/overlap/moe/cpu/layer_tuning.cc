@@ -165,7 +165,8 @@ MoeLayerOnRanks::Tuned MoeLayerOnRanks::tune_stages(Communicator& comm, const Mo
           chosen_experts(coords_.grid, s.top_k, {imbalance, 1}, s.tokens * coords_.rank, s.tokens);
       run[dispatch]();
       run[dispatch_backward]();
-      std::string shape = coords_.describe() + saves(options.save) + quantizes(options);
+      std::string shape =
+          coords_.describe() + saves(options.save) + quantizes(options) + activates(options);
       if (level > 0) shape += fmt::format(" imbalance {}", imbalance);
       for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
       tune_backward(shape);

@@ -48,6 +48,7 @@ struct Experts {
     };
     add_gradients(in, {0, 2});
     add_gradients(out, {1});
+    if (op.weights.size() > 3) add_gradients(fuse(op, d, {3, 4}, "biases"), {3, 4});
     for (const char* tensor : {"d_rows", "d_routing"}) {
       d.others[tensor] = placement::experts("experts_backward", rows, in, out, d.name(tensor));
     }
@@ -71,6 +72,9 @@ struct Experts {
     }
     const double rows = s.ep * s.tokens * std::min(top_k, local) + kPadding * local;
     return rows * (hidden + 2 * ffn) * s.element;
+  }
+  static const char* needs_cpu(const ModelConfig& c) {
+    return c.swiglu_limit > 0 ? "model.swiglu_limit: clamped experts" : nullptr;
   }
   static std::string refusal(const BranchProgram&, const Op&, const ModelConfig& c, int64_t tp) {
     return refuse_unless_multiple(c.expert_ffn > 0 ? "expert_ffn" : "ffn", c.ffn_per_expert(),

@@ -39,6 +39,7 @@ struct Router {
     const PlacedTensor& d_logits =
         d.add(placement::by_rows("route_backward", {scores, routing, d.others.at("d_routing")},
                                  declare_balance(d), d.name("d_logits")));
+    d.others["d_logits"] = d_logits;
     const std::string weight = d.parameter(op);
     d.add(d.summed(placement::gemm(placement::transposed(d_logits), d.values[kXNorm],
                                    gradient_name(weight) + ", local rows"),
