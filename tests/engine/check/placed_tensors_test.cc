@@ -88,8 +88,12 @@ RankTensors stage_tensors(const ParallelGroups& groups, const ModelConfig& confi
     const LocalShard shard = local_shard(p);
     for (const auto& [name, flat] :
          {std::pair{p.name, stage.parameters()}, {gradient_name(p.name), stage.gradients()}}) {
-      tensors[name] = to_values(Tensor(flat.as<float>() + p.offset, DType::f32,
-                                       {shard.rows, shard.columns}, {p.row_stride, 1}));
+      float* const values = flat.as<float>() + p.offset;
+      const bool is_divided_vector = p.shape.size() == 1 && p.sharding.over_tp();
+      tensors[name] =
+          to_values(is_divided_vector ? Tensor(values, DType::f32, {shard.columns, 1})
+                                      : Tensor(values, DType::f32, {shard.rows, shard.columns},
+                                               {p.row_stride, 1}));
     }
   }
   tensors["embedding.output"] = to_values(stage.input(microbatch));
