@@ -20,8 +20,6 @@ ExpertCoordinates expert_coordinates(const Communicator& experts, const Communic
   return {experts.size() / tp.size(), experts.rank() / tp.size()};
 }
 
-}
-
 schedule::ContextRows find_rows(const TransformerOptions& options) {
   const Communicator* const context = options.context;
   return schedule::context_rows(options.seq, context ? context->size() : 1,

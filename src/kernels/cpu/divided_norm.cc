@@ -4,6 +4,7 @@
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/squares.h"
 #include "observe/recorder.h"
 
 namespace tandem::cpu {
@@ -14,11 +15,7 @@ void divided_norm_squares(const Tensor& rows, const Tensor& sums) {
   with_type(rows.dtype(), "divided_norm_squares", [&]<typename T>(T) {
     parallel_ranges(rows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const T* const x = rows.as<T>() + row * rows.stride(0);
-        float squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t i = 0; i < n; ++i) squares += to_f32(x[i]) * to_f32(x[i]);
-        sums.as<float>()[row] = squares;
+        sums.as<float>()[row] = sum_of_squares(rows.as<T>() + row * rows.stride(0), n);
       }
     });
   });

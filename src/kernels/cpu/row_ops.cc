@@ -5,6 +5,7 @@
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/squares.h"
 #include "observe/recorder.h"
 
 namespace tandem::cpu {
@@ -12,10 +13,7 @@ namespace {
 
 template <typename T>
 float inverse_rms_of(const T* x, int64_t n, double eps) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < n; ++i) squares += to_f32(x[i]) * to_f32(x[i]);
-  return float(1 / std::sqrt(double(squares) / double(n) + eps));
+  return float(1 / std::sqrt(double(sum_of_squares(x, n)) / double(n) + eps));
 }
 
 /// `d`: the gradient of the normalized head, then of x.

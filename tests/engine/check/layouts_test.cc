@@ -270,6 +270,7 @@ std::vector<TrainConfig> variant_layouts(std::vector<TrainConfig> layouts) {
     model.norm_position = model.zero_centered_norms ? "both" : "post";
     if (model.has_pre_norm()) continue;
     model.qk_norm_all_heads = true, model.embedding_multiplier = 1;
+    model.qkv_bias = false;  // gradients of k's bias are differences that cancel
   }
   return layouts;
 }

@@ -1,6 +1,6 @@
 // Norms of all heads of q, and of all heads of k, at once, before their rotation (OLMo2): ranks
-// exchange the sums of squares of theirs. Results: q and k as they were, the inverse RMS of both,
-// [2, tokens], for the backward pass, and its sums and the gradients of a rank's weights.
+// add up the sums of squares of theirs. Results: q and k as they were and the inverse RMS of both,
+// [2, tokens], for the backward pass, and memory of its sums.
 #include "engine/model/program/op_row.h"
 #include "kernels/divided_norm.h"
 #include "kernels/elementwise.h"
