@@ -43,7 +43,7 @@ struct GenerateBenchResult {
   /// Bytes of weights, keys and values that the ranks read in such a step; of experts as many
   /// as `batch` rows can choose.
   double step_bytes = 0;
-  double logit_bytes = 0;  ///< that a rank sends to each other one for a token that is sampled
+  double logit_bytes = 0;       ///< that a rank sends to each other one for a token that is sampled
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;
   double load_s = 0;                   ///< to set the random weights
