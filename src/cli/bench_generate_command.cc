@@ -53,6 +53,9 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                  {"batch_invariant", q.batch_invariant},
                                  {"tp", q.tp},
                                  {"transport", comm.transport()},
+                                 {"temperature", q.sampling.temperature},
+                                 {"top_k", q.sampling.top_k},
+                                 {"top_p", q.sampling.top_p},
                                  {"dtype", q.dtype},
                                  {"weights", weight_dtype(q)},
                                  {"time_us", us},
@@ -62,6 +65,7 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                    {"next_token", round_to(r.next_token_p99_us, 10)}}},
                                  {"tokens_per_s", round_to(r.tokens_per_s, 100)},
                                  {"step_bytes", int64_t(r.step_bytes)}};
+  if (comm.size() > 1 && !comm.on_gpu()) json["logit_bytes"] = round_to(r.logit_bytes, 10);
   if (r.token_step.median_us > 0) json["step_gb_per_s"] = round_to(r.bytes_per_s() * 1e-9, 1000);
   if (r.read_bytes_per_s > 0) json["read_gb_per_s"] = round_to(r.read_bytes_per_s * 1e-9, 1000);
   if (q.rate > 0) {
@@ -104,6 +108,8 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
                               100 * r.bytes_per_s() / r.read_bytes_per_s, r.read_bytes_per_s * 1e-9)
                 : "\n";
   }
+  if (r.logit_bytes > 0)
+    text += fmt::format("  {:.0f} bytes sent a token that is sampled\n", r.logit_bytes);
   text += receipt_lines(r.receipts, 100);
   return text + fmt::format("  {:.1f} tokens/s; a request {} its tokens with no other\n",
                             r.tokens_per_s, r.is_same_separately ? "has" : "DOES NOT HAVE");
@@ -183,6 +189,17 @@ void add_bench_generate(CLI::App& bench) {
       ->check(CLI::Range(1e-3, 1e6));
   command->add_option("--requests", request.requests, "Number of requests, with --rate")
       ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", request.sampling.temperature, "Temperature of the sampling")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1e6));
+  command->add_option("--top-k", request.sampling.top_k, "Sample from the N likeliest (0: all)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
+  command
+      ->add_option("--top-p", request.sampling.top_p,
+                   "Sample from the likeliest with this share of the probability")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--dtype", request.dtype, "Data type of weights, keys and values")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));

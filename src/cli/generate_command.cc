@@ -330,7 +330,8 @@ void add_generate(CLI::App& app) {
   command
       ->add_option("--prefill", arguments->prefill,
                    "Form of the prompt: serial, or iso, in two chunks, one computed while the "
-                   "other's sums travel; automatic measures them for prompts of 64 tokens or more")
+                   "other's sums travel; automatic measures them for prompts of 64 tokens or more, "
+                   "and is serial with --weights int8")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->excludes("--prompts")
       ->capture_default_str();

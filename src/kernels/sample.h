@@ -27,14 +27,19 @@ struct Sampled {
 Sampled sample_row(std::span<const float> logits, const SampleOptions& options,
                    std::span<const float> changed = {});
 
+/// On a CPU: logarithm of the sum of the logits' exponentials, NaN if one is not finite. A token's
+/// log-probability is its logit less this.
+double log_sum_exp(std::span<const float> logits);
+
 /// Bytes of scratch per row that a GPU needs; 0 on a CPU.
 int64_t sample_scratch(const Exec& exec, int64_t vocab);
 
-/// logits: f32 [rows, vocab], rows may be strided. options: u8 [rows, sizeof(SampleOptions)];
-/// sampled: u8 [rows, sizeof(Sampled)]; scratch: u8 [rows, sample_scratch(exec, vocab)]. On a CPU
-/// weights of tokens are doubles, on a GPU multiples of 2^-40 of the likeliest token's, so that
-/// their sums do not depend on an order: the choice is the CPU's unless the random number is within
-/// about 1e-9 of a boundary.
+/// On a GPU: samples from each row; CPU ranks have engine/infer/sampling/shard_sampler.h. logits:
+/// f32 [rows, vocab], rows may be strided. options: u8 [rows, sizeof(SampleOptions)]; sampled: u8
+/// [rows, sizeof(Sampled)]; scratch: u8 [rows, sample_scratch(exec, vocab)]. Weights of tokens are
+/// multiples of a share of the likeliest token's, 2^-40 on a GPU and up to 2^-42 on a CPU, so that
+/// their sums do not depend on an order: a GPU's choice is the CPU's unless the random number is
+/// within about 1e-9 of a boundary.
 void sample_rows(const Exec& exec, const Tensor& logits, const Tensor& options,
                  const Tensor& scratch, const Tensor& sampled);
 

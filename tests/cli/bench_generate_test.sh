@@ -36,6 +36,10 @@ assert r["step_bytes"] == int(weights * weight_size + cached * size), r
 embedding = hidden * vocab * size if r["weights"] == "int8" else 0  # else it is the head
 assert abs(r["weight_bytes"] * r["tp"] / (weights * weight_size + embedding) - 1) < 0.01, r
 assert r["memory_bytes"] > r["weight_bytes"] and r["load_s"] > 0, r
+if r["temperature"] == 0:  # a maximum and a sum
+    assert r["logit_bytes"] == 16, r
+else:
+    assert 16 < r["logit_bytes"] < 4 * vocab / 2, r
 us = r["time_us"]
 assert 0 < us["first_token"] <= r["p99_us"]["first_token"], r
 assert 0 < us["next_token"] <= r["p99_us"]["next_token"] + 0.1, r
@@ -48,4 +52,4 @@ if tokens:  # all at once: tokens over the time of the batches
 }
 check 12 --batch 3 --prompt 20 --new 4 --repeats 2 --tp 2 --dtype f32
 check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights int8
-check 0 --batch 2 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2
+check 0 --batch 2 --temperature 1 --top-k 5 --top-p 0.9 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2

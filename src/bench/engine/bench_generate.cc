@@ -47,7 +47,7 @@ class TimedEngine {
           int32_t(philox(1, uint64_t(index), uint64_t(i))[0] % uint64_t(config_.vocab)));
     }
     request.max_tokens = q_.max_tokens;
-    request.sampling.temperature = 0;
+    request.sampling = q_.sampling;
     request.eos_token_ids = {-1};
     engine_.submit(std::move(request));
     tokens_.push_back({});
@@ -282,6 +282,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   TimedEngine timed = warm;
   timed.first.clear(), timed.next.clear(), timed.steps.clear();
   timed.num_tokens = 0;
+  const int64_t logit_bytes = engine.stats().logit_bytes;
   const Clock::time_point begin = Clock::now();
   if (q.rate > 0) {
     run_arrivals(tp, engine, timed, q);
@@ -289,6 +290,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
     for (int i = 0; i < q.repeats; ++i) run_batch(tp, engine, timed, q.batch);
   }
   result.tokens_per_s = double(timed.num_tokens) / seconds_since(begin);
+  result.logit_bytes = double(engine.stats().logit_bytes - logit_bytes) / double(timed.num_tokens);
   result.first_token = times_of(timed.first);
   result.first_token_p99_us = percentile(timed.first, 0.99) * 1e6;
   result.next_token_p99_us = percentile(timed.next, 0.99) * 1e6;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "engine/infer/sampling/sampling.h"
 #include "engine/model/config.h"
 #include "tandem/communicator.h"
 
@@ -27,6 +28,7 @@ struct GenerateBench {
   double rate = 0;          ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;     ///< requests, with `rate`
   bool batch_invariant = false;  ///< as in EngineOptions
+  SamplingOptions sampling = {.temperature = 0};
   std::string dtype = "bf16";
   std::string weights;  ///< "int8", or empty for `dtype`
   int repeats = 3;      ///< batches, without `rate`
@@ -41,6 +43,7 @@ struct GenerateBenchResult {
   /// Bytes of weights, keys and values that the ranks read in such a step; of experts as many
   /// as `batch` rows can choose.
   double step_bytes = 0;
+  double logit_bytes = 0;       ///< that a rank sends to each other one for a token that is sampled
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;
   double load_s = 0;                   ///< to set the random weights

@@ -55,6 +55,7 @@ class PrefillCase final : public BenchCase {
     rows_.chunks = {{0, q.m}};
     rows_.chosen = {int32_t(q.m - 1)};
     rows_.options.resize(1);
+    rows_.read = {0};
     forms_ = decoders(uncompressed_);
     if (!q.wire.is_none()) encoded_forms_ = decoders(encoded_);
   }

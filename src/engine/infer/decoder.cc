@@ -1,6 +1,7 @@
 #include "engine/infer/decoder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <set>
 
@@ -22,6 +23,12 @@ int64_t logit_columns(const DecoderContext& c) {
 // Inputs of a step: [options | numbers of the chosen rows | tokens].
 constexpr int64_t kOptionBytes = sizeof(SampleOptions), kTokenBytes = sizeof(int32_t);
 constexpr int64_t kChosenBytes = kOptionBytes + kTokenBytes;
+
+std::vector<int32_t> first_rows(int64_t count) {
+  std::vector<int32_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
 
 Activation bytes(const DecoderContext& c, int64_t rows, int64_t columns) {
   return Activation(DType::u8, rows, columns, c.exec.device);
@@ -50,7 +57,8 @@ Decoder::Decoder(const DecoderContext& c, int64_t rows, int64_t chosen, const Ro
       logits_(c.f32(chosen, c.tp.size() == 1 ? 0 : c.config.vocab)),
       sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
       sampled_(bytes(c, chosen, sizeof(Sampled))),
-      host_sampled_(size_t(chosen)) {
+      host_sampled_(size_t(chosen)),
+      sampler_(c.tp, c.config.vocab) {
   if (options.batch_invariant) check_batch_invariant(c, chosen);
   clear(c.exec, inputs_);  // tokens of padding
   if (times_algorithms(c.exec)) run_all_sizes();
@@ -69,8 +77,7 @@ StepRows Decoder::dummy_rows(int64_t count) const {
   for (int64_t i = 0; count > max_chosen_ && i < count; i += of_chunk) {
     rows.chunks.push_back({i, std::min(of_chunk, count - i)});
   }
-  rows.chosen.resize(size_t(std::min(count, max_chosen_)));
-  std::iota(rows.chosen.begin(), rows.chosen.end(), 0);
+  rows.chosen = first_rows(std::min(count, max_chosen_));
   rows.options.resize(rows.chosen.size());
   return rows;
 }
@@ -98,7 +105,7 @@ std::span<const Sampled> Decoder::run(const StepRows& rows) {
   const auto count = int64_t(rows.tokens.size()), chosen = int64_t(rows.chosen.size());
   const DecoderContext& c = context_;
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
-  num_chosen_ = chosen;
+  read_ = rows.read;
   if (takes_turns_) {
     memory_.same_bits = rows.chunks.empty() ? SameBits::few_rows : SameBits::many_rows;
   }
@@ -155,7 +162,7 @@ Tensor Decoder::options(int64_t count) const {
 
 std::vector<float> Decoder::read_logits(size_t chosen) const {
   std::vector<float> result(size_t(context_.config.vocab));
-  copy(context_.exec, logits(num_chosen_).rows(int64_t(chosen), 1),
+  copy(context_.exec, whole_row(int32_t(chosen)),
        Tensor(result.data(), DType::f32, {1, context_.config.vocab}));
   return result;
 }
@@ -171,6 +178,7 @@ std::vector<float> Decoder::compute_logits_after(int64_t row, int64_t count) {
                 input(max_chosen_ * kOptionBytes, size));
     runner_->gather(chosen_rows(count), last_->rows(0, count));
     compute_logits(count);
+    gather_logits(first_rows(count));
     std::vector<float> result(size_t(count * vocab));
     copy(exec, logits(count), Tensor(result.data(), DType::f32, {count, vocab}));
     return result;
@@ -182,8 +190,23 @@ void Decoder::run_rows(int64_t count, int64_t chosen) {
   if (chosen == 0) return;
   runner_->gather(chosen_rows(chosen), last_->rows(0, chosen));
   compute_logits(chosen);
+  if (context_.forms().samples_shards) return sample_shards(chosen);
+  gather_logits(first_rows(chosen));
   sample_rows(context_.exec, logits(chosen), options(chosen), sample_scratch_->rows(0, chosen),
               sampled_->rows(0, chosen));
+}
+
+void Decoder::sample_shards(int64_t chosen) {
+  const std::span rows_options(options(chosen).as<const SampleOptions>(), size_t(chosen));
+  const std::span sampled(sampled_->as<Sampled>(), size_t(chosen));
+  const std::vector<int32_t> left = sampler_.run(local_logits(chosen), rows_options, sampled);
+  std::vector<int32_t> rows;
+  std::ranges::set_union(left, read_, std::back_inserter(rows));
+  gather_logits(rows);
+  for (const int32_t row : left) {
+    const std::span whole(whole_row(row).as<const float>(), size_t(context_.config.vocab));
+    sampled[size_t(row)] = sample_row(whole, rows_options[size_t(row)]);
+  }
 }
 
 void Decoder::compute_logits(int64_t count) {
@@ -191,15 +214,29 @@ void Decoder::compute_logits(int64_t count) {
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
   rms_norm_forward(c.exec, last, c.view().final_norm(), c.config.stream_eps(), last_norm,
                    last_rms_);
-  multiply(c, last_norm, c.view().weight(c.layout.head),
-           reshaped(local_logits_, count, c.layout.vocab),
+  multiply(c, last_norm, c.view().weight(c.layout.head), local_logits(count),
            takes_turns_ ? SameBits::few_rows : SameBits::no);
-  finish_logits(c.view(), reshaped(local_logits_, count, c.layout.vocab));
+  finish_logits(c.view(), local_logits(count));
+}
+
+Tensor Decoder::local_logits(int64_t count) const {
+  return reshaped(local_logits_, count, context_.layout.vocab);
+}
+
+void Decoder::gather_logits(std::span<const int32_t> rows) {
+  const DecoderContext& c = context_;
   const int world = c.tp.size();
-  if (world == 1) return;
+  gathered_rows_.assign(rows.begin(), rows.end());
+  if (world == 1 || rows.empty()) return;
+  const Tensor local = local_logits(max_chosen_);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (size_t(rows[i]) != i) cast(c.exec, local.rows(rows[i], 1), local.rows(int64_t(i), 1));
+  }
+  const auto count = int64_t(rows.size());
   const int64_t room = count * logit_columns(c);
   const Tensor all = reshaped(gathered_, world, room);
   all_gather(c.tp, reshaped(local_logits_, 1, room), all);
+  gathered_bytes_ += room * int64_t(sizeof(float));
   for (int rank = 0; rank < world; ++rank) {
     const Shard columns = shard_of(c.config.vocab, world, rank);
     cast(c.exec, reshaped(all.rows(rank, 1), count, columns.count),
@@ -207,10 +244,17 @@ void Decoder::compute_logits(int64_t count) {
   }
 }
 
-Tensor Decoder::logits(int64_t chosen) const {
-  const DecoderContext& c = context_;
-  return c.tp.size() == 1 ? reshaped(local_logits_, chosen, c.layout.vocab)
-                          : logits_->rows(0, chosen);
+Tensor Decoder::logits(int64_t count) const {
+  return context_.tp.size() == 1 ? local_logits(count) : logits_->rows(0, count);
+}
+
+Tensor Decoder::whole_row(int32_t row) const {
+  // With one rank, and in steps that sample from whole rows, all are at their positions.
+  if (context_.tp.size() == 1 || !context_.forms().samples_shards) {
+    return logits(max_chosen_).rows(row, 1);
+  }
+  const auto at = std::ranges::find(gathered_rows_, row) - gathered_rows_.begin();
+  return logits_->rows(at, 1);
 }
 
 }  // namespace tandem

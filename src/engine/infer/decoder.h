@@ -15,6 +15,7 @@
 #include "core/replay.h"
 #include "engine/infer/replicated_rows.h"
 #include "engine/infer/rows.h"
+#include "engine/infer/sampling/shard_sampler.h"
 #include "kernels/sample.h"
 
 namespace tandem {
@@ -26,6 +27,7 @@ struct StepRows {
   std::vector<PagedChunk> chunks;      ///< of prompts, after all other rows
   std::vector<int32_t> chosen;         ///< rows that a token is sampled after
   std::vector<SampleOptions> options;  ///< of the chosen rows
+  std::vector<int32_t> read;           ///< chosen rows that read_logits is called for, ascending
 };
 
 class Decoder {
@@ -38,7 +40,8 @@ class Decoder {
   /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
   /// ones, the same on every rank, valid until the next call. Collective.
   std::span<const Sampled> run(const StepRows& rows);
-  /// Logits of the last step's chosen row, f32 [vocab], on the host; the same on every rank.
+  /// Logits of the last step's chosen row, one of StepRows::read, f32 [vocab], on the host; the
+  /// same on every rank.
   std::vector<float> read_logits(size_t chosen) const;
   /// Logits after `count` rows of the last step from `row` on, at most the constructor's `chosen`,
   /// f32 [count, vocab], on the host; the same on every rank. They take the place of those of the
@@ -46,6 +49,9 @@ class Decoder {
   std::vector<float> compute_logits_after(int64_t row, int64_t count);
   /// Whether a step has either prompts or other rows.
   bool takes_turns() const { return takes_turns_; }
+  /// Bytes of logits, or of what stands for them, that this rank has sent to each other one; on
+  /// GPUs not those of steps that a graph replays.
+  int64_t logit_bytes() const { return sampler_.sent_bytes() + gathered_bytes_; }
   /// Form of large steps.
   const RowsForm& form() const { return large_.form; }
 
@@ -61,9 +67,16 @@ class Decoder {
   Tensor options(int64_t count) const;
   /// Enqueues or computes everything from the uploaded rows to the sampled tokens.
   void run_rows(int64_t count, int64_t chosen);
-  void compute_logits(int64_t chosen);
-  /// Logits of the chosen rows, [chosen, vocab], bitwise equal on every rank.
-  Tensor logits(int64_t chosen) const;
+  /// This rank's logits of the first `count` rows of last_.
+  void compute_logits(int64_t count);
+  Tensor local_logits(int64_t count) const;
+  /// Gathers logits of some rows, ascending, as the first ones of logits().
+  void gather_logits(std::span<const int32_t> rows);
+  /// Logits of the gathered rows, [count, vocab], bitwise equal on every rank.
+  Tensor logits(int64_t count) const;
+  /// Logits of a chosen row that is whole on every rank, [1, vocab].
+  Tensor whole_row(int32_t row) const;
+  void sample_shards(int64_t chosen);
 
   DecoderContext context_;
   Progress progress_;
@@ -81,7 +94,9 @@ class Decoder {
   Activation sample_scratch_, sampled_;
   std::vector<Sampled> host_sampled_;
   Replay replay_;
-  int64_t num_chosen_ = 0;  // of the last step
+  ShardSampler sampler_;
+  std::vector<int32_t> read_, gathered_rows_;  // of the last step
+  int64_t gathered_bytes_ = 0;
 };
 
 }  // namespace tandem

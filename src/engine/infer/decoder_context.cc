@@ -26,7 +26,7 @@ int64_t widest_inner(const ModelLayout& layout) {
 }  // namespace
 
 const DecoderForms& device_forms(const Exec& exec) {
-  static constexpr DecoderForms kHost{true, true, false}, kGpu{false, false, true};
+  static constexpr DecoderForms kHost{true, true, false, true}, kGpu{false, false, true, false};
   return exec.on_gpu() ? kGpu : kHost;
 }
 

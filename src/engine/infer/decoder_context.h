@@ -18,6 +18,7 @@ struct DecoderForms {
   bool reads_windows;    ///< attention reads no page before a layer's window
   bool has_row_sums;     ///< sums over the ranks are RowSums, which overlap with other rows' GEMMs
   bool fuses_additions;  ///< to the residual stream, into GEMMs and norms
+  bool samples_shards;   ///< ranks sample from their shards of the logits
 };
 const DecoderForms& device_forms(const Exec& exec);
 

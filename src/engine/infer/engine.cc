@@ -68,6 +68,11 @@ KvCache::Size cache_size(const EngineOptions& options) {
           options.capacity, options.sequences, options.batch_invariant};
 }
 
+/// Whether tokens are chosen, or reported, by a row's logits on the host.
+bool needs_logits(const Request& request) {
+  return !request.rules.change_nothing() || request.alternatives > 0;
+}
+
 }  // namespace
 
 const char* name_of(Finish finish) {
@@ -186,6 +191,7 @@ std::vector<TokenEvent> Engine::step() {
     events.back().shared = std::exchange(chosen_[i]->found, 0);
   }
   score_prompts(events);
+  stats_.logit_bytes = decoder_.logit_bytes();
   std::erase_if(running_,
                 [&](const std::unique_ptr<Sequence>& sequence) { return sequence->left() == 0; });
   return events;
@@ -367,6 +373,7 @@ void Engine::add_rows(Sequence& sequence, int64_t count, bool is_chunk) {
   sequence.cached += count;
   if (sequence.left() > 0) return;
   rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
+  if (needs_logits(request)) rows_.read.push_back(int32_t(rows_.chosen.size()) - 1);
   rows_.options.push_back(sample_options(request.sampling, sequence.written()));
   chosen_.push_back(&sequence);
 }
@@ -375,8 +382,7 @@ void Engine::add_rows(Sequence& sequence, int64_t count, bool is_chunk) {
 TokenEvent Engine::choose(Sequence& sequence, size_t chosen, const Sampled& sampled) {
   const Request& request = sequence.request;
   const bool has_rules = !request.rules.change_nothing();
-  if (sampled.token < 0 || (!has_rules && request.alternatives == 0))
-    return write(sequence, sampled);
+  if (sampled.token < 0 || !needs_logits(request)) return write(sequence, sampled);
   const std::vector<float> logits = decoder_.read_logits(chosen);
   Sampled token = sampled;
   if (has_rules) {

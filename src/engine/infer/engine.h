@@ -111,6 +111,7 @@ class Engine {
     int64_t preempted = 0;      ///< sequences that gave their pages back
     int64_t shared_tokens = 0;  ///< of prompts, that were in the cache
     int64_t rolled = 0;         ///< times that a context was full and its first half dropped
+    int64_t logit_bytes = 0;    ///< sent to each other rank to choose and score tokens
   };
   const Stats& stats() const { return stats_; }
   /// Max tokens of a sequence's context.

@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+#include <map>
+#include <span>
+#include <string>
+
 #include "comm/exec.h"
 #include "core/system/machine.h"
 #include "engine/config/device_traits.h"
@@ -11,22 +16,64 @@
 namespace tandem {
 namespace {
 
-/// Throws InvalidArgument if a cache of all CPU ranks does not fit into memory.
-const KvCache::Size& checked_size(const Exec& exec, const ModelConfig& config, DType dtype,
-                                  const KvCache::Size& size) {
-  if (size.max_tokens < 1 || size.max_tokens > config.max_seq) {
-    throw InvalidArgument(
-        fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
+void check_capacity(const ModelConfig& config, const KvCache::Size& size) {
+  if (size.max_tokens >= 1 && size.max_tokens <= config.max_seq) return;
+  throw InvalidArgument(
+      fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
+}
+
+/// Bytes of a rank's weights and cache, and of its host's memory.
+struct RankBytes {
+  double weights = 0, cache = 0, host = 0;
+};
+
+RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType dtype,
+                     const KvCache::Size& size, bool is_int8) {
+  const auto element = double(size_of(dtype));
+  RankBytes bytes{.host = double(this_machine().memory_bytes)};
+  bytes.weights = double(layout.size) * element;
+  if (is_int8) {
+    const double embedding = double(layout.embedding.rows * layout.embedding.columns);
+    const double matrices = double(layout.size) - (config.tie_word_embeddings ? 0 : embedding);
+    bytes.weights = embedding * element + matrices * kInt8WeightBytes;
   }
-  if (!device_traits(exec).is_host) return size;  // its allocation says what it lacks
-  const double tokens = double(size.pages) * double(kPageTokens);
-  const double bytes = 2.0 * tokens * double(config.head_dim) *
-                       double(config.layers * config.kv_heads + 1) * double(size_of(dtype));
-  const auto machine = double(this_machine().memory_bytes);
-  if (machine == 0 || bytes <= machine) return size;
-  throw InvalidArgument(fmt::format(
-      "keys and values of {} tokens need {:.3g} GB: expected at most this machine's {:.3g} GB",
-      tokens, bytes / 1e9, machine / 1e9));
+  for (const BranchLayout& b : layout.branches) {
+    if (b.attention) bytes.cache += 2 * double(size.pages * kPageTokens * layout.kv) * element;
+  }
+  return bytes;
+}
+
+/// Refuses weights and a cache that do not fit into a host's memory, on all ranks, before any of it
+/// is allocated. Collective.
+void check_memory(Communicator& tp, const RankBytes& local, const KvCache::Size& size) {
+  const std::string blob =
+      std::string(reinterpret_cast<const char*>(&local), sizeof local) + host_name();
+  std::map<std::string, RankBytes> hosts;
+  for (const auto& each : tp.exchange(std::as_bytes(std::span(blob)), "memory of the model")) {
+    RankBytes of_rank;
+    std::memcpy(&of_rank, each.data(), sizeof of_rank);
+    const auto* const name = reinterpret_cast<const char*>(each.data()) + sizeof of_rank;
+    RankBytes& sum = hosts[std::string(name, each.size() - sizeof of_rank)];
+    sum = {sum.weights + of_rank.weights, sum.cache + of_rank.cache, of_rank.host};
+  }
+  for (const auto& [host, sum] : hosts) {
+    if (sum.host == 0 || sum.weights + sum.cache <= sum.host) continue;
+    throw InvalidArgument(fmt::format(
+        "weights of {:.3g} GB, and keys and values of {} tokens of {:.3g} GB: expected at most the "
+        "{:.3g} GB of a machine's memory",
+        sum.weights / 1e9, size.pages * kPageTokens, sum.cache / 1e9, sum.host / 1e9));
+  }
+}
+
+/// Exec of a rank whose model fits into memory. On a GPU an allocation says what it lacks.
+Exec checked_exec(Communicator& tp, const ModelConfig& config, const ModelLayout& layout,
+                  DType dtype, const KvCache::Size& size, bool is_int8) {
+  const Exec exec = make_exec(tp);
+  check_capacity(config, size);
+  if (device_traits(exec).is_host) {
+    check_memory(tp, rank_bytes(config, layout, dtype, size, is_int8), size);
+  }
+  return exec;
 }
 
 Weights make_weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool is_int8) {
@@ -40,9 +87,9 @@ RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
                      const KvCache::Size& size, const CodecPolicy& codec, bool is_int8)
     : config(model),
       layout(config, tp.size(), tp.rank()),
-      exec(make_exec(tp)),
+      exec(checked_exec(tp, config, layout, dtype, size, is_int8)),
       weights(make_weights(exec, layout, dtype, is_int8)),
-      rope(exec, checked_size(exec, config, dtype, size).max_tokens, config),
+      rope(exec, size.max_tokens, config),
       cache(exec, config, layout, rope, dtype, size),
       context{tp, config, layout, weights, dtype, cache, codec, exec, is_int8 ? &int8 : nullptr} {}
 

@@ -10,7 +10,8 @@ namespace tandem {
 struct RankModel {
   /// Collective. `cache.max_tokens` is at most config.max_seq. Each matrix is kept once, in
   /// `dtype`, or, of GEMMs, with `is_int8` in int8; norms, biases and routers are in f32. Throws
-  /// InvalidArgument if the cache does not fit into this machine's memory.
+  /// InvalidArgument if the weights and the cache of the CPU ranks of a host do not fit into its
+  /// memory.
   RankModel(Communicator& tp, const ModelConfig& config, DType dtype, const KvCache::Size& cache,
             const CodecPolicy& codec, bool is_int8 = false);
   RankModel(const RankModel&) = delete;

@@ -1,67 +1,56 @@
 #include "kernels/sample.h"
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <numeric>
-#include <vector>
+#include <limits>
+
+#include "kernels/cpu/token_choice.h"
 
 namespace tandem {
 namespace {
 
-int32_t choose(std::span<const float> logits, size_t likeliest, const SampleOptions& options) {
-  if (options.temperature == 0) return int32_t(likeliest);
-  std::vector<double> weights(logits.size());
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  double total = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    weights[i] = std::exp((double(logits[i]) - double(logits[likeliest])) / options.temperature);
-    total += weights[i];
+/// Candidates that a choice with top_p begins with.
+constexpr size_t kFirstCandidates = 256;
+
+int32_t choose(std::span<const float> logits, const cpu::Candidate& max,
+               const SampleOptions& options) {
+  if (options.temperature == 0) return max.token;
+  const auto vocab = int64_t(logits.size());
+  const cpu::TokenWeights weights(max.logit, options.temperature, vocab);
+  const uint64_t total = weights.sum(logits);
+  if (!cpu::chooses_among_likeliest(options, vocab)) {
+    return int32_t(*weights.find(logits, cpu::draw(options, total)));
   }
-  const bool few = options.top_k > 0 && size_t(options.top_k) < order.size();
-  if (few || options.top_p < 1) {
-    std::ranges::stable_sort(order, std::greater<>(),
-                             [&](int32_t i) { return weights[size_t(i)]; });
-  }
-  if (few) {
-    order.resize(size_t(options.top_k));
-    total = 0;
-    for (const int32_t token : order) total += weights[size_t(token)];
-  }
-  double remaining = total;
-  if (options.top_p < 1) {
-    remaining = 0;
-    size_t count = 0;
-    while (count < order.size() && remaining < options.top_p * total) {
-      remaining += weights[size_t(order[count++])];
+  size_t count = options.top_k > 0 ? size_t(options.top_k) : kFirstCandidates;
+  while (true) {
+    const auto likeliest = cpu::find_likeliest(logits, 0, count);
+    if (const auto chosen = cpu::choose_likeliest(likeliest, weights, total, vocab, options)) {
+      return chosen->token;
     }
-    order.resize(count);
+    count *= 8;
   }
-  double rest = options.uniform * remaining;
-  int32_t last = int32_t(likeliest);
-  for (const int32_t token : order) {
-    if (weights[size_t(token)] > 0) last = token;
-    rest -= weights[size_t(token)];
-    if (rest < 0) return token;
-  }
-  return last;  // rounding remainder
 }
 
 }  // namespace
 
 Sampled sample_row(std::span<const float> logits, const SampleOptions& options,
                    std::span<const float> changed) {
-  if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) return {-1, 0};
-  const auto argmax = [](std::span<const float> values) {
-    return size_t(std::ranges::max_element(values) - values.begin());
-  };
-  const size_t likeliest = argmax(logits);
-  const int32_t token = changed.empty() ? choose(logits, likeliest, options)
-                                        : choose(changed, argmax(changed), options);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(double(logit) - double(logits[likeliest]));
-  return {token, float(double(logits[size_t(token)]) - double(logits[likeliest]) - std::log(sum))};
+  const cpu::Candidate max = cpu::find_max(logits, 0);
+  if (max.token < 0) return {-1, 0};
+  int32_t token = 0;
+  if (changed.empty()) {
+    token = choose(logits, max, options);
+  } else {
+    const auto likeliest = std::ranges::max_element(changed);
+    token = choose(changed, {*likeliest, int32_t(likeliest - changed.begin())}, options);
+  }
+  return {token, float(double(logits[size_t(token)]) - log_sum_exp(logits))};
+}
+
+double log_sum_exp(std::span<const float> logits) {
+  const cpu::Candidate max = cpu::find_max(logits, 0);
+  if (max.token < 0) return std::numeric_limits<double>::quiet_NaN();
+  const cpu::TokenWeights weights(max.logit, 1, int64_t(logits.size()));
+  return weights.log_of(weights.sum(logits));
 }
 
 }  // namespace tandem

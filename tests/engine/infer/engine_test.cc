@@ -304,6 +304,29 @@ TEST(Engine, InvalidRequestsAreRefused) {
   });
 }
 
+TEST(Engine, AModelWhoseCacheDoesNotFitIsRefusedOnAllRanks) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  std::mutex mutex;
+  std::set<std::string> errors;
+  on_ranks(2, [&](Communicator& tp) {
+    try {
+      const Engine engine(tp, config, {.pages = int64_t{1} << 36});
+      ADD_FAILURE() << "accepted";
+    } catch (const InvalidArgument& error) {
+      const std::lock_guard lock(mutex);
+      errors.insert(error.what());
+    }
+  });
+  ASSERT_EQ(errors.size(), 1u);
+  const std::string& error = *errors.begin();
+  EXPECT_NE(error.find("weights of "), std::string::npos) << error;
+  // Two layers of keys and values of 24 features each.
+  EXPECT_NE(error.find("of 4398046511104 tokens of 1.69e+06 GB: expected at most the "),
+            std::string::npos)
+      << error;
+}
+
 TEST(EngineLong, ThreeThousandRandomRequestsLoseNoPage) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(kVariants[1]);

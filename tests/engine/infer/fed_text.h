@@ -49,6 +49,7 @@ class FedText {
       if (count > 1) rows.chunks = {{0, count}};
       rows.chosen = {int32_t(count - 1)};
       rows.options.resize(1);
+      rows.read = {0};
       decoder_.run(rows);
       position_ += count;
       tokens = tokens.subspan(size_t(count));

@@ -13,18 +13,6 @@
 #include "tandem/error.h"
 
 namespace tandem {
-namespace {
-
-/// Logarithm of the sum of the exponentials.
-double log_normalizer(const Tensor& row) {
-  const std::span logits = host_values(row);
-  const double max = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(double(logit) - max);
-  return max + std::log(sum);
-}
-
-}  // namespace
 
 void check(const LogitsProcessors& rules, int64_t vocab) {
   const auto require = [](bool is_valid, std::string_view name, double value,
@@ -81,7 +69,7 @@ void apply(const LogitsProcessors& rules, std::span<const int32_t> tokens, size_
 TokenScore score_token(const Tensor& row, int32_t token, size_t count) {
   const std::span logits = host_values(row);
   const float logit = logits[size_t(token)];
-  return {float(double(logit) - log_normalizer(row)),
+  return {float(double(logit) - log_sum_exp(logits)),
           1 + std::ranges::count_if(logits, [&](float other) { return other > logit; }),
           likeliest_tokens(row, count)};
 }
@@ -101,7 +89,7 @@ std::vector<Sampled> likeliest_tokens(const Tensor& row, size_t count) {
     likeliest.insert(after, {int32_t(token), logit});
   }
   if (count == 0) return likeliest;
-  const double normalizer = log_normalizer(row);
+  const double normalizer = log_sum_exp(logits);
   for (Sampled& each : likeliest) each.log_prob = float(double(each.log_prob) - normalizer);
   return likeliest;
 }
