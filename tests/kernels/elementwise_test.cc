@@ -4,7 +4,7 @@
 
 #include "core/cpu/scalar.h"
 #include "kernels/clamped_swiglu.h"
-#include "kernels/cpu/softcap.h"
+#include "kernels/cpu/fast_tanh.h"
 #include "kernels/embedding.h"
 #include "kernels/optimizer.h"
 #include "kernels/softcap.h"

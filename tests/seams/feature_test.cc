@@ -131,6 +131,7 @@ TEST(NewFeature, RunsBetweenAttentionAndTheNextGemm) {
         result.assign(inner, inner + f.at(kInner).elements());
       }
     }
+    void sum_over_ranks(const Tensor&) override {}
     std::vector<float> result;
   } run;
   const LayerView view{c, layout, weights, {}};

@@ -129,6 +129,18 @@ Machine this_machine() {
   return machine;
 }
 
+uint64_t usable_memory_bytes() {
+  uint64_t bytes = this_machine().memory_bytes;
+  for (const char* file :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    uint64_t limit = 0;  // "max": none
+    if (std::ifstream(file) >> limit && limit > 0) {
+      bytes = bytes == 0 ? limit : std::min(bytes, limit);
+    }
+  }
+  return bytes;
+}
+
 double load_per_core() {
   double load = 0;
   if (::getloadavg(&load, 1) != 1) return 0;

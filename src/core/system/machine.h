@@ -18,6 +18,9 @@ struct Machine {
 };
 
 Machine this_machine();
+
+/// Memory of the host, or what a container's control group allows if that is less; 0 if unknown.
+uint64_t usable_memory_bytes();
 /// Name of this host, as gethostname.
 std::string host_name();
 

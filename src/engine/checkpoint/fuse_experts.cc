@@ -71,13 +71,7 @@ std::string fuse_experts(const std::string& path, const ModelConfig& config) {
         write_experts(file, parameters, all[i], dtype, i, writer);
         continue;
       }
-      uint64_t begin = 0;
-      for (const StoredParameter& slice : all[i].slices) {
-        const Parameter& p = parameters[slice.parameter];
-        const std::vector<std::byte> values = file.data(file.require(p.name, p.shape));
-        writer.write(i, begin, values);
-        begin += values.size();
-      }
+      writer.write(i, 0, file.data(file.require(all[i].name, all[i].shape)));
       writer.set_hash(i, writer.tensor_hash(i));
     }
     hash = writer.finish();

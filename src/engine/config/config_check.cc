@@ -215,6 +215,7 @@ void check_bf16_gradients(const RunConfig& train, const ParallelConfig& parallel
         std::pair(parallel.sync.is_demo(), std::string("sync.method = \"demo\"")),
         std::pair(optimizer != "adamw", fmt::format("optimizer.name = \"{}\"", optimizer)),
         std::pair(model.mlp_bias, std::string("model.mlp_bias = true")),
+        std::pair(model.attention_sinks, std::string("model.attention_sinks = true")),
         std::pair(model.qk_norm_all_heads, std::string("model.qk_norm_all_heads = true")),
         std::pair(model.qkv_bias, std::string("model.qkv_bias = true"))}) {
     if (!is_set) continue;

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <span>
 #include <string>
@@ -22,7 +24,7 @@ void check_capacity(const ModelConfig& config, const KvCache::Size& size) {
       fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
 }
 
-/// Bytes of a rank's weights and cache, and of its host's memory.
+/// Bytes of a rank's weights and cache, and those that its host's processes may have.
 struct RankBytes {
   double weights = 0, cache = 0, host = 0;
 };
@@ -30,38 +32,48 @@ struct RankBytes {
 RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType dtype,
                      const KvCache::Size& size, bool is_int8) {
   const auto element = double(size_of(dtype));
-  RankBytes bytes{.host = double(this_machine().memory_bytes)};
+  RankBytes bytes{.host = double(usable_memory_bytes())};
   bytes.weights = double(layout.size) * element;
   if (is_int8) {
     const double embedding = double(layout.embedding.rows * layout.embedding.columns);
     const double matrices = double(layout.size) - (config.tie_word_embeddings ? 0 : embedding);
     bytes.weights = embedding * element + matrices * kInt8WeightBytes;
   }
+  const double tokens = double(size.pages) * double(kPageTokens);
   for (const BranchLayout& b : layout.branches) {
-    if (b.attention) bytes.cache += 2 * double(size.pages * kPageTokens * layout.kv) * element;
+    if (b.attention) bytes.cache += 2 * tokens * double(layout.kv) * element;
   }
+  bytes.cache += 4 * double(size.max_tokens) * double(config.rotary_features());  // rotary table
   return bytes;
+}
+
+std::string this_boot() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return boot.empty() ? host_name() : boot;
 }
 
 /// Refuses weights and a cache that do not fit into a host's memory, on all ranks, before any of it
 /// is allocated. Collective.
 void check_memory(Communicator& tp, const RankBytes& local, const KvCache::Size& size) {
   const std::string blob =
-      std::string(reinterpret_cast<const char*>(&local), sizeof local) + host_name();
+      std::string(reinterpret_cast<const char*>(&local), sizeof local) + this_boot();
   std::map<std::string, RankBytes> hosts;
   for (const auto& each : tp.exchange(std::as_bytes(std::span(blob)), "memory of the model")) {
     RankBytes of_rank;
     std::memcpy(&of_rank, each.data(), sizeof of_rank);
     const auto* const name = reinterpret_cast<const char*>(each.data()) + sizeof of_rank;
     RankBytes& sum = hosts[std::string(name, each.size() - sizeof of_rank)];
-    sum = {sum.weights + of_rank.weights, sum.cache + of_rank.cache, of_rank.host};
+    sum = {sum.weights + of_rank.weights, sum.cache + of_rank.cache,
+           std::max(sum.host, of_rank.host)};
   }
   for (const auto& [host, sum] : hosts) {
     if (sum.host == 0 || sum.weights + sum.cache <= sum.host) continue;
     throw InvalidArgument(fmt::format(
         "weights of {:.3g} GB, and keys and values of {} tokens of {:.3g} GB: expected at most the "
         "{:.3g} GB of a machine's memory",
-        sum.weights / 1e9, size.pages * kPageTokens, sum.cache / 1e9, sum.host / 1e9));
+        sum.weights / 1e9, double(size.pages) * double(kPageTokens), sum.cache / 1e9,
+        sum.host / 1e9));
   }
 }
 

@@ -239,6 +239,13 @@ void ModelConfig::check(int tp, int ep) const {
       first_window_layer < 0 || first_window_layer >= end) {
     reject("first_window_layer", first_window_layer, fmt::format("0 to {}", end - 1));
   }
+  if (first_window_layer > 0 && full_attention_freq > 0) {
+    reject("first_window_layer", first_window_layer, "0 with model.full_attention_freq");
+  }
+  if (const double usual = ModelConfig{}.swiglu_alpha; swiglu_limit == 0 && swiglu_alpha != usual) {
+    throw ConfigError(fmt::format(
+        "model.swiglu_alpha = {}: expected {} where model.swiglu_limit is 0", swiglu_alpha, usual));
+  }
   check_rope(*this);
   check_functions(*this);
   check_norms(*this);

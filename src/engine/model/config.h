@@ -44,11 +44,12 @@ struct ModelConfig {
   bool out_bias = false;  ///< and attention's output (Llama's attention_bias)
   bool mlp_bias = false;  ///< gate, up and down have biases
   bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
-  bool qk_norm_all_heads = false;     ///< all heads of q at once, and all of k (OLMo2)
-  bool zero_centered_norms = false;   ///< norms multiply by 1 + weight (Gemma)
-  std::string norm_position = "pre";  ///< norms before branches, or "post": of their sums (OLMo2)
-  bool attention_sinks = false;       ///< the denominator of a head's softmax also has e^(a learned
-                                      ///< logit) (GPT-OSS)
+  bool qk_norm_all_heads = false;    ///< all heads of q at once, and all of k (OLMo2)
+  bool zero_centered_norms = false;  ///< norms multiply by 1 + weight (Gemma)
+  std::string norm_position =
+      "pre";  ///< norms before branches, "post": of their sums (OLMo2), or "both"
+  bool attention_sinks = false;  ///< the denominator of a head's softmax also has e^(a learned
+                                 ///< logit) (GPT-OSS)
 
   // Factors (Granite).
   double embedding_multiplier = 1;  ///< of embeddings

@@ -29,7 +29,8 @@ double gemma_embedding_multiplier(int64_t hidden);
 /// Integer whose inverse root is the factor of the products of q and k; 0: there is none.
 int64_t query_pre_attn_scalar(const ModelConfig& config);
 
-/// Calls visit(key) for keys that parse_gemma and parse_gemma_rope read.
+/// Calls visit(key) for keys that the parse functions read, and of an earlier form that has no
+/// effect.
 template <typename Visit>
 void for_each_gemma_key(const GemmaFamily& family, const Visit& visit) {
   for (const char* key :

@@ -289,8 +289,8 @@ void parse_members(const Json& root, const ModelFamily& family, ModelConfig& con
     bool optional = contains(kOptional, key);
     if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
     if (key == std::string_view("head_dim")) {
-      optional =
-          (!family.has_qk_norm || family.has_qk_norm_all_heads) && !family.has_clamped_experts;
+      optional = (!family.has_qk_norm || family.has_qk_norm_all_heads) && !family.gemma &&
+                 !family.has_clamped_experts;
     }
     if (is_set(key) || (!optional && root.contains(key))) {
       member = parse_value<T>(root[key], key, file);
@@ -428,10 +428,13 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   parse_biases(root, family, config, file);
   if (family.has_factors || family.has_all_keys) parse_factors(root, config, file);
   try {
-    const double local_theta = std::exchange(config.rope_local_theta, 0);  // needs a window
+    // Both need a window.
+    const double local_theta = std::exchange(config.rope_local_theta, 0);
+    const int64_t first_window = std::exchange(config.first_window_layer, 0);
     config.check(1);  // before lists of num_hidden_layers are made
     parse_window(root, family, config, file);
     config.rope_local_theta = local_theta;
+    if (first_window > 0 && !has_value(root, kLayerTypes)) config.first_window_layer = first_window;
     if (family.gemma) parse_gemma_layers(root, *family.gemma, file, config);
     if (family.has_no_rope) parse_no_rope(root, file, config);
     parse_rope(root, file, family.has_partial_rotary, config);

@@ -158,15 +158,12 @@ void parse_rope(const Json& root, const std::string& file, bool is_partial, Mode
 
 void parse_no_rope(const Json& root, const std::string& file, ModelConfig& config) {
   constexpr int64_t kDefault = 4;
-  const auto has_value = [&](const char* key) {
-    return root.contains(key) && !root[key].is_null();
-  };
   int64_t& interval = config.no_rope_layer_interval;
-  interval = has_value(kNoRopeInterval)
+  interval = has_value(root, kNoRopeInterval)
                  ? parse_value<int64_t>(root[kNoRopeInterval], kNoRopeInterval, file)
                  : kDefault;
   if (interval < 2) reject_value(file, kNoRopeInterval, interval, "at least 2");
-  if (!has_value(kNoRopeLayers)) return;
+  if (!has_value(root, kNoRopeLayers)) return;
   const Json& layers = root[kNoRopeLayers];
   const auto reject = [&](const std::string& expected) {
     reject_value(file, kNoRopeLayers, layers, expected);

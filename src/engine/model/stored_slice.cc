@@ -1,5 +1,7 @@
 #include "engine/model/stored_slice.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,6 +10,7 @@
 
 #include "core/cpu/tasks.h"
 #include "tandem/dtype.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -15,6 +18,7 @@ namespace {
 constexpr std::array<float, 16> kE2m1 = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 constexpr int kE8m0Bias = 127;
+constexpr uint8_t kE8m0NaN = 255;
 
 void store(float value, const Tensor& out, int64_t index) {
   if (out.dtype() == DType::f32) {
@@ -40,7 +44,12 @@ void read_blocks(const StoredSlice& slice, int64_t begin, int64_t columns, const
                                                  (end + kMxfp4Block - 1) / kMxfp4Block);
   for (int64_t i = begin; i < end;) {
     const int64_t block = i / kMxfp4Block, block_end = std::min(end, (block + 1) * kMxfp4Block);
-    const float scale = std::ldexp(1.0f, int(scales[size_t(block - first_block)]) - kE8m0Bias);
+    const uint8_t exponent = scales[size_t(block - first_block)];
+    if (exponent == kE8m0NaN) {
+      throw IoError(fmt::format("{}: scale {} of tensor '{}' is NaN", slice.scales_file->path(),
+                                block, slice.scales->name));
+    }
+    const float scale = std::ldexp(1.0f, int(exponent) - kE8m0Bias);
     for (; i < block_end; ++i) {
       const int byte = codes[size_t(i / 2 - begin / 2)];
       store(kE2m1[size_t(i % 2 == 0 ? byte & 15 : byte >> 4)] * scale, out, i - begin);

@@ -21,8 +21,7 @@ struct StoredSlice {
   const SafetensorsEntry* scales = nullptr;  ///< u8; nullptr: not in MXFP4
 };
 
-/// Whether rows are farther apart in the file than elements of a column: many of its rows are read
-/// at once.
+/// Whether a row's elements are farther apart in the file than rows: many rows are read at once.
 bool is_transposed(const StoredSlice& slice);
 /// Reads elements [row, column] and those after them to `out`, f32 or bf16 [rows, columns], in
 /// host memory. Throws IoError.

@@ -279,7 +279,7 @@ void WeightFiles::add_expert_slices(const StoredTensor& whole, const StoredTenso
   for (const ExpertSlice& slice : slices) {
     strided_.push_back({whole.file, whole.entry, slice.first, slice.row_stride, slice.column_stride,
                         scales.file, scales.entry});
-    // bf16 has all numbers of MXFP4.
+    // bf16 has all numbers of MXFP4 below 2^128.
     slices_.push_back({slice.name, scales ? DType::bf16 : whole.entry->dtype, slice.shape,
                        whole.entry->begin, whole.entry->end});
     split.push_back({whole.file, &slices_.back(), &strided_.back()});

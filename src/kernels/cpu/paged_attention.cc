@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "core/cpu/parallel.h"
+#include "kernels/cpu/fast_tanh.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/rope.h"
-#include "kernels/cpu/softcap.h"
 #include "observe/recorder.h"
 
 namespace tandem::cpu {

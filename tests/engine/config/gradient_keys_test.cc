@@ -50,6 +50,7 @@ TEST(GradientKeys, Bf16IsRefusedWhereTheyWouldBeSummed) {
         std::pair("parallel.dp_host=2", "parallel.dp_host = 2"),
         std::pair("parallel.codec=gradients=int8", "parallel.codec = \"gradients=int8\""),
         std::pair("optimizer.name=lamb", "optimizer.name = \"lamb\""),
+        std::pair("model.attention_sinks=true", "model.attention_sinks = true"),
         std::pair("model.qkv_bias=true", "model.qkv_bias = true")}) {
     EXPECT_EQ(check({key, "parallel.dp=4", "train.batch=16"}),
               fmt::format("train.gradient_dtype is bf16 with {}: expected f32", named));

@@ -235,7 +235,8 @@ TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLossOfAStep) {
               1e-6);
 }
 
-TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
+/// Layouts that resume, one after another, and the first digits of the checkpoints that are lost.
+void expect_resumed(std::initializer_list<std::pair<Layout, std::string_view>> resumed) {
   const TempDir dir;
   const std::string out = dir / "run";
   const std::vector<std::string> overrides{"train.steps=30",
@@ -246,8 +247,8 @@ TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
                                            "model.router=sigmoid"};
   run(request_for({1, 1, 1}, dir / "one", overrides));
   run(request_for({1, 4, 4}, out, overrides));
-  for (const auto& [layout, lost] : {std::pair(Layout{2, 2, 2}, "23"), {Layout{1, 8, 8}, "3"}}) {
-    for (const char digit : std::string_view(lost)) {
+  for (const auto& [layout, lost] : resumed) {
+    for (const char digit : lost) {
       std::filesystem::remove_all(fmt::format("{}/checkpoints/step-000000{}0", out, digit));
     }
     TrainRequest request = request_for(layout, out, overrides);
@@ -255,6 +256,12 @@ TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
     run(request);
     expect_same_run(out, dir / "one");
   }
+}
+TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
+  expect_resumed({{Layout{2, 2, 2}, "23"}, {Layout{1, 8, 8}, "3"}});
+}
+TEST(TrainMoeLong, AnotherLayoutResumesACheckpoint) {
+  expect_resumed({{Layout{1, 2, 2}, "23"}, {Layout{2, 1, 2}, "3"}});
 }
 
 TEST(TrainMoe, SavingAtAnotherLayoutKeepsEveryBit) {

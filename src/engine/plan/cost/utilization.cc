@@ -118,8 +118,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config,
   double fastest = HUGE_VAL, external = 1;
   for (int round = 0; round < max_rounds && external >= kBusyShare; ++round) {
     const ProcessorTime begin = ProcessorTime::now();
-    const auto samples =
-        measure(world, product, {uint64_t(round) + 1, 3, is_short ? 3 : 9, is_short ? 0 : 0.1});
+    const auto samples = measure(world, product, {uint64_t(round) + 1, 3, 9, 0.1});
     fastest = std::min(fastest, *std::ranges::min_element(samples[0]));
     external = probe.shares_processors ? external_share(world, begin) : 0;
   }
