@@ -147,7 +147,7 @@ def main():
         browser = Browser(folder + "/profile")
         is_long = sys.argv[2:] == ["long"]
         for job in JOBS:
-            check_numbers(folder, browser, job, 12 if is_long else 2, "--dp-formats")
+            check_numbers(folder, browser, job, 12 if is_long else 5, "--dp-formats")
             check_numbers(folder, browser, job, 20 if is_long else 4)
         if not is_long:
             check_page(folder, browser, sys.argv[2] if len(sys.argv) > 2 else None)
