@@ -312,7 +312,9 @@ def test_page(folder, browser, tp, dp, pp, screenshot):
             browser.call("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
         text = browser.value("document.getElementById('groups-rank').textContent")
         expect(text.startswith("rank 0: "), text)
-        expect(not browser.problems, browser.problems)
+        # The page before may ask its own server, which has ended, once more.
+        problems = [each for each in browser.problems if "REFUSED" not in str(each) or server.url in str(each)]
+        expect(not problems, problems)
     step = browser.value("document.getElementById('eta').textContent")
     expect(step.startswith("step 120 of 200"), step)
     run.add(121, 130)
