@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <span>
 #include <string>
 
+#include "comm/device/gpu_coordinates.h"
 #include "comm/exec.h"
 #include "core/system/machine.h"
 #include "engine/config/device_traits.h"
@@ -47,17 +47,11 @@ RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType
   return bytes;
 }
 
-std::string this_boot() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return boot.empty() ? host_name() : boot;
-}
-
 /// Refuses weights and a cache that do not fit into a host's memory, on all ranks, before any of it
 /// is allocated. Collective.
 void check_memory(Communicator& tp, const RankBytes& local, const KvCache::Size& size) {
   const std::string blob =
-      std::string(reinterpret_cast<const char*>(&local), sizeof local) + this_boot();
+      std::string(reinterpret_cast<const char*>(&local), sizeof local) + this_node();
   std::map<std::string, RankBytes> hosts;
   for (const auto& each : tp.exchange(std::as_bytes(std::span(blob)), "memory of the model")) {
     RankBytes of_rank;
