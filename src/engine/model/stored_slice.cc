@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <span>
 #include <vector>
 
+#include "codec/numbers.h"
 #include "core/cpu/tasks.h"
 #include "tandem/dtype.h"
 #include "tandem/error.h"
@@ -15,8 +15,6 @@
 namespace tandem {
 namespace {
 
-constexpr std::array<float, 16> kE2m1 = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                         -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 constexpr int kE8m0Bias = 127;
 constexpr uint8_t kE8m0NaN = 255;
 
@@ -52,7 +50,8 @@ void read_blocks(const StoredSlice& slice, int64_t begin, int64_t columns, const
     const float scale = std::ldexp(1.0f, int(exponent) - kE8m0Bias);
     for (; i < block_end; ++i) {
       const int byte = codes[size_t(i / 2 - begin / 2)];
-      store(kE2m1[size_t(i % 2 == 0 ? byte & 15 : byte >> 4)] * scale, out, i - begin);
+      const auto code = uint32_t(i % 2 == 0 ? byte & 15 : byte >> 4);
+      store(codec::E2M1::value<float>(code) * scale, out, i - begin);
     }
   }
 }
