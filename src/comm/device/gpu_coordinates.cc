@@ -1,11 +1,11 @@
 #include "comm/device/gpu_coordinates.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
+
+#include "core/system/machine.h"
 
 namespace tandem {
 
@@ -17,12 +17,7 @@ std::string node_identity(const char* host_id, std::string_view host_name,
 
 const std::string& this_node() {
   static const std::string node = [] {
-    char name[256] = {};
-    gethostname(name, sizeof name - 1);
-    std::string boot;
-    std::ifstream file("/proc/sys/kernel/random/boot_id");
-    std::getline(file, boot);
-    return node_identity(std::getenv("NCCL_HOSTID"), name, boot);
+    return node_identity(std::getenv("NCCL_HOSTID"), host_name(), boot_id());
   }();
   return node;
 }

@@ -107,6 +107,13 @@ std::string host_name() {
   return name;
 }
 
+std::string boot_id() {
+  std::string id;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::getline(file, id);
+  return id;
+}
+
 Machine this_machine() {
   Machine machine;
   machine.cpu = "unknown";

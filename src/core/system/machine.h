@@ -23,6 +23,8 @@ Machine this_machine();
 uint64_t usable_memory_bytes();
 /// Name of this host, as gethostname.
 std::string host_name();
+/// Id of the running kernel: differs between hosts, and between two boots of one; empty if unknown.
+std::string boot_id();
 
 /// Processes that ran or waited for a processor in the last minute, per processor of the host:
 /// above 1, programs compete. 0 if not reported.

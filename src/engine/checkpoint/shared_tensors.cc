@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <random>
 
 #include "core/cpu/tasks.h"
 #include "core/host_copy.h"
+#include "core/system/machine.h"
 #include "engine/parallel/collective_check.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
@@ -56,9 +56,7 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
     } catch (const IoError&) {  // different folder: rank 0 writes for this rank
     }
   }
-  std::string host;  // empty: it does not see the file
-  if (file_) std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
-  if (file_) host += '.';
+  const std::string host = file_ ? boot_id() + '.' : "";  // empty: it does not see the file
   const auto all = ranks.exchange(std::as_bytes(std::span(host)), "who sees a file");
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty()) {

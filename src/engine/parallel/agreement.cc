@@ -4,11 +4,11 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <fstream>
 #include <span>
 #include <vector>
 
 #include "core/system/files.h"
+#include "core/system/machine.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -19,8 +19,6 @@ namespace fs = std::filesystem;
 /// Three lines: machine, location (inode of the deepest existing folder and the remaining path),
 /// and the absolute path.
 std::string location(const std::string& path) {
-  std::string machine;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
   std::error_code code;
   const fs::path whole = fs::absolute(path, code).lexically_normal();
   fs::path there = whole;
@@ -28,8 +26,9 @@ std::string location(const std::string& path) {
   while (::stat(there.c_str(), &status) != 0 && there != there.parent_path()) {
     there = there.parent_path();
   }
-  return fmt::format("{}\n{}:{}:{}\n{}", machine, uint64_t(status.st_dev), uint64_t(status.st_ino),
-                     whole.lexically_relative(there).string(), whole.string());
+  return fmt::format("{}\n{}:{}:{}\n{}", boot_id(), uint64_t(status.st_dev),
+                     uint64_t(status.st_ino), whole.lexically_relative(there).string(),
+                     whole.string());
 }
 
 std::vector<std::string> split_location(const std::vector<std::byte>& blob) {

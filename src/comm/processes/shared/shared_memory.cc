@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <string>
 
+#include "core/system/machine.h"
 #include "core/system/process/file_limit.h"
 #include "tandem/error.h"
 
@@ -79,12 +79,9 @@ void SharedMemory::seal() {
 }
 
 uint64_t host_identity() {
-  std::string text, boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  text = fmt::format("{}/{}/{}/{}", boot, name, inode_of("/proc/self/ns/net"),
-                     inode_of("/proc/self/ns/pid"));
+  const std::string text =
+      fmt::format("{}/{}/{}/{}", boot_id(), host_name(), inode_of("/proc/self/ns/net"),
+                  inode_of("/proc/self/ns/pid"));
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : text) hash = (hash ^ uint8_t(c)) * 1099511628211u;
   return hash;

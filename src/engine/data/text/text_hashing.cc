@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 #include <string>
 
 #include "core/system/files.h"
+#include "core/system/machine.h"
 #include "engine/data/stream/shared_work.h"
 #include "tandem/error.h"
 
@@ -17,8 +17,7 @@ namespace {
 
 /// Ranks that see the same files as this one, in order.
 std::vector<int> sharing_ranks(Communicator& world, std::span<const TextFile* const> files) {
-  std::string identity;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity);
+  std::string identity = boot_id();
   for (const TextFile* file : files) identity += file->identity();
   identity = content_hash(identity);
   std::vector<int> ranks;

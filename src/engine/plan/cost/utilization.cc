@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <set>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "comm/exec.h"
 #include "comm/world/gpus.h"
 #include "core/random_buffer.h"
+#include "core/system/machine.h"
 #include "core/system/process/clock.h"
 #include "core/system/process/processor_time.h"
 #include "engine/config/device_traits.h"
@@ -47,9 +47,7 @@ double external_share(Communicator& world, const ProcessorTime& begin) {
     int64_t process = 0;
     ProcessorTime begin, end;
   };
-  std::string host;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
-  const Used local{std::hash<std::string>()(host), ::getpid(), begin, ProcessorTime::now()};
+  const Used local{std::hash<std::string>()(boot_id()), ::getpid(), begin, ProcessorTime::now()};
   std::vector<Used> all;
   for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), "peak")) {
     std::memcpy(&all.emplace_back(), blob.data(), sizeof(Used));

@@ -62,11 +62,20 @@ status=$?
 [ $status = 2 ] && [[ $text =~ "expected finite numbers".*"ended after step "[0-9]+", saved "([^ ]+) ]] &&
   [ -e "${BASH_REMATCH[1]}/state.json" ] || complain "diverged: exit $status:" "$text"
 
-# A folder that was removed, and belongs to another run now, is not touched. The run is stopped
-# meanwhile: it would write to the folder while rm empties it.
+# Stops the run, which would write to its folder while rm empties it. A signal is only sent when kill returns.
+pause() {
+  kill -STOP $job
+  for ((i = 0; i < 600; ++i)); do
+    grep -hqv '^[0-9]* (.*) T' /proc/$job/task/*/stat || return
+    sleep 0.05
+  done
+  complain "process $job does not stop"
+}
+
+# A folder that was removed, and belongs to another run now, is not touched.
 start moved
 wait_for "$dir/moved/metrics.jsonl" '"step":2,'
-kill -STOP $job
+pause
 rm -rf "$dir/moved" || complain "moved: rm: exit $?"
 train moved --set train.steps=2 2>/dev/null || complain "the second run: exit $?"
 before=$(cd "$dir/moved" && find . -type f -exec sha256sum {} + | sort)
@@ -76,8 +85,10 @@ wait $job
 status=$?
 [ $status = 3 ] && grep -q "the folder of this run was removed, and holds another run's now" "$dir/moved.log" ||
   complain "moved: exit $status:" "$(cat "$dir/moved.log")"
-[ "$before" = "$(cd "$dir/moved" && find . -type f -exec sha256sum {} + | sort)" ] ||
-  complain "moved: the other run's files have changed"
+after=$(cd "$dir/moved" && find . -type f -exec sha256sum {} + | sort)
+[ "$before" = "$after" ] ||
+  complain "moved: the other run's files have changed:" "$(diff <(echo "$before") <(echo "$after"))" \
+    "$(cat "$dir/moved.log")"
 
 # A comparison with the prediction that cannot be written does not end the run.
 mkdir -p "$dir/checked/self_check.json/taken"
@@ -87,7 +98,7 @@ text=$(train checked --set train.steps=30 2>&1) || complain "checked: exit $?:" 
 # Only removed: it is created again.
 start gone
 wait_for "$dir/gone/metrics.jsonl" '"step":2,'
-kill -STOP $job
+pause
 rm -rf "$dir/gone" || complain "gone: rm: exit $?"
 kill -TERM $job
 kill -CONT $job
