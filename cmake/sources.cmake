@@ -75,9 +75,10 @@ set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS -Wno-psa
 # Without errno, square roots vectorize.
 set_source_files_properties(src/kernels/optimizer.cc PROPERTIES
   COMPILE_OPTIONS "-ffp-contract=fast;-fno-math-errno")
+set_source_files_properties(src/core/random.cc PROPERTIES COMPILE_OPTIONS -fno-math-errno)
 # Sources with their own options cannot share precompiled headers.
-set_source_files_properties(${kernel_sources} ${codec_sources} src/kernels/optimizer.cc PROPERTIES
-  SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(${kernel_sources} ${codec_sources} src/kernels/optimizer.cc
+  src/core/random.cc PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 
 # CLI11's headers.
 set_source_files_properties(src/bench/bench_options.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "tandem/export.h"
 
@@ -32,6 +33,8 @@ constexpr float uniform(uint64_t seed, uint64_t stream, uint64_t index) {
 
 /// Standard normal (Box-Muller on one counter).
 float normal(uint64_t seed, uint64_t stream, uint64_t index);
+/// values[i] = normal(seed, stream, first + i), several times as fast as one by one.
+void fill_normal(std::span<float> values, uint64_t seed, uint64_t stream, uint64_t first = 0);
 
 /// FNV-1a of a name: a stable stream id for a named tensor.
 constexpr uint64_t stream_of(const char* name) {

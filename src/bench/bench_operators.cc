@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "bench/bench_case.h"
 #include "comm/workspace.h"
@@ -11,13 +12,19 @@ namespace tandem {
 
 BenchMatrix::BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, BenchData data)
     : memory(size_t(rows * columns) * size_of(dtype)), tensor(memory.view(dtype, {rows, columns})) {
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const float value = data == BenchData::normal ? normal(seed, 0, uint64_t(i))
-                                                  : uniform(seed, 0, uint64_t(i)) * 2 - 1;
-    if (dtype == DType::f32) {
-      tensor.as<float>()[i] = value;
+  std::vector<float> row(static_cast<size_t>(columns));
+  for (int64_t i = 0; i < tensor.elements(); i += columns) {
+    if (data == BenchData::normal) {
+      fill_normal(row, seed, 0, uint64_t(i));
     } else {
-      tensor.as<BFloat16>()[i] = BFloat16::from_float(value);
+      for (int64_t j = 0; j < columns; ++j) {
+        row[size_t(j)] = uniform(seed, 0, uint64_t(i + j)) * 2 - 1;
+      }
+    }
+    if (dtype == DType::f32) {
+      std::ranges::copy(row, tensor.as<float>() + i);
+    } else {
+      std::ranges::transform(row, tensor.as<BFloat16>() + i, BFloat16::from_float);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <span>
 #include <string>
 #include <thread>
@@ -37,6 +38,27 @@ TEST(Random, NormalHasUnitMoments) {
   }
   EXPECT_NEAR(sum / kCount, 0, 0.02);
   EXPECT_NEAR(squares / kCount, 1, 0.02);
+}
+
+TEST(Random, NormalIsBoxAndMullersTransform) {
+  for (uint64_t i = 0; i < 200000; ++i) {
+    const auto words = philox(3, 1, i);
+    const double u = (double(words[0]) + 1) * 0x1p-32, turns = double(words[1]) * 0x1p-32;
+    const double expected = std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * turns);
+    ASSERT_NEAR(double(normal(3, 1, i)), expected, 1e-13 + 6e-8 * std::fabs(expected)) << i;
+  }
+}
+
+TEST(Random, FilledValuesAreThoseOfOneCallEach) {
+  for (const uint64_t first :
+       std::initializer_list<uint64_t>{0, 77, 0xFFFFFF00, ~uint64_t{0} - 300}) {
+    for (const size_t count : {0u, 1u, 3u, 16u, 255u, 256u, 257u, 1000u}) {
+      std::vector<float> values(count + 1, 9);
+      fill_normal(std::span(values).first(count), 5, 6, first);
+      for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(values[i], normal(5, 6, first + i)) << i;
+      EXPECT_EQ(values[count], 9);
+    }
+  }
 }
 
 // Every f16 and bf16 pattern round-trips; every midpoint rounds to even.

@@ -1,6 +1,7 @@
 #include "tests/overlap/problem.h"
 
 #include <cstring>
+#include <vector>
 
 #include "tandem/random.h"
 
@@ -13,9 +14,11 @@ Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool t
   const Tensor all = memory_.view(dtype, {num_outer, length + padding});
   const Tensor narrow = all.narrow(1, 0, length);
   tensor_ = transposed ? narrow.transposed() : narrow;
+  std::vector<float> row(static_cast<size_t>(columns));
   for (int64_t i = 0; i < rows; ++i) {
+    fill_normal(row, seed, uint64_t(i));
     for (int64_t j = 0; j < columns; ++j) {
-      const float value = normal(seed, uint64_t(i), uint64_t(j));
+      const float value = row[size_t(j)];
       const int64_t offset = i * tensor_.stride(0) + j * tensor_.stride(1);
       if (dtype == DType::f32) {
         tensor_.as<float>()[offset] = value;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "tandem/random.h"
 
@@ -27,12 +28,11 @@ void initialize_parameter(WeightWriter& writer, const Parameter& p, const ModelC
   const uint64_t stream = stream_of(p.name.c_str());
   const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
   writer.write(shard, to, DType::f32, [&](int64_t first_row, const Tensor& out) {
-    auto* value = out.as<float>();
     for (int64_t i = 0; i < out.dim(0); ++i) {
       const int64_t begin = shard.first + (first_row + i) * shard.whole_columns;
-      for (int64_t j = 0; j < shard.columns; ++j) {
-        *value++ = scale * normal(seed, stream, uint64_t(begin + j));
-      }
+      const std::span row(out.as<float>() + i * shard.columns, size_t(shard.columns));
+      fill_normal(row, seed, stream, uint64_t(begin));
+      for (float& value : row) value *= scale;
     }
   });
 }

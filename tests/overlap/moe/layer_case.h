@@ -69,10 +69,11 @@ inline std::vector<LayerCase> generated(int world, int count) {
 
 /// Random numbers rounded to `dtype`, so that the reference sees the same values.
 inline std::vector<float> numbers(DType dtype, int64_t count, uint64_t stream, float scale = 1) {
-  std::vector<float> values;
-  for (int64_t i = 0; i < count; ++i) {
-    const float v = scale * normal(11, stream, uint64_t(i));
-    values.push_back(dtype == DType::f32 ? v : BFloat16::from_float(v).to_float());
+  std::vector<float> values(static_cast<size_t>(count));
+  fill_normal(values, 11, stream);
+  for (float& v : values) {
+    v *= scale;
+    if (dtype != DType::f32) v = BFloat16::from_float(v).to_float();
   }
   return values;
 }
