@@ -179,6 +179,10 @@ void sample_rows(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, cons
   refuse();
 }
 
+void feed_tokens(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const AttentionShape&,
                                                      const RopeTable&, const AttentionRows&,
                                                      int64_t) {

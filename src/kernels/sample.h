@@ -43,4 +43,8 @@ int64_t sample_scratch(const Exec& exec, int64_t vocab);
 void sample_rows(const Exec& exec, const Tensor& logits, const Tensor& options,
                  const Tensor& scratch, const Tensor& sampled);
 
+/// Replaces each negative token, -1 - i, by the one in row i of `sampled`, or by 0 if that is none
+/// either. tokens: i32 [n]; sampled: as sample_rows has it, with rows for all i.
+void feed_tokens(const Exec& exec, const Tensor& sampled, const Tensor& tokens);
+
 }  // namespace tandem

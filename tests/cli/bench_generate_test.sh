@@ -40,6 +40,7 @@ if r["temperature"] == 0:  # a maximum and a sum
     assert r["logit_bytes"] == 16, r
 else:
     assert 16 < r["logit_bytes"] < 4 * vocab / 2, r
+assert 0 < r.get("ahead", 0.5) < 1, r  # all but those that prompts or last tokens are in
 us = r["time_us"]
 assert 0 < us["first_token"] <= r["p99_us"]["first_token"], r
 assert 0 < us["next_token"] <= r["p99_us"]["next_token"] + 0.1, r
@@ -53,3 +54,4 @@ if tokens:  # all at once: tokens over the time of the batches
 check 12 --batch 3 --prompt 20 --new 4 --repeats 2 --tp 2 --dtype f32
 check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights int8
 check 0 --batch 2 --temperature 1 --top-k 5 --top-p 0.9 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2
+check 0 --batch 2 --prompt 9 --new 6 --rate 500 --requests 5 --run-ahead

@@ -32,6 +32,16 @@ Values periodic_values(DType dtype, int64_t rows, int64_t columns, uint64_t seed
   return result;
 }
 
+/// Tokens fed from sampled rows, on exec's device.
+std::vector<int32_t> fed(const Exec& exec, const Tensor& sampled, std::vector<int32_t> tokens) {
+  const Values values(exec, DType::i32, {1, int64_t(tokens.size())});
+  const Tensor host = Tensor::of(std::span(tokens), {1, int64_t(tokens.size())});
+  copy(exec, host, values.view);
+  feed_tokens(exec, sampled, values.view);
+  copy(exec, values.view, host);
+  return tokens;
+}
+
 TEST_P(Inference, SamplingChoosesTheCpusTokens) {
   run([](Communicator& comm) {
     const Exec exec{device_of(comm), stream_of(comm)};
@@ -61,6 +71,12 @@ TEST_P(Inference, SamplingChoosesTheCpusTokens) {
       const Values sampled(exec, DType::u8, {rows, int64_t(sizeof(Sampled))});
       sample_rows(exec, on_logits.view, on_options.view, scratch.view, sampled.view);
       const Memory found = to_host(exec, sampled.memory);
+      std::vector<int32_t> tokens;
+      for (int64_t i = 0, n = draw.up_to(300); i < n; ++i) {
+        tokens.push_back(draw.up_to(2) == 0 ? int32_t(i) : int32_t(-1 - draw.up_to(rows)));
+      }
+      const Tensor on_host(found.data(), DType::u8, {rows, int64_t(sizeof(Sampled))});
+      EXPECT_EQ(fed(exec, sampled.view, tokens), fed({}, on_host, tokens)) << "trial " << trial;
       for (int64_t row = 0; row < rows; ++row) {
         Sampled result;
         std::memcpy(&result, found.data() + size_t(row) * sizeof(Sampled), sizeof(Sampled));

@@ -258,6 +258,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.sequences = q.batch;
   options.mixed_rows = q.mixed_rows;
   options.batch_invariant = q.batch_invariant;
+  options.runs_ahead = q.runs_ahead;
   set_step_rows(options, q.prompt_rows, tp.on_gpu());
   options.int8_weights = !q.weights.empty();
   options.share_prefixes = false;  // each batch has the same prompts
@@ -282,7 +283,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   TimedEngine timed = warm;
   timed.first.clear(), timed.next.clear(), timed.steps.clear();
   timed.num_tokens = 0;
-  const int64_t logit_bytes = engine.stats().logit_bytes;
+  const Engine::Stats before = engine.stats();
   const Clock::time_point begin = Clock::now();
   if (q.rate > 0) {
     run_arrivals(tp, engine, timed, q);
@@ -290,14 +291,16 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
     for (int i = 0; i < q.repeats; ++i) run_batch(tp, engine, timed, q.batch);
   }
   result.tokens_per_s = double(timed.num_tokens) / seconds_since(begin);
-  result.logit_bytes = double(engine.stats().logit_bytes - logit_bytes) / double(timed.num_tokens);
+  const Engine::Stats& after = engine.stats();
+  result.logit_bytes = double(after.logit_bytes - before.logit_bytes) / double(timed.num_tokens);
+  result.ahead = double(after.ahead - before.ahead) / double(after.steps - before.steps);
   result.first_token = times_of(timed.first);
   result.first_token_p99_us = percentile(timed.first, 0.99) * 1e6;
   result.next_token_p99_us = percentile(timed.next, 0.99) * 1e6;
   if (!timed.next.empty()) result.next_token = times_of(timed.next);
   if (!timed.steps.empty()) result.token_step = times_of(timed.steps);
   result.step_bytes = step_bytes(config, q);
-  result.preempted = engine.stats().preempted;
+  result.preempted = after.preempted;
   result.receipts = receipts();
   result.memory_bytes = memory_in_use(make_exec(tp));
   if (!tp.on_gpu()) result.read_bytes_per_s = read_rate(tp) * tp.size();

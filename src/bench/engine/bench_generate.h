@@ -28,6 +28,7 @@ struct GenerateBench {
   double rate = 0;          ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;     ///< requests, with `rate`
   bool batch_invariant = false;  ///< as in EngineOptions
+  bool runs_ahead = false;
   SamplingOptions sampling = {.temperature = 0};
   std::string dtype = "bf16";
   std::string weights;  ///< "int8", or empty for `dtype`
@@ -43,6 +44,7 @@ struct GenerateBenchResult {
   /// Bytes of weights, keys and values that the ranks read in such a step; of experts as many
   /// as `batch` rows can choose.
   double step_bytes = 0;
+  double ahead = 0;  ///< share of the steps that were launched before the tokens of the one before
   double logit_bytes = 0;       ///< that a rank sends to each other one for a token that is sampled
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;

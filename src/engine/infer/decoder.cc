@@ -30,11 +30,22 @@ std::vector<int32_t> first_rows(int64_t count) {
   return rows;
 }
 
+constexpr size_t kPinnedPage = 4096;
+
+size_t whole_pages(size_t bytes) {
+  return (bytes + kPinnedPage - 1) / kPinnedPage * kPinnedPage;
+}
+
 Activation bytes(const DecoderContext& c, int64_t rows, int64_t columns) {
   return Activation(DType::u8, rows, columns, c.exec.device);
 }
 
 }  // namespace
+
+Decoder::Result::Result(const Exec& exec, int64_t max_chosen)
+    : memory(whole_pages(size_t(max_chosen) * sizeof(Sampled)) + kPinnedPage),
+      tokens(reinterpret_cast<Sampled*>(whole_pages(reinterpret_cast<uintptr_t>(memory.data())))),
+      download(exec, tokens, memory.bytes() - kPinnedPage) {}
 
 Decoder::Decoder(const DecoderContext& c, int64_t rows, int64_t chosen, const RowsOptions& options)
     : context_(c),
@@ -57,7 +68,7 @@ Decoder::Decoder(const DecoderContext& c, int64_t rows, int64_t chosen, const Ro
       logits_(c.f32(chosen, c.tp.size() == 1 ? 0 : c.config.vocab)),
       sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
       sampled_(bytes(c, chosen, sizeof(Sampled))),
-      host_sampled_(size_t(chosen)),
+      results_{Result(c.exec, chosen), Result(c.exec, chosen)},
       sampler_(c.tp, c.config.vocab) {
   if (options.batch_invariant) check_batch_invariant(c, chosen);
   clear(c.exec, inputs_);  // tokens of padding
@@ -101,33 +112,49 @@ RowRunner& Decoder::runner_of(int64_t count, bool has_prompts) {
   return small_;
 }
 
-std::span<const Sampled> Decoder::run(const StepRows& rows) {
+void Decoder::launch(const StepRows& rows) {
   const auto count = int64_t(rows.tokens.size()), chosen = int64_t(rows.chosen.size());
   const DecoderContext& c = context_;
   c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
   read_ = rows.read;
+  const bool is_fed = std::ranges::any_of(rows.tokens, [](int32_t token) { return token < 0; });
   if (takes_turns_) {
     memory_.same_bits = rows.chunks.empty() ? SameBits::few_rows : SameBits::many_rows;
   }
-  return progress_.during([&]() -> std::span<const Sampled> {
+  progress_.during([&] {
     upload(rows);
     runner_ = &runner_of(count, !rows.chunks.empty());
     const bool runs_form = !large_.runner || runner_ == large_.runner.get();
     if (large_.receipt && !rows.chunks.empty() && runs_form) ++large_.receipt->calls;
     if (rows.chunks.empty()) {
       const auto deadline_us = int64_t(c.tp.deadline() * 1e6);
-      replay_.run(c.exec, {count, chosen, c.cache.longest(), deadline_us},
-                  [&] { run_rows(count, chosen); });
+      replay_.run(c.exec, {2 * count + is_fed, chosen, c.cache.longest(), deadline_us},
+                  [&] { run_rows(count, chosen, is_fed); });
     } else {
-      run_rows(count, chosen);
+      run_rows(count, chosen, is_fed);
     }
-    const std::span<Sampled> result = std::span(host_sampled_).first(size_t(chosen));
-    if (chosen > 0) {
-      copy(c.exec, sampled_->rows(0, chosen),
-           Tensor(result.data(), DType::u8, {chosen, int64_t(sizeof(Sampled))}));
-    }
-    return result;
+    fetch(chosen);
   });
+}
+
+void Decoder::fetch(int64_t chosen) {
+  Result& result = results_[num_launched_++ % results_.size()];
+  result.count = chosen;
+  if (chosen == 0) return;
+  const Tensor sampled = sampled_->rows(0, chosen);
+  const Tensor host(result.tokens, DType::u8, {chosen, int64_t(sizeof(Sampled))});
+  result.download.begin(context_.exec);
+  // On the host the next step may be launched before these tokens are collected.
+  if (result.download.fetch(context_.exec, sampled, host).data() != host.data()) {
+    copy(context_.exec, sampled, host);
+  }
+  result.download.end();
+}
+
+std::span<const Sampled> Decoder::collect() {
+  const Result& result = results_[num_collected_++ % results_.size()];
+  if (result.count > 0) progress_.during([&] { result.download.wait(); });
+  return {result.tokens, size_t(result.count)};
 }
 
 void Decoder::upload(const StepRows& rows) {
@@ -185,7 +212,8 @@ std::vector<float> Decoder::compute_logits_after(int64_t row, int64_t count) {
   });
 }
 
-void Decoder::run_rows(int64_t count, int64_t chosen) {
+void Decoder::run_rows(int64_t count, int64_t chosen, bool is_fed) {
+  if (is_fed) feed_tokens(context_.exec, sampled_, tokens(count));
   runner_->run(tokens(max_rows_), count);
   if (chosen == 0) return;
   runner_->gather(chosen_rows(chosen), last_->rows(0, chosen));

@@ -5,6 +5,7 @@
 // gemm/gemm.h).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "comm/progress.h"
+#include "core/download.h"
 #include "core/replay.h"
 #include "engine/infer/replicated_rows.h"
 #include "engine/infer/rows.h"
@@ -22,6 +24,7 @@ namespace tandem {
 
 /// Rows of a step. A sequence's rows are consecutive, in order.
 struct StepRows {
+  /// Token -1 - i is the one sampled after chosen row i of the step launched before.
   std::vector<int32_t> tokens, sequences, positions;
   std::vector<int32_t> pages;          ///< as KvCache::set_rows has them
   std::vector<PagedChunk> chunks;      ///< of prompts, after all other rows
@@ -37,9 +40,18 @@ class Decoder {
   /// Collective.
   Decoder(const DecoderContext& context, int64_t rows, int64_t chosen,
           const RowsOptions& options = {});
-  /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
-  /// ones, the same on every rank, valid until the next call. Collective.
-  std::span<const Sampled> run(const StepRows& rows);
+  /// Appends the rows, at least one, to their sequences. On a GPU they may be computed later. At
+  /// most kMaxLaunched steps may be launched and not collected. Collective.
+  void launch(const StepRows& rows);
+  /// Waits for the first step not yet collected and returns the tokens after its chosen rows, the
+  /// same on every rank, valid until the next launch.
+  std::span<const Sampled> collect();
+  static constexpr int kMaxLaunched = 2;
+  /// Launches a step while no other is, and returns its tokens.
+  std::span<const Sampled> run(const StepRows& rows) {
+    launch(rows);
+    return collect();
+  }
   /// Logits of the last step's chosen row, one of StepRows::read, f32 [vocab], on the host; the
   /// same on every rank.
   std::vector<float> read_logits(size_t chosen) const;
@@ -56,6 +68,16 @@ class Decoder {
   const RowsForm& form() const { return large_.form; }
 
  private:
+  /// Tokens of a step on the host, in pages that hold nothing else, so that they can be pinned.
+  struct Result {
+    Result(const Exec& exec, int64_t max_chosen);
+
+    Memory memory;
+    Sampled* tokens;
+    Download download;
+    int64_t count = 0;
+  };
+
   void run_all_sizes();
   StepRows dummy_rows(int64_t count) const;
   RowRunner& runner_of(int64_t count, bool has_prompts);
@@ -66,7 +88,8 @@ class Decoder {
   Tensor chosen_rows(int64_t count) const;
   Tensor options(int64_t count) const;
   /// Enqueues or computes everything from the uploaded rows to the sampled tokens.
-  void run_rows(int64_t count, int64_t chosen);
+  void run_rows(int64_t count, int64_t chosen, bool is_fed);
+  void fetch(int64_t chosen);
   /// This rank's logits of the first `count` rows of last_.
   void compute_logits(int64_t count);
   Tensor local_logits(int64_t count) const;
@@ -92,7 +115,8 @@ class Decoder {
   std::vector<std::byte> host_inputs_;
   Activation last_, last_norm_, last_rms_, local_logits_, gathered_, logits_;
   Activation sample_scratch_, sampled_;
-  std::vector<Sampled> host_sampled_;
+  std::array<Result, kMaxLaunched> results_;
+  size_t num_launched_ = 0, num_collected_ = 0;
   Replay replay_;
   ShardSampler sampler_;
   std::vector<int32_t> read_, gathered_rows_;  // of the last step

@@ -30,11 +30,6 @@ int64_t half_of(int64_t capacity) {
   return std::max<int64_t>(1, capacity / 2);
 }
 
-/// Max pages of the tokens that `rows` consecutive rows read, each with its window.
-int64_t window_pages(int64_t window, int64_t rows) {
-  return pages_of(window + rows - 2) + 1;
-}
-
 /// Options with their defaults.
 EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions options) {
   if (options.capacity == 0) options.capacity = config.max_seq;
@@ -66,11 +61,6 @@ EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions
 KvCache::Size cache_size(const EngineOptions& options) {
   return {options.pages,    options.sequences, options.rows,
           options.capacity, options.sequences, options.batch_invariant};
-}
-
-/// Whether tokens are chosen, or reported, by a row's logits on the host.
-bool needs_logits(const Request& request) {
-  return !request.rules.change_nothing() || request.alternatives > 0;
 }
 
 }  // namespace
@@ -124,7 +114,8 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
       decoder_(model_.context, max_rows_, max_sequences_,
                {.overlap = resolved.options.overlap,
                 .prefill = resolved.options.prefill,
-                .batch_invariant = resolved.options.batch_invariant}) {}
+                .batch_invariant = resolved.options.batch_invariant}),
+      runs_ahead_(resolved.options.runs_ahead) {}
 
 void Engine::initialize(uint64_t seed) {
   WeightWriter writer(model_.exec);
@@ -163,6 +154,7 @@ bool Engine::cancel(int64_t request) {
     const auto found =
         std::ranges::find(*list, request, [](auto& sequence) { return sequence->id; });
     if (found == list->end()) continue;
+    remove_from_launched(**found);
     release(**found);
     list->erase(found);
     return true;
@@ -171,218 +163,61 @@ bool Engine::cancel(int64_t request) {
 }
 
 std::vector<TokenEvent> Engine::step() {
-  rows_ = {};
-  chosen_.clear();
-  scored_.clear();
-  num_planned_ = 0;
-  return_pages_before_windows();
-  plan();
-  if (rows_.tokens.empty()) return {};
-  const std::span<const Sampled> sampled = decoder_.run(rows_);
-  ++stats_.steps;
-  stats_.rows += int64_t(rows_.tokens.size());
-  offer_pages();
-  std::vector<TokenEvent> events;
-  for (size_t i = 0; i < chosen_.size(); ++i) {
-    const bool is_first = chosen_[i]->written() == 0;
-    const int64_t begin = chosen_[i]->begin;
-    events.push_back(choose(*chosen_[i], i, sampled[i]));
-    if (is_first) events.back().dropped = begin;
-    events.back().shared = std::exchange(chosen_[i]->found, 0);
+  drop_unread_step();
+  if (!launched_) {
+    planned_ = {};
+    return_pages_before_windows();
+    plan();
+    if (planned_.rows.tokens.empty()) return {};
+    launch();
   }
-  score_prompts(events);
+  const Step step = std::move(*std::exchange(launched_, std::nullopt));
+  if (may_run_ahead(step)) {
+    plan_ahead(step);
+    launch();
+    ++stats_.ahead;
+  }
+  const std::span<const Sampled> sampled = decoder_.collect();
+  offer_pages();
+  std::vector<TokenEvent> events = choose_all(step, sampled);
   stats_.logit_bytes = decoder_.logit_bytes();
-  std::erase_if(running_,
-                [&](const std::unique_ptr<Sequence>& sequence) { return sequence->left() == 0; });
+  for (const TokenEvent& event : events) {
+    if (!event.finish) continue;
+    std::erase_if(running_, [&](const auto& sequence) { return sequence->id == event.request; });
+  }
   return events;
 }
 
-void Engine::plan() {
-  const bool takes_turns = decoder_.takes_turns();
-  if (!takes_turns || !was_of_tokens_) plan_tokens();
-  const auto written = int64_t(rows_.tokens.size());
-  step_rows_ = written == 0 ? max_rows_ : std::min(max_rows_, std::max(mixed_rows_, written + 1));
-  if (!takes_turns || written == 0) {
-    plan_chunks();
-    admit();
+void Engine::launch() {
+  decoder_.launch(planned_.rows);
+  ++stats_.steps;
+  stats_.rows += int64_t(planned_.rows.tokens.size());
+  launched_ = std::exchange(planned_, {});
+}
+
+std::vector<TokenEvent> Engine::choose_all(const Step& step, std::span<const Sampled> sampled) {
+  std::vector<TokenEvent> events;
+  std::vector<Sequence*> sequences;
+  for (size_t i = 0; i < step.chosen.size(); ++i) {
+    if (step.chosen[i] == nullptr) continue;
+    Sequence& sequence = *sequences.emplace_back(step.chosen[i]);
+    const bool is_first = sequence.written() == 0;
+    const int64_t begin = sequence.begin;
+    TokenEvent event = choose(sequence, i, sampled[i]);
+    if (is_first) event.dropped = begin;
+    event.shared = std::exchange(sequence.found, 0);
+    events.push_back(std::move(event));
   }
-  if (rows_.tokens.empty()) plan_tokens();
-  was_of_tokens_ = rows_.chunks.empty();
-}
-
-int64_t Engine::max_pages(const Sequence& sequence) const {
-  const int64_t all = pages_of(sequence.max_cached(capacity()));
-  return window_ > 0 ? std::min(all, window_pages(window_, max_rows_)) : all;
-}
-
-/// Returns pages that no later row reads: the next one reads its token and window_ - 1 before it.
-void Engine::return_pages_before_windows() {
-  if (window_ == 0) return;
-  for (const auto& sequence : running_) {
-    const auto end = size_t(std::max<int64_t>(0, sequence->cached + 1 - window_) / kPageTokens);
-    if (end <= sequence->returned) continue;
-    const auto unread =
-        std::span(sequence->pages).subspan(sequence->returned, end - sequence->returned);
-    pool_.give_back(unread);
-    std::ranges::fill(unread, 0);  // a valid page, but of other tokens
-    sequence->returned = end;
-  }
-}
-
-void Engine::share_prefix(Sequence& sequence) {
-  // Rows whose logits score the tokens after them are computed.
-  if (!shares_ || sequence.request.prompt_alternatives >= 0) return;
-  const std::span context = sequence.context();
-  auto count = context.size() - 1;
-  if (decoder_.takes_turns()) count = std::min(count, size_t(sequence.chunked));
-  sequence.prefix = prefixes_.enter(context.first(count));
-  sequence.pages = prefixes_.pages(sequence.prefix);
-  sequence.shared = sequence.pages.size();
-  sequence.cached = int64_t(sequence.shared) * kPageTokens;
-}
-
-void Engine::offer_pages() {
-  for (const auto& each : running_) {
-    Sequence& sequence = *each;
-    if (sequence.prefix == nullptr) continue;
-    // Tokens in rows of their own may have other bits than those of a prompt.
-    const int64_t end =
-        decoder_.takes_turns() ? std::min(sequence.cached, sequence.chunked) : sequence.cached;
-    for (; int64_t(sequence.shared + 1) * kPageTokens <= end; ++sequence.shared) {
-      const auto tokens =
-          sequence.context().subspan(sequence.shared * size_t(kPageTokens), size_t(kPageTokens));
-      int32_t& page = sequence.pages[sequence.shared];
-      sequence.prefix = prefixes_.extend(sequence.prefix, tokens, page);
-      page = prefixes_.page(sequence.prefix);
-    }
-  }
-}
-
-/// Plans a row for each sequence that is being written.
-void Engine::plan_tokens() {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence& sequence = *running_[i];
-    if (!sequence.has_single_row()) continue;
-    while (!take_pages(sequence, sequence.cached + 1)) {
-      if (!preempt_after(sequence)) return;  // this one was the newest
-    }
-    add_rows(sequence, 1, false);
-  }
-}
-
-/// Plans rows of prompts that began in an earlier step, or of contexts that have rolled. Their
-/// pages may be missing: then they wait for the sequences that have rows, or else the newest
-/// sequence returns its pages.
-void Engine::plan_chunks() {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence& sequence = *running_[i];
-    if (sequence.has_single_row()) continue;
-    while (!plan_chunk(sequence)) {
-      if (!rows_.tokens.empty() || !preempt_after(sequence)) return;
-    }
-  }
-}
-
-/// Plans as many rows as have pages; false if none has.
-bool Engine::plan_chunk(Sequence& sequence) {
-  const int64_t room =
-      (int64_t(sequence.pages.size()) + free_pages()) * kPageTokens - sequence.cached;
-  if (room <= 0) return false;
-  const int64_t rows = step_rows_ - int64_t(rows_.tokens.size());
-  const int64_t count = std::min({sequence.chunked - sequence.cached, rows, room});
-  take_pages(sequence, sequence.cached + count);
-  add_rows(sequence, count, true);
-  return true;
-}
-
-void Engine::admit() {
-  while (!waiting_.empty() && int64_t(running_.size()) < max_sequences_ &&
-         int64_t(rows_.tokens.size()) < step_rows_) {
-    Sequence& sequence = *waiting_.front();
-    // Unless there are pages for all, a running sequence may soon need one.
-    int64_t promised = max_pages(sequence);
-    for (const auto& each : running_) promised += max_pages(*each);
-    if (promised > pool_.size() && free_pages() == 0 && !running_.empty()) return;
-    // With a window, a prompt may need more pages than there are at once.
-    int64_t end = sequence.chunked;
-    if (window_ > 0) end = std::min(end, step_rows_ - int64_t(rows_.tokens.size()));
-    share_prefix(sequence);
-    const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
-    if (promised > pool_.size() && missing >= free_pages() && !running_.empty()) {
-      release(sequence);
-      sequence.cached = 0;
-      return;
-    }
-    if (!std::exchange(sequence.was_admitted, true)) {  // else it may find its own
-      sequence.found = sequence.cached;
-      stats_.shared_tokens += sequence.found;
-    }
-    take_pages(sequence, end);
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
-    add_rows(*running_.back(), end - running_.back()->cached, true);
-  }
-}
-
-bool Engine::take_pages(Sequence& sequence, int64_t end) {
-  const int64_t missing = pages_of(end) - int64_t(sequence.pages.size());
-  if (missing > free_pages()) return false;
-  while (missing > pool_.free()) prefixes_.drop_oldest();
-  for (int64_t i = 0; i < missing; ++i) sequence.pages.push_back(pool_.take());
-  return true;
-}
-
-/// Moves the newest sequence to those that wait; false if that is `sequence`.
-bool Engine::preempt_after(const Sequence& sequence) {
-  std::unique_ptr<Sequence> newest = std::move(running_.back());
-  running_.pop_back();
-  release(*newest);
-  newest->cached = 0;
-  if (!decoder_.takes_turns()) newest->chunked = newest->length();
-  ++stats_.preempted;
-  waiting_.push_front(std::move(newest));
-  return waiting_.front().get() != &sequence;
-}
-
-void Engine::release(Sequence& sequence) {
-  pool_.give_back(std::span(sequence.pages).subspan(sequence.returned + sequence.shared));
-  prefixes_.leave(std::exchange(sequence.prefix, nullptr));
-  sequence.pages.clear();
-  sequence.returned = sequence.shared = 0;
-}
-
-/// Plans the next `count` tokens of a sequence, or as many as there are rows left.
-void Engine::add_rows(Sequence& sequence, int64_t count, bool is_chunk) {
-  const auto first = int64_t(rows_.tokens.size());
-  count = std::min(count, (is_chunk ? step_rows_ : max_rows_) - first);
-  if (count == 0) return;
-  if (is_chunk) rows_.chunks.push_back({first, count});
-  const Request& request = sequence.request;
-  const int64_t scored = std::min(count, int64_t(request.prompt.size()) - 1 - sequence.cached);
-  if (request.prompt_alternatives >= 0 && scored > 0 && sequence.written() == 0) {
-    scored_.push_back({&sequence, first, sequence.cached, scored});
-  }
-  for (int64_t i = sequence.cached; i < sequence.cached + count; ++i) {
-    rows_.tokens.push_back(sequence.context()[size_t(i)]);
-    rows_.sequences.push_back(num_planned_);
-    rows_.positions.push_back(int32_t(i));
-  }
-  ++num_planned_;
-  rows_.pages.insert(rows_.pages.end(), sequence.pages.begin(), sequence.pages.end());
-  rows_.pages.resize(size_t(num_planned_ * pages_of(model_.cache.max_tokens())));
-  sequence.cached += count;
-  if (sequence.left() > 0) return;
-  rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
-  if (needs_logits(request)) rows_.read.push_back(int32_t(rows_.chosen.size()) - 1);
-  rows_.options.push_back(sample_options(request.sampling, sequence.written()));
-  chosen_.push_back(&sequence);
+  score_prompts(step.scored);
+  for (size_t i = 0; i < events.size(); ++i) add_scores(*sequences[i], events[i]);
+  return events;
 }
 
 /// Writes the token that was sampled, or, if the request has rules, another.
 TokenEvent Engine::choose(Sequence& sequence, size_t chosen, const Sampled& sampled) {
   const Request& request = sequence.request;
   const bool has_rules = !request.rules.change_nothing();
-  if (sampled.token < 0 || !needs_logits(request)) return write(sequence, sampled);
+  if (sampled.token < 0 || !request.needs_logits()) return write(sequence, sampled);
   const std::vector<float> logits = decoder_.read_logits(chosen);
   Sampled token = sampled;
   if (has_rules) {
@@ -396,8 +231,8 @@ TokenEvent Engine::choose(Sequence& sequence, size_t chosen, const Sampled& samp
   return event;
 }
 
-void Engine::score_prompts(std::vector<TokenEvent>& events) {
-  for (const ScoredRows& scored : scored_) {
+void Engine::score_prompts(std::span<const ScoredRows> all) {
+  for (const ScoredRows& scored : all) {
     Sequence& sequence = *scored.sequence;
     sequence.scores.resize(sequence.request.prompt.size() - 1);
     for (int64_t done = 0; done < scored.count;) {
@@ -412,18 +247,20 @@ void Engine::score_prompts(std::vector<TokenEvent>& events) {
       done += count;
     }
   }
-  for (size_t i = 0; i < events.size(); ++i) {
-    std::vector<TokenScore>& scores = chosen_[i]->scores;
-    const auto bad = std::ranges::find_if_not(
-        scores, [](const TokenScore& score) { return std::isfinite(score.log_prob); });
-    if (bad != scores.end()) fail(*chosen_[i], bad - scores.begin(), events[i]);
-    events[i].prompt = std::exchange(scores, {});
-  }
+}
+
+void Engine::add_scores(Sequence& sequence, TokenEvent& event) {
+  std::vector<TokenScore>& scores = sequence.scores;
+  const auto bad = std::ranges::find_if_not(
+      scores, [](const TokenScore& score) { return std::isfinite(score.log_prob); });
+  if (bad != scores.end()) fail(sequence, bad - scores.begin(), event);
+  event.prompt = std::exchange(scores, {});
 }
 
 void Engine::fail(Sequence& sequence, int64_t token, TokenEvent& event) {
   if (!event.finish) sequence.tokens.pop_back();
   if (!event.finish || event.finish == Finish::failed) release(sequence);
+  remove_from_launched(sequence);
   event.finish = Finish::failed;
   event.error = fmt::format(
       "logits after token {} of request {}: expected finite numbers (the model's values leave "
@@ -455,6 +292,7 @@ TokenEvent Engine::write(Sequence& sequence, const Sampled& sampled) {
   }
   if (event.finish) {
     event.text += continuation.rest();
+    remove_from_launched(sequence);
     release(sequence);
   } else {
     sequence.tokens.push_back(token);

@@ -47,6 +47,10 @@ struct EngineOptions {
   /// on a GPU as RowsOptions has it, with prompts and tokens in steps of their own, which costs
   /// speed. Unsupported where that cannot be.
   bool batch_invariant = false;
+  /// Launches a step that only continues texts before the tokens of the step before are known, so
+  /// that a GPU does not wait for the host. A text that ends meanwhile has had one row too many.
+  /// Tokens are the same.
+  bool runs_ahead = false;
   /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
   bool int8_weights = false;
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
@@ -110,6 +114,7 @@ class Engine {
     int64_t steps = 0, rows = 0;
     int64_t preempted = 0;      ///< sequences that gave their pages back
     int64_t shared_tokens = 0;  ///< of prompts, that were in the cache
+    int64_t ahead = 0;          ///< steps launched before the tokens of the step before were known
     int64_t rolled = 0;         ///< times that a context was full and its first half dropped
     int64_t logit_bytes = 0;    ///< sent to each other rank to choose and score tokens
   };
@@ -158,9 +163,38 @@ class Engine {
       return std::min(capacity, int64_t(request.prompt.size()) + written - 1);
     }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
+    /// Rows of the context that are launched, whose token is not known yet.
+    int64_t unknown() const { return std::max<int64_t>(0, cached - length()); }
+    /// Whether there is room for a token after the next one, unless that ends the text.
+    bool continues(int64_t capacity) const {
+      return int64_t(written()) + 1 < request.max_tokens && length() < capacity;
+    }
   };
   using Sequences = std::deque<std::unique_ptr<Sequence>>;
 
+  /// Rows of a prompt, [row, row + count) of a step, whose logits score the tokens after them.
+  struct ScoredRows {
+    Sequence* sequence;
+    int64_t row, token, count;
+  };
+  struct Step {
+    StepRows rows;
+    std::vector<Sequence*> chosen;  ///< sequences of rows.chosen; nullptr: ended meanwhile
+    std::vector<ScoredRows> scored;
+    int32_t num_sequences = 0;  ///< of rows
+  };
+
+  /// Launches the planned step.
+  void launch();
+  /// Whether the step after `step`, which is launched, can be planned without its tokens.
+  bool may_run_ahead(const Step& step) const;
+  void plan_ahead(const Step& step);
+  /// Events of a step by its tokens.
+  std::vector<TokenEvent> choose_all(const Step& step, std::span<const Sampled> sampled);
+  /// Drops a launched step whose texts have all ended.
+  void drop_unread_step();
+  /// Takes a sequence that ends from the launched step.
+  void remove_from_launched(const Sequence& sequence);
   /// Max pages that a sequence has at once.
   int64_t max_pages(const Sequence& sequence) const;
   void return_pages_before_windows();
@@ -178,8 +212,17 @@ class Engine {
   bool preempt_after(const Sequence& sequence);
   void release(Sequence& sequence);
   void add_rows(Sequence& sequence, int64_t count, bool is_chunk);
-  /// Adds the scores of prompts whose rows were in the step, and of whole ones to their events.
-  void score_prompts(std::vector<TokenEvent>& events);
+  /// Plans the next row of a sequence, whose token is sampled after chosen row `chosen` of the step
+  /// before.
+  void add_unknown_row(Sequence& sequence, int32_t chosen);
+  /// Adds a sequence's line to the page table.
+  void add_pages(const Sequence& sequence);
+  /// Samples a token after the sequence's last planned row.
+  void choose_last_row(Sequence& sequence);
+  /// Scores the tokens of prompts after those rows of the last step.
+  void score_prompts(std::span<const ScoredRows> all);
+  /// Moves the scores of a whole prompt to its first event.
+  void add_scores(Sequence& sequence, TokenEvent& event);
   /// Ends a sequence whose logits after `token` are not finite.
   void fail(Sequence& sequence, int64_t token, TokenEvent& event);
   TokenEvent choose(Sequence& sequence, size_t chosen, const Sampled& sampled);
@@ -199,15 +242,9 @@ class Engine {
   Decoder decoder_;
   int64_t next_id_ = 0;
   Sequences waiting_, running_;  // both in the order of their ids, running ones first
-  StepRows rows_;
-  std::vector<Sequence*> chosen_;  // sequences of rows_.chosen
-  /// Rows of a prompt, [row, row + count) of a step, whose logits score the tokens after them.
-  struct ScoredRows {
-    Sequence* sequence;
-    int64_t row, token, count;
-  };
-  std::vector<ScoredRows> scored_;
-  int32_t num_planned_ = 0;  // sequences of rows_
+  bool runs_ahead_;
+  Step planned_;
+  std::optional<Step> launched_;  // whose tokens are not collected
   Stats stats_;
 };
 

@@ -32,6 +32,8 @@ struct Request {
   /// otherwise the text ends, and such a prompt is refused.
   bool rolls = false;
 
+  /// Whether tokens are chosen, or reported, by a row's logits on the host.
+  bool needs_logits() const { return !rules.change_nothing() || alternatives > 0; }
   TextOptions text_options() const {
     return {eos_token_ids, stop_token_ids, stops, has_text_before, hides_special, shown};
   }

@@ -88,5 +88,6 @@ void rms_norm_heads_backward(CUstream_st* stream, const Tensor& unnormalized, co
 int64_t sample_scratch(int64_t vocab);
 void sample_rows(CUstream_st* stream, const Tensor& logits, const Tensor& options,
                  const Tensor& scratch, const Tensor& sampled);
+void feed_tokens(CUstream_st* stream, const Tensor& sampled, const Tensor& tokens);
 
 }  // namespace tandem::gpu

@@ -87,12 +87,13 @@ Ends run_with_cancels(Engine& engine, const std::vector<Request>& requests, Choi
   return ends;
 }
 
-void expect_no_page_is_lost(int64_t count) {
+void expect_no_page_is_lost(int64_t count, bool runs_ahead) {
   const ModelConfig config = engine_model(kVariants[1]);
   const std::vector<Request> requests = mixed_requests(count, 21);
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [&](Communicator& tp) {
-      Engine engine(tp, config, {.sequences = 32, .rows = 100, .pages = 12});
+      Engine engine(tp, config,
+                    {.sequences = 32, .rows = 100, .pages = 12, .runs_ahead = runs_ahead});
       fill_poisoned(engine, config, tp);
       Ends ends = run_with_cancels(engine, requests, {5});
       int64_t ended = ends.cancelled;
@@ -101,6 +102,7 @@ void expect_no_page_is_lost(int64_t count) {
       EXPECT_GT(ends.cancelled, count / 200);
       EXPECT_GT(ends.finishes[Finish::failed], count / 200);
       EXPECT_GT(ends.finishes[Finish::stop_string], count / 200);
+      EXPECT_EQ(engine.stats().ahead > 0, runs_ahead);
       EXPECT_GT(engine.stats().preempted, count / 200);
       EXPECT_GT(engine.stats().shared_tokens, count);
       EXPECT_EQ(engine.free_pages(), engine.num_pages());
@@ -118,12 +120,17 @@ void expect_no_page_is_lost(int64_t count) {
 
 TEST(EnginePages, RequestsThatEndInAnyWayLoseNoPage) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
-  expect_no_page_is_lost(200);
+  expect_no_page_is_lost(200, false);
+}
+
+TEST(EnginePages, RequestsThatEndWhileAStepIsLaunchedLoseNoPage) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  expect_no_page_is_lost(200, true);
 }
 
 TEST(EnginePagesLong, TenThousandRequestsLoseNoPage) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
-  expect_no_page_is_lost(10000);
+  for (const bool runs_ahead : {false, true}) expect_no_page_is_lost(10000, runs_ahead);
 }
 
 TEST(EnginePages, ACancelledRequestReturnsItsPagesAtOnce) {

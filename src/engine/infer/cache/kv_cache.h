@@ -20,6 +20,11 @@ constexpr int64_t pages_of(int64_t tokens) {
   return (tokens + kPageTokens - 1) / kPageTokens;
 }
 
+/// Max pages of the tokens that `rows` consecutive rows read, each with its window.
+constexpr int64_t window_pages(int64_t window, int64_t rows) {
+  return pages_of(window + rows - 2) + 1;
+}
+
 class KvCache {
  public:
   struct Size {

@@ -364,6 +364,14 @@ __global__ void __cluster_dims__(kBlocksPerRow, 1, 1) __launch_bounds__(kSampleT
   if (writes) sampled[row] = {token, float(double(logits[row * stride + token]) - top - log_sum)};
 }
 
+constexpr int kFeedThreads = 128;
+
+__global__ void __launch_bounds__(kFeedThreads)
+    feed_kernel(const Sampled* sampled, int32_t* tokens, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * kFeedThreads + threadIdx.x;
+  if (i < count && tokens[i] < 0) tokens[i] = max(0, sampled[-1 - tokens[i]].token);
+}
+
 }  // namespace
 
 int64_t sample_scratch(int64_t vocab) {
@@ -383,6 +391,15 @@ void sample_rows(cudaStream_t stream, const Tensor& logits, const Tensor& option
       reinterpret_cast<const SampleOptions*>(options.data()),
       reinterpret_cast<Weight*>(scratch.data()), reinterpret_cast<Sampled*>(sampled.data()));
   check_launch("sample_rows");
+}
+
+void feed_tokens(cudaStream_t stream, const Tensor& sampled, const Tensor& tokens) {
+  const int64_t count = tokens.elements();
+  require_dtype("feed_tokens: tokens", tokens, DType::i32);
+  if (count == 0) return;
+  feed_kernel<<<unsigned((count - 1) / kFeedThreads + 1), kFeedThreads, 0, stream>>>(
+      reinterpret_cast<const Sampled*>(sampled.data()), tokens.as<int32_t>(), count);
+  check_launch("feed_tokens");
 }
 
 }  // namespace tandem::gpu
