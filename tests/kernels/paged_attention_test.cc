@@ -244,5 +244,27 @@ TEST(PagedAttention, NoDecidingKeyIsMissingExtraShiftedOrOfAnotherPage) {
   }
 }
 
+TEST(PagedAttention, RowsOfADecodeStepMatchTheReference) {
+  for (uint64_t trial = 0; trial < 12; ++trial) {
+    const PagedCase c = draw_few(trial);
+    const PagedReference right(c);
+    EXPECT_GT(right.nearest_mistake(), 2) << "one wrong key would pass: " << trial;
+    for (const int cluster : {0, 8, kNoCluster}) {
+      PagedRuns runs = kAtOnce;
+      runs.appends = cluster == 8, runs.cluster = cluster;
+      EXPECT_LE(right.error_of(run_paged(Exec{}, c, runs)), 1) << trial;
+    }
+  }
+}
+
+TEST(PagedAttention, ClustersOfOtherSizesAreRefused) {
+  const RopeTable rope(Exec{}, 64, 16, kTheta);
+  for (const int cluster : {-2, 3, 17, 32}) {
+    PagedShape shape{2, 1, 16, 4, 64};
+    shape.cluster = cluster;
+    EXPECT_THROW(PagedAttention(Exec{}, shape, rope), InvalidArgument) << cluster;
+  }
+}
+
 }  // namespace
 }  // namespace tandem
