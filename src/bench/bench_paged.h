@@ -20,8 +20,8 @@ struct PagedBench {
   int64_t heads = 32, kv_heads = 8, head_dim = 128;
   int64_t window = 0;  ///< as AttentionMask::window
   DType dtype = DType::bf16;
-  bool batch_invariant = false;    ///< as in PagedShape, for the forms that choose
-  std::vector<std::string> forms;  ///< names of paged_bench_forms; empty: all that run
+  bool batch_invariant = false;         ///< as in PagedShape, for the forms that choose
+  std::vector<std::string> forms = {};  ///< names of paged_bench_forms; empty: all that run
   int repeats = 20;
 
   /// Bytes of keys and values that a step reads.
