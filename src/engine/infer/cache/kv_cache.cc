@@ -15,7 +15,7 @@ int64_t round_up_longest(int64_t tokens, int64_t max_tokens) {
   return std::min(max_tokens, (tokens + unit - 1) / unit * unit);
 }
 
-/// As PagedRows::distinct_sequences: rows of a sequence are neighbors, in chunks and outside.
+/// Value of PagedRows::distinct_sequences. Rows of a sequence are neighbors.
 bool are_distinct(std::span<const int32_t> sequences, const std::vector<PagedChunk>& chunks) {
   if (!chunks.empty()) sequences = sequences.first(size_t(chunks.front().first) + 1);
   const auto is_same = [](int32_t a, int32_t b) { return a == b && a >= 0; };
