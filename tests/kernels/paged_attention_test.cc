@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "gemm/gemm.h"
+#include "tandem/error.h"
 #include "tests/kernels/attention_reference.h"
 #include "tests/kernels/paged_reference.h"
 

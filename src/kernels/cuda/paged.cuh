@@ -85,7 +85,7 @@ template <typename T, int kWidth>
 __device__ Vector<T, kWidth> load_vector(const T* from) {
   return *reinterpret_cast<const Vector<T, kWidth>*>(from);
 }
-/// Rotates elements of a head and those half a head later.
+/// Rotates elements of a head and those half a head later, with the same bits in every kernel.
 template <typename T, int kWidth>
 __device__ void rotate(Vector<T, kWidth>& low, Vector<T, kWidth>& high, const float* cos,
                        const float* sin) {
@@ -93,8 +93,8 @@ __device__ void rotate(Vector<T, kWidth>& low, Vector<T, kWidth>& high, const fl
   for (int e = 0; e < kWidth; ++e) {
     const float l = to_float(low.at[e]), h = to_float(high.at[e]);
     const float c = cos[e], s = sin[e];
-    low.at[e] = from_float<T>(l * c - h * s);
-    high.at[e] = from_float<T>(h * c + l * s);
+    low.at[e] = from_float<T>(__fmaf_rn(l, c, -__fmul_rn(h, s)));
+    high.at[e] = from_float<T>(__fmaf_rn(h, c, __fmul_rn(l, s)));
   }
 }
 

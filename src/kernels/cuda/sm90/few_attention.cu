@@ -28,6 +28,13 @@ __device__ inline float factor_of(float top, float largest) {
   return top == -INFINITY ? 0 : exp2_of(top - largest);
 }
 
+/// sum += factor x value. Products and sums are explicit in this file, so that both forms of the
+/// kernel have the same bits.
+__device__ inline void add_scaled(float4& sum, float factor, const float4& value) {
+  sum.x = __fmaf_rn(factor, value.x, sum.x), sum.y = __fmaf_rn(factor, value.y, sum.y);
+  sum.z = __fmaf_rn(factor, value.z, sum.z), sum.w = __fmaf_rn(factor, value.w, sum.w);
+}
+
 /// The multiplying warps. Scores are keys x queries^T, sums are values^T x weights.
 template <int kHead, int kStages, bool kAppends>
 class FewMultiplier {
@@ -182,7 +189,7 @@ class FewMultiplier {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int key = lane_ / 4 + e / 2 * 8;
-      weight[e] = (score[0][e] + score[1][e]) * p_.scale_log2;
+      weight[e] = __fmul_rn(score[0][e] + score[1][e], p_.scale_log2);
       if (kMasked && (key < begin || key >= end)) weight[e] = -INFINITY;
       top[e % 2] = fmaxf(top[e % 2], weight[e]);
     }
@@ -191,7 +198,7 @@ class FewMultiplier {
     for (int c = 0; c < 2; ++c) {
       top[c] = fmaxf(top_[c], combine_rows(top[c], Larger{}));
       keep[c] = exp2_of(top_[c] - top[c]);
-      top_[c] = top[c], total_[c] *= keep[c];
+      top_[c] = top[c], total_[c] = __fmul_rn(total_[c], keep[c]);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -253,9 +260,8 @@ class FewMultiplier {
         const float2 scale = shared_.scales_of_warps[w][head];
         const float factor = factor_of(scale.x, top);
         const auto value = *reinterpret_cast<const float4*>(&sums.of_warps[w][head][at]);
-        total += factor * scale.y;
-        sum.x += factor * value.x, sum.y += factor * value.y;
-        sum.z += factor * value.z, sum.w += factor * value.w;
+        total = __fmaf_rn(factor, scale.y, total);
+        add_scaled(sum, factor, value);
       }
       *reinterpret_cast<float4*>(&sums.of_block[head][at]) = sum;
       if (at == 0) shared_.scales[head] = make_float2(top, total);
@@ -301,15 +307,16 @@ __device__ void add_blocks(const FewParams& p, Memory& shared, const FewWork& wo
         largest = fmaxf(largest, scales[b].x);
       }
       const float keep = factor_of(top, largest);
-      total *= keep, sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
+      total = __fmul_rn(total, keep);
+      sum.x = __fmul_rn(sum.x, keep), sum.y = __fmul_rn(sum.y, keep);
+      sum.z = __fmul_rn(sum.z, keep), sum.w = __fmul_rn(sum.w, keep);
       top = largest;
 #pragma unroll
       for (int b = 0; b < kAtOnce; ++b) {
         if (first + b >= p.cluster) break;
         const float factor = factor_of(scales[b].x, top);
-        total += factor * scales[b].y;
-        sum.x += factor * values[b].x, sum.y += factor * values[b].y;
-        sum.z += factor * values[b].z, sum.w += factor * values[b].w;
+        total = __fmaf_rn(factor, scales[b].y, total);
+        add_scaled(sum, factor, values[b]);
       }
     }
     const float inverse = 1 / total;
