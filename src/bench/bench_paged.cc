@@ -22,7 +22,7 @@
 namespace tandem {
 namespace {
 
-constexpr double kRopeTheta = 10000;
+constexpr double kPagedTheta = 10000;
 /// Queries are larger than keys by this factor, so that few keys have most of a row's weight.
 constexpr float kSharpness = 10;
 
@@ -86,8 +86,8 @@ class PagedBenchRun {
       : comm_(comm),
         q_(request),
         exec_(make_exec(comm)),
-        rope_(exec_, q_.tokens, q_.head_dim, kRopeTheta),
-        host_rope_({}, q_.tokens, q_.head_dim, kRopeTheta),
+        rope_(exec_, q_.tokens, q_.head_dim, kPagedTheta),
+        host_rope_({}, q_.tokens, q_.head_dim, kPagedTheta),
         table_(shuffled_pages(q_.rows * pages_of_row())),
         qkv_(exec_, q_.dtype, q_.rows, q_width() + 2 * kv_width()),
         keys_(exec_, q_.dtype, int64_t(table_.size()) * kPageTokens, kv_width()),
