@@ -154,6 +154,7 @@ void add_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   declare(*command, *options);
   add_bench_attention(*command);
+  add_bench_paged(*command);
   add_bench_train(*command);
   add_bench_generate(*command);
   add_bench_serve(*command);

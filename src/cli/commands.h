@@ -23,6 +23,8 @@ void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 /// `tandem bench attention`
 void add_bench_attention(CLI::App& bench);
+/// `tandem bench paged`
+void add_bench_paged(CLI::App& bench);
 /// `tandem bench train`
 void add_bench_train(CLI::App& bench);
 /// `tandem bench generate`

@@ -17,7 +17,7 @@ class CapturedWork;
 class Replay {
  public:
   /// Everything in which calls differ; kernels get their deadline by value.
-  using Key = std::array<int64_t, 4>;
+  using Key = std::array<int64_t, 5>;
   /// The least recently used graph is dropped for a further one.
   static constexpr size_t kMaxGraphs = 128;
 

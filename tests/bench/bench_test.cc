@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "bench/bench_case.h"
+#include "bench/bench_paged.h"
 #include "bench/bench_rates.h"
 #include "bench/bench_receipt.h"
 #include "bench/engine/bench_prefill.h"
@@ -22,6 +23,36 @@ BenchTimes taking(double us) {
   BenchTimes times;
   times.median_us = us;
   return times;
+}
+
+TEST(Bench, PagedAttentionMatchesItsReference) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const int64_t window : {0, 40}) {
+      for (const int64_t tokens : {1, 64, 150}) {
+        WorldOptions world;
+        world.ranks = 1 + int(tokens % 2);
+        run_threads(world, [&](Communicator& comm) {
+          set_kernel_threads(1);
+          PagedBench request{
+              .rows = 3, .tokens = tokens, .heads = 6, .kv_heads = 2, .head_dim = 16};
+          request.window = window, request.dtype = dtype, request.repeats = 2;
+          const PagedBenchResult result = run_paged_bench(comm, request);
+          EXPECT_LE(result.of_bound, 1) << name_of(dtype) << " " << tokens << " " << window;
+          EXPECT_GT(result.of_bound, 0) << "compared with itself";
+          EXPECT_TRUE(result.ok());
+          EXPECT_EQ(result.forms.size(), 1u) << "forms of GPUs on CPU ranks";
+          EXPECT_GT(result.forms.at("chosen").median_us, 0);
+          request.forms = {"splits"};
+          EXPECT_THROW(run_paged_bench(comm, request), Unsupported);
+          request.heads = 5;
+          EXPECT_THROW(run_paged_bench(comm, request), InvalidArgument);
+        });
+      }
+    }
+  }
+  const PagedBench windowed{
+      .rows = 4, .tokens = 2080, .kv_heads = 8, .head_dim = 128, .window = 64};
+  EXPECT_EQ(windowed.bytes(), 4 * 64 * 8 * 128 * 2 * 2);
 }
 
 TEST(Bench, EveryOperatorMatchesItsReference) {

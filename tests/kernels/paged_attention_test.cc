@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "gemm/gemm.h"
+#include "tandem/error.h"
 #include "tests/kernels/attention_reference.h"
 #include "tests/kernels/paged_reference.h"
 
@@ -241,6 +242,28 @@ TEST(PagedAttention, NoDecidingKeyIsMissingExtraShiftedOrOfAnotherPage) {
             << name_of(dtype) << " window " << c.window << ", " << c.shape.max_tokens << " tokens";
       }
     }
+  }
+}
+
+TEST(PagedAttention, RowsOfADecodeStepMatchTheReference) {
+  for (uint64_t trial = 0; trial < 12; ++trial) {
+    const PagedCase c = draw_few(trial);
+    const PagedReference right(c);
+    EXPECT_GT(right.nearest_mistake(), 2) << "one wrong key would pass: " << trial;
+    for (const int cluster : {0, 8, kNoCluster}) {
+      PagedRuns runs = kAtOnce;
+      runs.appends = cluster == 8, runs.cluster = cluster;
+      EXPECT_LE(right.error_of(run_paged(Exec{}, c, runs)), 1) << trial;
+    }
+  }
+}
+
+TEST(PagedAttention, ClustersOfOtherSizesAreRefused) {
+  const RopeTable rope(Exec{}, 64, 16, kTheta);
+  for (const int cluster : {-2, 3, 17, 32}) {
+    PagedShape shape{2, 1, 16, 4, 64};
+    shape.cluster = cluster;
+    EXPECT_THROW(PagedAttention(Exec{}, shape, rope), InvalidArgument) << cluster;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -155,6 +156,8 @@ struct PagedRuns {
   bool batch_invariant = true;  ///< as in PagedShape
   int64_t singles = 0;          ///< of one run: its first sequences, of one row, are in no chunk
   int64_t padding = 0;          ///< of one run: rows of padding at its end, at most 1
+  int cluster = 0;              ///< as in PagedShape
+  bool appends = false;         ///< PagedRows::distinct_sequences where that holds
 };
 /// Runs whose sums may be in any order.
 inline PagedRuns in_any_order(PagedRuns runs) {
@@ -180,6 +183,7 @@ class PagedRunner {
         outputs_(c.lengths.size() + 1) {}
   static constexpr double kRopeTheta = 10000;
 
+  /// Throws if an output has changed memory around it.
   std::vector<std::byte> run() {
     for (std::vector<size_t> left = unfinished(); !left.empty(); left = unfinished()) {
       run(runs_.together ? left : std::vector<size_t>{left[0]});
@@ -188,14 +192,25 @@ class PagedRunner {
     for (const auto& each : outputs_) all.insert(all.end(), each.begin(), each.end());
     return all;
   }
+  /// Keys and values of all pages.
+  std::vector<std::byte> cached() const {
+    std::vector<std::byte> all;
+    for (const Memory* memory : {&keys_.memory, &values_.memory}) {
+      const Memory found = to_host(exec_, *memory);
+      all.insert(all.end(), found.data(), found.data() + found.bytes());
+    }
+    return all;
+  }
 
  private:
+  static constexpr int64_t kGuard = 8;  // elements after each row of outputs
   int64_t pages() const { return int64_t(c_.pages.size()); }
   PagedShape shape() const {
     PagedShape shape = c_.shape;
     const bool has_kernel = c_.dtype() == DType::bf16 && shape.head_dim <= kMaxChunkHead;
     if (runs_.as_chunks && has_kernel) shape.singles = std::max<int64_t>(1, runs_.singles);
     shape.batch_invariant = runs_.batch_invariant;
+    shape.cluster = runs_.cluster;
     return shape;
   }
   std::vector<size_t> unfinished() const {
@@ -237,25 +252,48 @@ class PagedRunner {
                   c_.qkv.memory.data() + size_t(sources[i]) * bytes, bytes);
     }
     const Values qkv = on_device(exec_, host_qkv, {rows, c_.width()});
-    const Values host_out(Exec{}, c_.dtype(), {rows, out_width});
+    const int64_t out_stride = out_width + kGuard;
+    const Values host_out(Exec{}, c_.dtype(), {rows + 2, out_stride});
     std::memset(host_out.memory.data(), 0xff, host_out.memory.bytes());
-    const Values out = on_device(exec_, host_out, {rows, out_width});
+    const Values guarded = on_device(exec_, host_out, {rows + 2, out_stride});
+    const Tensor out = guarded.view.narrow(0, 1, rows).narrow(1, 0, out_width);
     const Values on_s = upload(sequences, {rows}), on_p = upload(positions, {rows});
     const Values on_pages = upload(c_.pages, {int64_t(c_.lengths.size()), c_.line()});
     PagedRows paged{on_s.view, on_p.view, on_pages.view};
     if (runs_.as_chunks) paged.chunks.assign(chunks.begin() + runs_.singles, chunks.end());
+    const auto singles =
+        chunks.begin() + (runs_.as_chunks ? runs_.singles : int64_t(chunks.size()));
+    paged.distinct_sequences = runs_.appends && std::all_of(chunks.begin(), singles, [](auto each) {
+                                 return each.rows == 1;
+                               });
     attention_.run(
         exec_, paged, qkv.view.narrow(1, 0, out_width), qkv.view.narrow(1, out_width, kv_width),
-        qkv.view.narrow(1, out_width + kv_width, kv_width), keys_.view, values_.view, out.view);
-    const Memory found = to_host(exec_, out.memory);
-    const size_t row_bytes = size_t(out_width) * size_of(c_.dtype());
+        qkv.view.narrow(1, out_width + kv_width, kv_width), keys_.view, values_.view, out);
+    const Memory found = to_host(exec_, guarded.memory);
+    const auto append_rows = [&](std::vector<std::byte>& all, int64_t first, int64_t count) {
+      const size_t size = size_of(c_.dtype());
+      for (int64_t row = first; row < first + count; ++row) {
+        const std::byte* const from = found.data() + size_t((row + 1) * out_stride) * size;
+        all.insert(all.end(), from, from + size_t(out_width) * size);
+      }
+    };
     for (size_t i = 0; i < which.size(); ++i) {
-      auto& all = outputs_[which[i]];
-      const std::byte* const first = found.data() + size_t(chunks[i].first) * row_bytes;
-      all.insert(all.end(), first, first + size_t(chunks[i].rows) * row_bytes);
+      append_rows(outputs_[which[i]], chunks[i].first, chunks[i].rows);
     }
-    outputs_.back().assign(found.data() + size_t(written) * row_bytes,
-                           found.data() + size_t(rows) * row_bytes);
+    outputs_.back().clear();
+    append_rows(outputs_.back(), written, runs_.padding);
+    check_guards(found, rows, out_width);
+  }
+
+  void check_guards(const Memory& found, int64_t rows, int64_t width) const {
+    const auto size = int64_t(size_of(c_.dtype()));
+    for (int64_t i = 0; i < int64_t(found.bytes()); ++i) {
+      const int64_t row = i / size / (width + kGuard), column = i / size % (width + kGuard);
+      const bool is_out = row > 0 && row <= rows && column < width;
+      if (!is_out && found.data()[i] != std::byte{0xff}) {
+        throw std::logic_error("paged_attention: memory around its outputs has changed");
+      }
+    }
   }
 
   Exec exec_;

@@ -315,4 +315,24 @@ inline std::vector<PagedCase> decisive_cases(DType dtype, int64_t head_dim, int6
   return cases;
 }
 
+/// Rows of a decode step, of sequences whose lengths are around those of pages and of a warp's
+/// keys.
+inline PagedCase draw_few(uint64_t trial) {
+  Draw draw{trial};
+  const int32_t edges[] = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 500, 1000, 1023};
+  const int64_t groups[] = {1, 4, 5, 8, 3, 16}, windows[] = {0, 0, 0, 1, 16, 17, 65, 700};
+  PagedShape shape{};
+  shape.head_dim = trial % 2 == 0 ? 128 : 64;
+  shape.kv_heads = 1 + draw.up_to(3);
+  shape.heads = shape.kv_heads * groups[trial / 2 % 6];
+  shape.max_tokens = 1024;
+  std::vector<Lengths> lengths;
+  const int64_t rows = 1 + draw.up_to(kManySingles - 1);
+  for (int64_t s = 0; s < rows; ++s) {
+    const auto any = int32_t(1 + draw.up_to(shape.max_tokens));
+    lengths.push_back({draw.up_to(3) == 0 ? any : edges[draw.up_to(16)], 1});
+  }
+  return decisive_case(trial, DType::bf16, shape, windows[draw.up_to(8)], lengths);
+}
+
 }  // namespace tandem::test

@@ -128,7 +128,9 @@ void Decoder::launch(const StepRows& rows) {
     if (large_.receipt && !rows.chunks.empty() && runs_form) ++large_.receipt->calls;
     if (rows.chunks.empty()) {
       const auto deadline_us = int64_t(c.tp.deadline() * 1e6);
-      replay_.run(c.exec, {2 * count + is_fed, chosen, c.cache.longest(), deadline_us},
+      replay_.run(c.exec,
+                  {2 * count + is_fed, chosen, c.cache.longest(), c.cache.distinct_sequences(),
+                   deadline_us},
                   [&] { run_rows(count, chosen, is_fed); });
     } else {
       run_rows(count, chosen, is_fed);

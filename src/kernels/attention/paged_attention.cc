@@ -2,12 +2,28 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "kernels/attention/simple_attention.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+const PagedShape& checked(const PagedShape& shape) {
+  const int blocks = shape.cluster;
+  const bool is_size = blocks > 0 && blocks <= kMaxCluster && std::has_single_bit(unsigned(blocks));
+  if (!is_size && blocks != 0 && blocks != kNoCluster) {
+    throw InvalidArgument(fmt::format(
+        "paged_attention: clusters of {} blocks: expected a power of two up to {}, {} or 0", blocks,
+        kMaxCluster, kNoCluster));
+  }
+  return shape;
+}
+
+}  // namespace
 
 bool has_chunk_kernels(const Exec& exec, DType dtype, int64_t head_dim) {
   const bool has_kernels = dtype == DType::bf16 && head_dim <= kMaxChunkHead;
@@ -21,7 +37,7 @@ bool has_chunk_kernels(const Exec& exec, DType dtype, int64_t head_dim) {
 
 PagedAttention::PagedAttention(const Exec& exec, const PagedShape& shape, const RopeTable& rope,
                                int64_t window)
-    : shape_(shape),
+    : shape_(checked(shape)),
       rope_(rope),
       window_(window),
       elements_(exec.on_gpu() ? gpu::paged_attention_partials(shape)

@@ -21,16 +21,22 @@ struct PagedShape {
   int64_t rows;         ///< max rows of a run
   int64_t max_tokens;   ///< max tokens of a sequence
   int64_t singles = 0;  ///< max rows outside chunks; 0: `rows`. A GPU has scratch for so many
-  /// A row's result has the same bits in any batch; false: kManySingles rows outside chunks, or
-  /// more, may have another order of sums than fewer on a GPU, which is faster.
+  /// A row's result has the same bits in any batch; false: on a GPU the order of sums may depend on
+  /// the number of rows outside chunks and on PagedRows::longest, which is faster.
   bool batch_invariant = true;
   double softcap = 0;  ///< as AttentionShape::softcap
+  /// Hopper GPUs, bf16: blocks that share a key head's keys of a row outside chunks, a power of two
+  /// up to kMaxCluster; 0: by the rows and the GPU, kNoCluster: kernels of splits. Bits depend on
+  /// it.
+  int cluster = 0;
 
   int64_t max_singles() const { return singles > 0 ? singles : rows; }
 };
 
 /// Rows of a run outside chunks that are many (PagedShape::batch_invariant).
 constexpr int64_t kManySingles = 32;
+/// PagedShape::cluster.
+constexpr int kMaxCluster = 16, kNoCluster = -1;
 /// Head size up to which a GPU has a kernel for chunks, in bf16; else their rows are single.
 constexpr int64_t kMaxChunkHead = 128;
 /// Whether it has; notes a GPU that has not.
@@ -55,6 +61,9 @@ struct PagedRows {
   /// GPU shares their reads of keys among the rows of a chunk, with other bits than for a row
   /// outside a chunk, but the same in all chunks.
   std::vector<PagedChunk> chunks = {};
+  /// Each row outside chunks is the only one of its sequence. A GPU may then write its key and
+  /// value in the kernel that attends, with the same bits.
+  bool distinct_sequences = false;
 };
 
 /// Tensors of a run, as PagedAttention::run takes them, and scratch memory.

@@ -76,6 +76,28 @@ struct SplitOfBlock {
   }
 };
 
+/// Copies a vector of a key or value.
+template <typename T, int kWidth>
+__device__ void store_vector(T* to, const Vector<T, kWidth>& value) {
+  *reinterpret_cast<Vector<T, kWidth>*>(to) = value;
+}
+template <typename T, int kWidth>
+__device__ Vector<T, kWidth> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T, kWidth>*>(from);
+}
+/// Rotates elements of a head and those half a head later, with the same bits in every kernel.
+template <typename T, int kWidth>
+__device__ void rotate(Vector<T, kWidth>& low, Vector<T, kWidth>& high, const float* cos,
+                       const float* sin) {
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) {
+    const float l = to_float(low.at[e]), h = to_float(high.at[e]);
+    const float c = cos[e], s = sin[e];
+    low.at[e] = from_float<T>(__fmaf_rn(l, c, -__fmul_rn(h, s)));
+    high.at[e] = from_float<T>(__fmaf_rn(h, c, __fmul_rn(l, s)));
+  }
+}
+
 /// 16 bytes of global memory to shared memory, or zeros.
 __device__ void copy_async(void* to, const void* from, bool valid) {
   const auto shared = unsigned(__cvta_generic_to_shared(to));

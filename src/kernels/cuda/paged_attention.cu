@@ -2,7 +2,7 @@
 // query heads that share a key head; the sums of a row's splits are added in order. Which tokens
 // make a split, and the order within it, are fixed, so a row's bits do not depend on the batch.
 // Chunks of a prompt have kernels whose blocks share keys among tokens too (paged_chunks.cuh, and
-// hopper_chunks.h); many other rows may have hopper_singles.h.
+// hopper_chunks.h); many other rows may have hopper_singles.h, and few hopper_few.h.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -11,6 +11,7 @@
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/hopper_chunks.h"
+#include "kernels/cuda/hopper_few.h"
 #include "kernels/cuda/hopper_singles.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/paged.cuh"
@@ -32,25 +33,16 @@ struct AppendParams {
   Rows<T, kWidth> q, k, v;
   T *keys, *values;
   const float *cos, *sin;
+  int64_t first_row;
   int heads, kv_heads, half;
 };
-
-/// Copies a vector of a key or value.
-template <typename T, int kWidth>
-__device__ void store_vector(T* to, const Vector<T, kWidth>& value) {
-  *reinterpret_cast<Vector<T, kWidth>*>(to) = value;
-}
-template <typename T, int kWidth>
-__device__ Vector<T, kWidth> load_vector(const T* from) {
-  return *reinterpret_cast<const Vector<T, kWidth>*>(from);
-}
 
 /// One block per row.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kMapThreads) append_kernel(const AppendParams<T, kWidth> p) {
   let_next_start();
   wait_for_previous();
-  const int64_t row = blockIdx.x;
+  const int64_t row = p.first_row + blockIdx.x;
   const int sequence = p.lines.sequences[row];
   if (sequence < 0) return;
   const int position = p.lines.positions[row];
@@ -64,17 +56,10 @@ __global__ void __launch_bounds__(kMapThreads) append_kernel(const AppendParams<
     const int offset = (of_q ? head : head - p.heads) * 2 * p.half + first;
     T* const from = (of_q ? p.q.data + row * p.q.stride : p.k.data + row * p.k.stride) + offset;
     T* const to = of_q ? from : p.keys + slot * p.kv_heads * 2 * p.half + offset;
-    const auto low = load_vector<T, kWidth>(from), high = load_vector<T, kWidth>(from + p.half);
-    Vector<T, kWidth> new_low, new_high;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      const float l = to_float(low.at[e]), h = to_float(high.at[e]);
-      const float c = cos[first + e], s = sin[first + e];
-      new_low.at[e] = from_float<T>(l * c - h * s);
-      new_high.at[e] = from_float<T>(h * c + l * s);
-    }
-    store_vector(to, new_low);
-    store_vector(to + p.half, new_high);
+    auto low = load_vector<T, kWidth>(from), high = load_vector<T, kWidth>(from + p.half);
+    rotate(low, high, cos + first, sin + first);
+    store_vector(to, low);
+    store_vector(to + p.half, high);
   }
   const T* const value = p.v.data + row * p.v.stride;
   T* const to = p.values + slot * p.kv_heads * 2 * p.half;
@@ -212,22 +197,26 @@ int64_t single_rows(const PagedShape& shape, const PagedRows& rows, DType dtype)
   return has_chunks ? rows.chunks.front().first : rows.positions.dim(0);
 }
 
+struct RowRange {
+  int64_t first, count;
+};
+
 template <typename T, int kWidth>
 void launch_append(const PagedShape& shape, const RopeTable& rope, const PagedLines& lines,
-                   const PagedTensors& t, int64_t rows, cudaStream_t stream) {
-  const AppendParams<T, kWidth> params{lines,
-                                       Rows<T, kWidth>(t.q),
-                                       Rows<T, kWidth>(t.k),
-                                       Rows<T, kWidth>(t.v),
-                                       t.keys.as<T>(),
-                                       t.values.as<T>(),
-                                       rope.cos(0),
-                                       rope.sin(0),
-                                       int(shape.heads),
-                                       int(shape.kv_heads),
-                                       int(rope.half())};
-  launch_early("paged_attention", append_kernel<T, kWidth>, unsigned(rows), kMapThreads, 0, stream,
-               true, params);
+                   const PagedTensors& t, const RowRange& rows, cudaStream_t stream) {
+  const AppendParams<T, kWidth> params{
+      lines,          Rows<T, kWidth>(t.q), Rows<T, kWidth>(t.k), Rows<T, kWidth>(t.v),
+      t.keys.as<T>(), t.values.as<T>(),     rope.cos(0),          rope.sin(0),
+      rows.first,     int(shape.heads),     int(shape.kv_heads),  int(rope.half())};
+  launch_early("paged_attention", append_kernel<T, kWidth>, unsigned(rows.count), kMapThreads, 0,
+               stream, true, params);
+}
+template <typename T>
+void append(const PagedShape& shape, const RopeTable& rope, const PagedLines& lines,
+            const PagedTensors& t, const RowRange& rows, cudaStream_t stream) {
+  constexpr int kWidth = 16 / int(sizeof(T));
+  rope.half() % kWidth == 0 ? launch_append<T, kWidth>(shape, rope, lines, t, rows, stream)
+                            : launch_append<T, 1>(shape, rope, lines, t, rows, stream);
 }
 
 int64_t num_splits(int64_t tokens) {
@@ -295,14 +284,11 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
       throw Unsupported("paged_attention: head_dim " + std::to_string(shape.head_dim) +
                         " in f32: expected at most 128, or bf16");
     }
-    constexpr int kWidth = 16 / int(sizeof(T));
-    if (rope.half() % kWidth == 0) {
-      launch_append<T, kWidth>(shape, rope, lines, t, n, stream);
-    } else {
-      launch_append<T, 1>(shape, rope, lines, t, n, stream);
-    }
-    const int splits = int(num_splits(rows.longest > 0 ? rows.longest : shape.max_tokens));
     const int64_t singles = single_rows(shape, rows, t.q.dtype());
+    const bool is_few = sizeof(T) == 2 && takes_hopper_few(shape, window, rows, singles);
+    const int64_t appended = is_few && rows.distinct_sequences ? singles : 0;
+    if (appended < n) append<T>(shape, rope, lines, t, {appended, n - appended}, stream);
+    const int splits = int(num_splits(rows.longest > 0 ? rows.longest : shape.max_tokens));
     auto* const sums = t.scratch.as<float>();
     const AttendParams<T> params{lines,
                                  t.q.as<T>(),
@@ -320,7 +306,9 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
                                  splits,
                                  int(window),
                                  float(kLog2E / std::sqrt(double(shape.head_dim)))};
-    if (sizeof(T) == 2 && takes_hopper_singles(shape, singles)) {
+    if (is_few) {
+      attend_hopper_few(stream, shape, rope, window, rows, singles, t);
+    } else if (sizeof(T) == 2 && takes_hopper_singles(shape, singles)) {
       auto* const counters = static_cast<int*>(t.scratch.data()) + num_partials(shape);
       attend_hopper_singles(stream, shape, window, rows, singles, t, sums, counters);
     } else if (singles > 0) {

@@ -15,6 +15,13 @@ int64_t round_up_longest(int64_t tokens, int64_t max_tokens) {
   return std::min(max_tokens, (tokens + unit - 1) / unit * unit);
 }
 
+/// Value of PagedRows::distinct_sequences. Rows of a sequence are neighbors.
+bool are_distinct(std::span<const int32_t> sequences, const std::vector<PagedChunk>& chunks) {
+  if (!chunks.empty()) sequences = sequences.first(size_t(chunks.front().first) + 1);
+  const auto is_same = [](int32_t a, int32_t b) { return a == b && a >= 0; };
+  return std::ranges::adjacent_find(sequences, is_same) == sequences.end();
+}
+
 }  // namespace
 
 KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
@@ -64,9 +71,13 @@ void KvCache::set_rows(std::span<const int32_t> sequences, std::span<const int32
   upload_.run(exec_, Tensor::of(std::span(host_inputs_).first(size_t(used)), {used}),
               all.narrow(0, 0, used));
   const Tensor of_pages = all.narrow(0, first_page, count);
-  rows_ = {all.narrow(0, 0, rows), all.narrow(0, size_.rows, rows),
+  const bool is_distinct = are_distinct(sequences, chunks);
+  rows_ = {all.narrow(0, 0, rows),
+           all.narrow(0, size_.rows, rows),
            Tensor(of_pages.data(), DType::i32, {count / line, line}, exec_.device),
-           round_up_longest(std::ranges::max(positions) + 1, size_.max_tokens), std::move(chunks)};
+           round_up_longest(std::ranges::max(positions) + 1, size_.max_tokens),
+           std::move(chunks),
+           is_distinct};
 }
 
 void KvCache::set_rows(int64_t position, int64_t count) {
@@ -90,6 +101,7 @@ void KvCache::attend(size_t branch, int64_t first, const Tensor& q, const Tensor
     const int64_t end = std::min(chunk.first + chunk.rows - first, count);
     if (begin < end) rows.chunks.push_back({begin, end - begin});
   }
+  rows.distinct_sequences = rows_.distinct_sequences;
   layer.attention->run(exec_, rows, q, k, v, layer.keys, layer.values, out, sinks);
 }
 

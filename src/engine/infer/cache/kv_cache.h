@@ -59,8 +59,10 @@ class KvCache {
   int64_t max_tokens() const { return size_.max_tokens; }
   int64_t num_pages() const { return size_.pages; }
   /// Bound of the tokens of the next run's sequences. `attend` enqueues the same work for runs of
-  /// as many rows with an equal bound and no chunks.
+  /// as many rows with an equal bound, equal distinct_sequences() and no chunks.
   int64_t longest() const { return rows_.longest; }
+  /// PagedRows::distinct_sequences of the next run.
+  bool distinct_sequences() const { return rows_.distinct_sequences; }
   /// Layer of a branch, which has attention.
   const Layer& layer(size_t branch) const { return layers_[branch]; }
 

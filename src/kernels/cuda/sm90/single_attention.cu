@@ -57,11 +57,6 @@ class SingleMultiplier {
     if (lane_ == 0) shared_.empty[stage_.index].arrive();
     stage_.advance();
   }
-  /// Address of 16 bytes of a key or value.
-  __device__ static const std::byte* vector(const std::byte (*boxes)[kPageBox], int key,
-                                            int index) {
-    return boxes[index / 8] + key * kRowBytes + ((index % 8) ^ (key % 8)) * 16;
-  }
 
   __device__ void clear(const PageWork& work) const {
     __nv_bfloat16* const out = p_.out + work.row * p_.stride + int64_t(work.head) * kHead;
@@ -96,8 +91,8 @@ class SingleMultiplier {
 #pragma unroll
     for (int i = 0; i < kHead / 16; ++i) {
       uint32_t a[4];
-      load_tile(a,
-                vector(keys, warp_ * kWarpKeys + matrix % 2 * 8 + matrix_row, i * 2 + matrix / 2));
+      load_tile(a, page_vector(keys, warp_ * kWarpKeys + matrix % 2 * 8 + matrix_row,
+                               i * 2 + matrix / 2));
       multiply_tile(score[i % 2], a, query_[i]);
     }
     float top[2] = {-INFINITY, -INFINITY};
@@ -173,8 +168,8 @@ class SingleMultiplier {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         uint32_t a[4];
-        load_transposed_tile(a, vector(values, t * 16 + matrix / 2 * 8 + matrix_row,
-                                       (warp_ * kTiles + i) * 2 + matrix % 2));
+        load_transposed_tile(a, page_vector(values, t * 16 + matrix / 2 * 8 + matrix_row,
+                                            (warp_ * kTiles + i) * 2 + matrix % 2));
         if constexpr (kMasked) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {

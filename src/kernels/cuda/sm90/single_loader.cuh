@@ -47,7 +47,14 @@ struct SingleShared {
   int sequences[kSingleRows], positions[kSingleRows];
 };
 
-__device__ inline int first_key(const SingleParams& p, int position) {
+/// Address of 16 bytes of a key or value of a page.
+template <class Byte>
+__device__ Byte* page_vector(Byte (*boxes)[kPageBox], int key, int index) {
+  return boxes[index / 8] + key * kRowBytes + ((index % 8) ^ (key % 8)) * 16;
+}
+/// First key that the query at a position reads.
+template <class Params>
+__device__ int first_key(const Params& p, int position) {
   return p.window > 0 ? max(0, position + 1 - p.window) : 0;
 }
 /// Split of a row's first key, and the number of its splits from there on.
