@@ -105,10 +105,10 @@ TEST_P(CodedWeights, HoldTheNearestMultipleOfAGroupsScale) {
   const WeightFormat format = GetParam();
   for (const int64_t columns : {1, 15, 63, 64, 65, 127, 128, 129, 192, 200}) {
     const Matrix weight = weight_of(9, columns);
-    const CodedWeight held = coded(format, weight);
-    EXPECT_EQ(stored(held, 9, columns), quantized(format, weight)) << columns;
+    const CodedWeight codes = coded(format, weight);
+    EXPECT_EQ(stored(codes, 9, columns), quantized(format, weight)) << columns;
     Matrix read(DType::f32, 9, columns);
-    held.read({}, read.tensor);
+    codes.read({}, read.tensor);
     EXPECT_EQ(read.values(), quantized(format, weight)) << columns;
   }
 }
@@ -150,10 +150,10 @@ TEST_P(CodedWeights, AreReplacedAsAWhole) {
   const Matrix first = weight_of(5, 200);
   Matrix second(DType::f32, 5, 200);
   second.fill("second", 3);
-  CodedWeight held = coded(format, first);
-  held.quantize({}, second.tensor);
-  EXPECT_EQ(stored(held, 5, 200), quantized(format, second));
-  EXPECT_NEAR(double(held.bytes()) / (5 * 256), bytes_per_weight(format), 1e-9);
+  CodedWeight codes = coded(format, first);
+  codes.quantize({}, second.tensor);
+  EXPECT_EQ(stored(codes, 5, 200), quantized(format, second));
+  EXPECT_NEAR(double(codes.bytes()) / (5 * 256), bytes_per_weight(format), 1e-9);
 }
 
 TEST_P(CodedWeights, ShardsByRowsAndByGroupsHoldTheSameWeights) {
@@ -194,12 +194,12 @@ TEST_P(CodedWeights, ProductsMatchReferenceAndRowsKeepTheirBits) {
     for (const int64_t n : {1, 3, 4, 6, 150}) {
       for (const int64_t k : {1, 17, 64, 200}) {
         const Matrix weight = weight_of(n, k);
-        const CodedWeight held = coded(GetParam(), weight);
+        const CodedWeight codes = coded(GetParam(), weight);
         const Doubles w = quantized(GetParam(), weight);
         const int64_t max_rows = 14;  // more than from which weights are decoded once
         Matrix x(dtype, max_rows, k, k + 3), all(dtype, max_rows, n, n + 5);
         x.fill("x");
-        held.multiply({}, x.tensor, all.tensor);
+        codes.multiply({}, x.tensor, all.tensor);
         Doubles expected;
         for (int64_t i = 0; i < max_rows; ++i) {
           for (int64_t j = 0; j < n; ++j) {
@@ -214,7 +214,7 @@ TEST_P(CodedWeights, ProductsMatchReferenceAndRowsKeepTheirBits) {
           for (const int threads : {1, 2}) {
             set_kernel_threads(threads);
             Matrix some(dtype, rows, n);
-            held.multiply({}, x.tensor.rows(max_rows - rows, rows), some.tensor);
+            codes.multiply({}, x.tensor.rows(max_rows - rows, rows), some.tensor);
             const Doubles tail = all.values(), got = some.values();
             EXPECT_TRUE(std::equal(got.begin(), got.end(), tail.end() - int64_t(got.size())))
                 << rows << " rows of " << n << " x " << k;

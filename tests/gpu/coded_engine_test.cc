@@ -74,7 +74,7 @@ struct LogitErrors {
   double largest;  ///< magnitude of a logit
 };
 
-// The same model without coded weights says what bf16 costs.
+// Compares with the same model without coded weights, which says what bf16 costs.
 TEST_P(GpuCoded, LogitsAreAsCloseToTheCpusAsInBf16) {
   const ModelConfig config = gpu_coded_model();
   const auto errors = [&](std::optional<WeightFormat> format) {

@@ -62,10 +62,10 @@ TEST_P(CodedGemm, WeightsAreTheCpus) {
           const Values on_gpu = on_device(exec, weight, {rows, columns});
           const Values expected(Exec{}, DType::f32, {rows, columns});
           coded({}, format, weight.view).read({}, expected.view);
-          const CodedWeight held = coded(exec, format, on_gpu.view);
+          const CodedWeight codes = coded(exec, format, on_gpu.view);
           for (const DType dtype : kDTypes) {
             const Values read(exec, dtype, {rows, columns});
-            held.read(exec, read.view);
+            codes.read(exec, read.view);
             Values found(Exec{}, dtype, {rows, columns});
             found.memory = to_host(exec, read.memory);
             found.view = found.memory.view(dtype, {rows, columns});
@@ -132,10 +132,10 @@ TEST_P(CodedGemm, AnyNumberOfFewRowsIsMultiplied) {
       coded({}, format, weight.view).multiply({}, x.view.rows(0, kMaxFewRows), expected.view);
       const Values on_weight = on_device(exec, weight, {n, k});
       const Values on_x = on_device(exec, x, {kMaxFewRows + 1, k});
-      const CodedWeight held = coded(exec, format, on_weight.view);
+      const CodedWeight codes = coded(exec, format, on_weight.view);
       for (int64_t m = 1; m <= kMaxFewRows; ++m) {
         const Values out(exec, DType::f32, {m, n});
-        held.multiply(exec, on_x.view.rows(0, m), out.view);
+        codes.multiply(exec, on_x.view.rows(0, m), out.view);
         const Memory found = to_host(exec, out.memory);
         for (int64_t i = 0; i < m * n; ++i) {
           ASSERT_NEAR(reinterpret_cast<const float*>(found.data())[i], expected.view.as<float>()[i],
@@ -144,9 +144,10 @@ TEST_P(CodedGemm, AnyNumberOfFewRowsIsMultiplied) {
         }
       }
       const Values out(exec, DType::f32, {kMaxFewRows + 1, n});
-      EXPECT_THROW(held.multiply(exec, on_x.view, out.view), InvalidArgument);
-      EXPECT_THROW(held.multiply(exec, on_x.view.rows(0, 2), out.view.rows(0, 2), {.first_row = 1}),
-                   InvalidArgument);
+      EXPECT_THROW(codes.multiply(exec, on_x.view, out.view), InvalidArgument);
+      EXPECT_THROW(
+          codes.multiply(exec, on_x.view.rows(0, 2), out.view.rows(0, 2), {.first_row = 1}),
+          InvalidArgument);
     }
   });
 }
@@ -159,11 +160,11 @@ TEST_P(CodedGemm, RowsHaveTheSameBitsInAnyCompany) {
       const Values weight = on_device(exec, random_values(DType::f32, c.n, c.k, trial), {c.n, c.k});
       const Values x = on_device(exec, random_values(DType::bf16, kMaxFewRows, c.k, trial + 1),
                                  {kMaxFewRows, c.k});
-      const CodedWeight held = coded(exec, c.format, weight.view);
+      const CodedWeight codes = coded(exec, c.format, weight.view);
       const auto bits = [&](int64_t row, int64_t m, bool accumulate) {
         const Values out(exec, DType::f32, {m, c.n});
         for (int call = 0; call <= int(accumulate); ++call) {
-          held.multiply(exec, x.view.rows(row, m), out.view, {.accumulate = accumulate});
+          codes.multiply(exec, x.view.rows(row, m), out.view, {.accumulate = accumulate});
         }
         return to_host(exec, out.memory);
       };
@@ -193,16 +194,16 @@ TEST_P(CodedGemm, SwigluHasTheBitsOfAProductInBf16) {
       const int64_t f = c.n / 2;
       const Values weight = on_device(exec, random_values(DType::f32, c.n, c.k, trial), {c.n, c.k});
       const Values x = on_device(exec, random_values(DType::bf16, c.m, c.k, trial + 1), {c.m, c.k});
-      const CodedWeight held = coded(exec, c.format, weight.view);
+      const CodedWeight codes = coded(exec, c.format, weight.view);
       const Values hidden(exec, DType::bf16, {c.m, c.n}), inner(exec, DType::bf16, {c.m, f}),
           fused(exec, DType::bf16, {c.m, f});
-      held.multiply(exec, x.view, hidden.view);
+      codes.multiply(exec, x.view, hidden.view);
       swiglu_forward(exec, hidden.view.narrow(1, 0, f), hidden.view.narrow(1, f, f), inner.view);
-      ASSERT_TRUE(held.multiply_swiglu(exec, x.view, fused.view)) << c.describe();
+      ASSERT_TRUE(codes.multiply_swiglu(exec, x.view, fused.view)) << c.describe();
       const Memory expected = to_host(exec, inner.memory), found = to_host(exec, fused.memory);
       EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.bytes()), 0) << c.describe();
       const Values wide(exec, DType::f32, {c.m, f});
-      EXPECT_FALSE(held.multiply_swiglu(exec, x.view, wide.view)) << "bf16 only";
+      EXPECT_FALSE(codes.multiply_swiglu(exec, x.view, wide.view)) << "bf16 only";
     }
   });
 }
@@ -217,14 +218,14 @@ TEST_P(CodedGemm, ProductsThatStartEarlyWaitForEachOthersRows) {
         Values w = random_values(DType::f32, width, width, 6);
         for (int64_t i = 0; i < width * width; ++i) w.set(i, w.get(i) * 0.02);
         const Values on_w = on_device(exec, w, {width, width});
-        const CodedWeight held = coded(exec, format, on_w.view);
+        const CodedWeight codes = coded(exec, format, on_w.view);
         Memory first;
         for (int call = 0; call < 6; ++call) {
           const Values a = on_device(exec, x, {m, width}), b(exec, DType::bf16, {m, width});
           for (int i = 0; i < 4; ++i) {
-            held.multiply(exec, a.view, b.view);
+            codes.multiply(exec, a.view, b.view);
             if (call == 0) wait(exec);
-            held.multiply(exec, b.view, a.view);
+            codes.multiply(exec, b.view, a.view);
             if (call == 0) wait(exec);
           }
           Memory found = to_host(exec, a.memory);

@@ -47,7 +47,7 @@ struct EngineOptions {
   /// on a GPU as RowsOptions has it, with prompts and tokens in steps of their own, which costs
   /// speed. Unsupported where that cannot be.
   bool batch_invariant = false;
-  /// Of the weights of GEMMs (gemm/coded_weight.h), with other values in `dtype`; on GPUs that is
+  /// Format of the weights of GEMMs (gemm/coded_weight.h), other values in `dtype`; on GPUs that is
   /// bf16, without experts. None: as `dtype`.
   std::optional<WeightFormat> weights = {};
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes

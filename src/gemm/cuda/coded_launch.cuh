@@ -1,7 +1,6 @@
 // Launch of coded_product.cuh's kernel for a format.
 #pragma once
 
-#include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
 #include "gemm/cuda/coded_gemm.h"
 #include "gemm/cuda/coded_product.cuh"

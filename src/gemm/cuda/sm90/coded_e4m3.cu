@@ -1,3 +1,4 @@
+#include "core/cuda/load_module.cuh"
 #include "gemm/cuda/coded_kernels.h"
 #include "gemm/cuda/coded_launch.cuh"
 
