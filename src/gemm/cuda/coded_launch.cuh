@@ -10,26 +10,18 @@ namespace tandem::gpu::coded {
 
 constexpr int kMinSteps = 4;  // of a split
 
-/// kBytes: of a block's stages.
-template <int kRows, int kBytes, int kBlocksOfSm>
-using SizedTile = Tile<kRows, kBytes / int(Tile<kRows, 1, 1>::kStageBytes), kBlocksOfSm>;
-/// One block on an SM has the most bytes in flight, and the registers for 64 rows.
+/// Two blocks fit an SM, so that a block of the next tile or GEMM streams while another one ends;
+/// 64 rows need the registers of both.
 template <int kRows>
-using SmallWeight = SizedTile<kRows, 218 << 10, 1>;
-/// A block of the next tile or GEMM streams while another one ends.
+constexpr int kBlocksOfSm = kRows < 64 ? 2 : 1;
 template <int kRows>
-using LargeWeight = SizedTile < kRows,
-      (kRows < 64 ? 110 : 218) << 10, kRows<64 ? 2 : 1>;
+constexpr int kStages = ((220 / kBlocksOfSm<kRows>) << 10) / int(Tile<kRows, 1, 1>::kStageBytes);
 
-inline bool is_large(const CodedMatrix& weight) {
-  return weight.rows >= 16384;
-}
-
-/// Depends on the weight only, since bits depend on it: codes become bf16 on as many SMs as read
-/// them. Ranks that share a GPU may not have SMs for clusters.
+/// Depends on the weight only, since bits depend on it: all SMs must convert codes. Ranks that
+/// share a GPU may not have SMs for clusters.
 inline int splits_of(const CodedMatrix& weight) {
   constexpr int kRowsOfTile = Tile<8, 1, 1>::kWeightRows;
-  if (is_large(weight) || !this_share()->alone()) return 1;
+  if (!this_share()->alone()) return 1;
   const int64_t tiles = (weight.rows - 1) / kRowsOfTile + 1, steps = coded_steps(weight.columns);
   int splits = 1;
   while (splits < rows::kMaxSplits && steps / (2 * splits) >= kMinSteps && tiles * splits < 96) {
@@ -44,8 +36,9 @@ struct LaunchArgs {
   bool accumulate;
 };
 
-template <class T, WeightFormat kFormat, typename Out, bool kSwiglu>
-void launch_tile(const LaunchArgs& args, cudaStream_t stream) {
+template <int kRows, WeightFormat kFormat, typename Out, bool kSwiglu>
+void launch_rows(const LaunchArgs& args, cudaStream_t stream) {
+  using T = Tile<kRows, kStages<kRows>, kBlocksOfSm<kRows>>;
   const CodedMatrix& weight = args.weight;
   const Tensor &x = args.x, &out = args.out;
   constexpr int kColumns = Work<T, kSwiglu>::kColumns;
@@ -74,19 +67,13 @@ void launch_tile(const LaunchArgs& args, cudaStream_t stream) {
                         maps, params);
 }
 
-template <int kRows, WeightFormat kFormat, typename Out, bool kSwiglu>
-void launch(const LaunchArgs& args, cudaStream_t stream) {
-  is_large(args.weight) ? launch_tile<LargeWeight<kRows>, kFormat, Out, kSwiglu>(args, stream)
-                        : launch_tile<SmallWeight<kRows>, kFormat, Out, kSwiglu>(args, stream);
-}
-
 template <WeightFormat kFormat, typename Out, bool kSwiglu = false>
 void launch(const LaunchArgs& args, cudaStream_t stream) {
   const int64_t m = args.x.dim(0);
-  if (m <= 8) return launch<8, kFormat, Out, kSwiglu>(args, stream);
-  if (m <= 16) return launch<16, kFormat, Out, kSwiglu>(args, stream);
-  if (m <= 32) return launch<32, kFormat, Out, kSwiglu>(args, stream);
-  launch<64, kFormat, Out, kSwiglu>(args, stream);
+  if (m <= 8) return launch_rows<8, kFormat, Out, kSwiglu>(args, stream);
+  if (m <= 16) return launch_rows<16, kFormat, Out, kSwiglu>(args, stream);
+  if (m <= 32) return launch_rows<32, kFormat, Out, kSwiglu>(args, stream);
+  launch_rows<64, kFormat, Out, kSwiglu>(args, stream);
 }
 
 template <WeightFormat kFormat>
