@@ -32,6 +32,7 @@ class CodedGemm : public OnGpus {
 CodedWeight coded(const Exec& exec, WeightFormat format, const Tensor& weight) {
   CodedWeight result(exec, format, weight.dim(0), weight.dim(1));
   result.quantize(exec, weight);
+  wait(exec);  // products read codes early
   return result;
 }
 
