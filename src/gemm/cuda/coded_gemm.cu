@@ -1,7 +1,7 @@
 #include "gemm/cuda/coded_gemm.h"
 
 #include <algorithm>
-#include <cfloat>
+#include <cstdint>
 
 #include "core/cuda/check.h"
 #include "core/cuda/element.cuh"
@@ -10,6 +10,7 @@
 #include "gemm/cuda/coded_kernels.h"
 #include "gemm/cuda/coded_layout.h"
 #include "gemm/cuda/rows_product.h"
+#include "tandem/error.h"
 
 namespace tandem::gpu {
 namespace {
@@ -35,9 +36,9 @@ struct alignas(4 * sizeof(T)) FourValues {
 /// Visits (row, step) with a warp.
 template <typename Visit>
 __device__ void for_each_step(const CodedParams& p, const Visit& visit) {
-  const int64_t total = p.rows * p.steps, stride = int64_t(gridDim.x) * kWarps;
-  for (int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32; i < total; i += stride) {
-    visit(i / p.steps, i % p.steps);
+  const auto steps = unsigned(p.steps), total = unsigned(p.rows) * steps;  // 32-bit divisions
+  for (unsigned i = blockIdx.x * kWarps + threadIdx.x / 32; i < total; i += gridDim.x * kWarps) {
+    visit(int64_t(i / steps), int64_t(i % steps));
   }
 }
 
@@ -62,7 +63,7 @@ __device__ uint32_t byte_of(uint32_t word, int input) {
   return word >> kShifts[input] & 0xffu;
 }
 
-/// As the CPU's Codes (gemm/cpu/coded_product.cc).
+/// Codes and scales with the bits of gemm/cpu/coded_product.cc.
 template <WeightFormat>
 struct LaneCodes;
 
@@ -158,6 +159,10 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const CodedParams p, Out
 }
 
 CodedParams make_params(const CodedMatrix& matrix) {
+  if (matrix.rows * matrix.scales.dim(0) > INT32_MAX) {
+    throw InvalidArgument("coded weights of " + matrix.codes.describe() +
+                          ": expected fewer than 2^31 x 128 codes on a GPU");
+  }
   return {matrix.codes.as<uint32_t>(), matrix.scales.as<uint32_t>(), matrix.rows, matrix.columns,
           matrix.scales.dim(0),        matrix.scales.dim(1)};
 }

@@ -39,7 +39,7 @@ struct Tile {
   static constexpr uint32_t kBoxBytes = kRows * 128;  // 64 inputs of x
   static constexpr uint32_t kScaleBytes = kWeightRows * 4;
   static constexpr uint32_t kStageBytes = kCodeBytes + 2 * kBoxBytes + kScaleBytes;
-  /// As in rows_product.cuh.
+  /// Between the sums of two rows of x in shared memory, as in rows_product.cuh.
   static constexpr int kSumStride = kWeightRows + 4;
 
   struct Shared {
