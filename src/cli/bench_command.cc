@@ -157,6 +157,7 @@ void add_bench(CLI::App& app) {
   add_bench_paged(*command);
   add_bench_train(*command);
   add_bench_generate(*command);
+  add_bench_gemm(*command);
   add_bench_serve(*command);
   add_bench_pipeline(*command);
   add_bench_checkpoint(*command);

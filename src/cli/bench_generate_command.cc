@@ -27,7 +27,7 @@ struct GenerateBenchArguments {
 };
 
 const std::string& weight_dtype(const GenerateBench& q) {
-  return q.weights.empty() ? q.dtype : q.weights;
+  return q.format() ? q.weights : q.dtype;
 }
 
 nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult& r,
@@ -92,7 +92,7 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
   };
   std::string text =
       fmt::format("{}, layers: {}, tp {}, {}{}: {}, prompts of {} tokens, {} new\n", q.model,
-                  q.layers, q.tp, q.dtype, q.weights.empty() ? "" : ", weights in " + q.weights,
+                  q.layers, q.tp, q.dtype, q.format() ? ", weights in " + q.weights : "",
                   q.rate > 0 ? fmt::format("{} requests, {} a second, at most {} at "
                                            "once",
                                            q.requests, q.rate, q.batch)
@@ -131,14 +131,13 @@ void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
 
 void run(GenerateBenchArguments arguments) {
   GenerateBench& q = arguments.request;
-  check_weights(q.weights, arguments.devices);
   WorldOptions world;
   world.ranks = q.tp;
   const auto check_gpus = [&] {
     const ModelConfig config = generate_bench_config(q, true);
-    return double(config.parameters()) * double(size_of(parse_dtype(q.dtype))) / q.tp;
+    return double(config.parameters()) * q.bytes_per_weight() / q.tp;
   };
-  set_devices(arguments.devices, world, {describe_cpu_weights(q.weights), check_gpus});
+  set_devices(arguments.devices, world, {.check_gpus = check_gpus});
   q.prompt_rows = prompt_rows(q.prompt_rows, arguments.devices);
   const ModelConfig config = generate_bench_config(q, arguments.devices.on_gpus());
   q.layers = config.layers;

@@ -29,6 +29,8 @@ void add_bench_paged(CLI::App& bench);
 void add_bench_train(CLI::App& bench);
 /// `tandem bench generate`
 void add_bench_generate(CLI::App& bench);
+/// `tandem bench gemm`
+void add_bench_gemm(CLI::App& bench);
 /// `tandem bench serve`
 void add_bench_serve(CLI::App& bench);
 /// `tandem bench checkpoint`

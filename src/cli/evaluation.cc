@@ -12,7 +12,7 @@
 #include "engine/config/gpu_training.h"
 #include "engine/data/corpus.h"
 #include "engine/data/select_data.h"
-#include "engine/infer/int8_weights.h"
+#include "engine/infer/coded_weights.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/cost/memory.h"
 #include "tandem/error.h"
@@ -66,6 +66,7 @@ void set_evaluation_devices(EvaluationArguments& arguments, const ModelConfig& c
     }
     check_gpus();
   }
+  if (arguments.dtype.empty() && parse_weight_format(arguments.weights)) arguments.dtype = "f32";
   arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
 }
 
@@ -105,8 +106,10 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
 
 void EvaluationInputs::load_into(Communicator& tp, Transformer& model) const {
   load_parameters(weights, model.parameter_list(), model.exec(), model.parameters());
-  if (has_int8_weights)
-    round_to_int8(ModelLayout(config, tp.size(), tp.rank()), model.parameters());
+  if (format) {
+    round_to_format(model.exec(), ModelLayout(config, tp.size(), tp.rank()), *format,
+                    model.parameters());
+  }
   model.parameters_changed();
 }
 
@@ -124,8 +127,8 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
   set_evaluation_devices(arguments, config, world);
   options.dtype = parse_dtype(arguments.dtype);
-  const bool is_int8 = !arguments.weights.empty();
-  if (is_int8 && options.dtype != DType::f32) {
+  const std::optional<WeightFormat> format = parse_weight_format(arguments.weights);
+  if (format && options.dtype != DType::f32) {
     throw InvalidArgument(fmt::format("--weights {} with --dtype {}: expected f32",
                                       arguments.weights, arguments.dtype));
   }
@@ -147,8 +150,8 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
             options.format, options.text_key, options.seq, options.stride, options.batch,
             arguments.dtype, arguments.weights, agreed));
     config.check(comm.size());
-    if (is_int8) check_int8_weights(config, comm.size());
-    body(comm, {stored.directory, config, stored.weights, files, stored.side, is_int8});
+    if (format) check_coded_weights(config, comm.size(), *format);
+    body(comm, {stored.directory, config, stored.weights, files, stored.side, format});
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,15 +12,16 @@
 #include "engine/model/config.h"
 #include "engine/model/side_files.h"
 #include "engine/model/weight_files.h"
+#include "gemm/coded_weight.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
 
 struct EvaluationArguments {
   std::string directory, list, dtype;
-  std::string format = "auto";  ///< of the data
-  bool needs_text = false;      ///< token files and chats are refused
-  std::string weights;          ///< "int8", or empty for `dtype`
+  std::string format = "auto";   ///< of the data
+  bool needs_text = false;       ///< token files and chats are refused
+  std::string weights = "none";  ///< name of a WeightFormat, or none
   std::vector<std::string> data;
   int tp = 0;  ///< 0: not given
   DeviceOptions devices;
@@ -39,7 +41,7 @@ struct EvaluationInputs {
   const std::vector<std::string>& files;
   const SideFiles& side;
 
-  bool has_int8_weights = false;
+  std::optional<WeightFormat> format = {};  ///< that weights are rounded to
 
   void load_into(Communicator& tp, Transformer& model) const;
 };

@@ -15,8 +15,8 @@
 namespace tandem::cli {
 
 struct GenerateArguments {
-  std::string directory, prompt, prompts, chat, json, dtype, weights, codec = "none",
-                                                                      prefill = "automatic";
+  std::string directory, prompt, prompts, chat, json, dtype;
+  std::string weights = "none", codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;
   DeviceOptions devices;

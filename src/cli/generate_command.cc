@@ -146,7 +146,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   options.codec = arguments.policy;
   options.prefill = parse_prefill(arguments.prefill);
   options.batch_invariant = arguments.batch_invariant;
-  options.int8_weights = !arguments.weights.empty();
+  options.weights = parse_weight_format(arguments.weights);
   options.tokenizer = stored.tokenizer.get();
   // CPU ranks have too few rows to overlap a GEMM with its own sums.
   if (!arguments.devices.on_gpus()) options.overlap.strategy = Strategy::serial;
@@ -222,7 +222,6 @@ void run(GenerateArguments arguments) {
   }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
-  check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
@@ -331,7 +330,7 @@ void add_generate(CLI::App& app) {
       ->add_option("--prefill", arguments->prefill,
                    "Form of the prompt: serial, or iso, in two chunks, one computed while the "
                    "other's sums travel; automatic measures them for prompts of 64 tokens or more, "
-                   "and is serial with --weights int8")
+                   "and is serial with --weights")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->excludes("--prompts")
       ->capture_default_str();

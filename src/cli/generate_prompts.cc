@@ -128,7 +128,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
                 arguments.devices.on_gpus());
   options.codec = arguments.policy;
   options.batch_invariant = arguments.batch_invariant;
-  options.int8_weights = !arguments.weights.empty();
+  options.weights = parse_weight_format(arguments.weights);
   options.tokenizer = stored.tokenizer.get();
   return options;
 }

@@ -32,7 +32,7 @@ constexpr int64_t kGpuMixedRows =
 constexpr int kUnended = 5;  ///< exit code: a wait passed its deadline
 
 struct ServeArguments {
-  std::string directory, address = "8000", name, dtype, weights, codec = "none";
+  std::string directory, address = "8000", name, dtype, weights = "none", codec = "none";
   int ranks = 1;
   DeviceOptions devices;
   int64_t batch = 16, context = 0, prompt_rows = 0, mixed_rows = 0, queue = 256;
@@ -83,7 +83,7 @@ EngineOptions engine_options(const ServeArguments& arguments, const ServedModel&
   options.share_prefixes = arguments.share_prefixes;
   options.batch_invariant = arguments.batch_invariant;
   options.codec = policy;
-  options.int8_weights = !arguments.weights.empty();
+  options.weights = parse_weight_format(arguments.weights);
   options.tokenizer = model.stored->tokenizer.get();
   return options;
 }
@@ -145,7 +145,6 @@ void serve(Communicator& tp, const ServedModel& model, const EngineOptions& opti
 void run(ServeArguments arguments) {
   const CodecPolicy policy = CodecPolicy::parse(arguments.codec);
   const ListenAddress address = parse_listen_address("--port", arguments.address);
-  check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
   now_doing("serving " + arguments.directory);

@@ -41,14 +41,11 @@ CLI::Option* add_tp_option(CLI::App& command, int& ranks) {
 void add_weights_option(CLI::App& command, std::string& weights) {
   command
       .add_option("--weights", weights,
-                  "Data type of the weights of matrix products, on CPUs; each 64 of a row share a "
-                  "scale (default: as --dtype)")
-      ->check(CLI::IsMember({"int8"}));
-}
-
-void check_weights(const std::string& weights, const DeviceOptions& devices) {
-  if (weights.empty() || !devices.on_gpus()) return;
-  throw Unsupported(fmt::format("--weights {} on GPUs: expected CPU ranks", weights));
+                  fmt::format("Codes of the weights of matrix products: int8, {} of a row with one "
+                              "scale, or e4m3, {} (none: weights as --dtype)",
+                              group_of(WeightFormat::int8), group_of(WeightFormat::e4m3)))
+      ->capture_default_str()
+      ->check(CLI::IsMember(weight_format_names()));
 }
 
 void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
@@ -69,10 +66,6 @@ void add_compute_options(CLI::App& command, std::string& dtype, std::string& wei
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices) {
   if (!dtype.empty()) return dtype;
   return devices.on_gpus() ? "bf16" : "f32";
-}
-
-std::string describe_cpu_weights(const std::string& weights) {
-  return weights.empty() ? "" : "--weights " + weights;
 }
 
 CLI::Option* add_prompt_rows_option(CLI::App& command, int64_t& rows) {
@@ -103,14 +96,16 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   }
   const int ranks = count_ranks(world);
   const DType gpu_dtype = parse_dtype(dtype.empty() ? "bf16" : dtype);
+  const std::optional<WeightFormat> format = parse_weight_format(weights);
   const auto check_gpus = [&] {
-    check_gpu_generation(stored.config, ranks, gpu_dtype);
-    return double(stored.config.parameters()) * double(size_of(gpu_dtype)) / ranks;
+    check_gpu_generation(stored.config, ranks, gpu_dtype, format);
+    const double bytes = format ? bytes_per_weight(*format) : double(size_of(gpu_dtype));
+    return double(stored.config.parameters()) * bytes / ranks;
   };
-  set_devices(devices, world, {describe_cpu_weights(weights), check_gpus});
+  set_devices(devices, world, {.check_gpus = check_gpus});
   dtype = text_dtype(dtype, devices);
   if (devices.on_gpus()) check_gpus();
-  if (!weights.empty()) check_int8_weights(stored.config, launched() ? 1 : ranks);
+  if (format) check_coded_weights(stored.config, launched() ? 1 : ranks, *format);
   if (!launched()) stored.config.check(ranks);
   return stored;
 }

@@ -22,12 +22,8 @@ CLI::Option* add_tp_option(CLI::App& command, int& ranks);
 /// --dtype, --weights, those of devices, and --codec.
 void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
                          DeviceOptions& devices, std::string& codec);
-/// --weights: "int8", or empty for those of --dtype.
+/// --weights: a name that parse_weight_format takes; "none" for weights of --dtype.
 void add_weights_option(CLI::App& command, std::string& weights);
-/// Throws Unsupported for --weights on GPUs.
-void check_weights(const std::string& weights, const DeviceOptions& devices);
-/// Reason that only CPU ranks take --weights, or empty.
-std::string describe_cpu_weights(const std::string& weights);
 /// `dtype`, or the devices' if it is empty.
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
 /// --prompt-rows: rows of a step for chunks of prompts, 0 if not given.
@@ -40,7 +36,7 @@ int64_t prompt_rows(int64_t rows, const DeviceOptions& devices);
 /// Opens the model of a folder, sets the devices and `dtype` where they were not given, and checks
 /// that the model writes text on `world`'s ranks, threads unless a launcher has started this
 /// process. Throws as open_model and set_devices do; ConfigError naming what is wrong with its
-/// sizes; Unsupported for one that GPUs do not take, or that has no weights in int8.
+/// sizes; Unsupported for one that GPUs do not take, or that has no weights of the format.
 StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
                             WorldOptions& world, std::string& dtype, const std::string& weights);
 

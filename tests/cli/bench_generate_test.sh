@@ -15,7 +15,7 @@ refused 'heads = 32: expected a multiple of tp = 3' --tp 3
 refused 'rate 3 --requests 0: expected both or none' --rate 3
 refused 'requests 3: expected both or none' --requests 3
 refused 'llama-2b not in' --model llama-2b
-refused 'weights: int4 not in {int8}' --weights int4
+refused 'weights: int4 not in {none,int8,e4m3}' --weights int4
 refused 'batch: Value 0 not in range' --batch 0
 
 check() { # TOKENS ARGUMENTS...
@@ -27,13 +27,13 @@ r, tokens = json.load(sys.stdin), int(sys.argv[1])
 hidden, ffn, heads, kv_heads, head_dim, vocab = 2048, 8192, 32, 8, 64, 1000
 weights = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * ffn + hidden * vocab
 cached = r["batch"] * (r["prompt"] + r["new"] / 2) * 2 * kv_heads * head_dim
-sizes = {"f32": 4, "bf16": 2, "int8": 1 + 2 / 64}
+sizes = {"f32": 4, "bf16": 2, "int8": 1 + 2 / 64, "e4m3": 1 + 4 / 128}
 size, weight_size = sizes[r["dtype"]], sizes[r["weights"]]
 assert (r["op"], r["layers"], r["vocab"]) == ("generate", 1, 1000), r
 assert r["same_separately"] is True, r
 assert r["receipt"] == [], r["receipt"]  # dense layers on CPU ranks: products and all-reduces, no operator that overlaps
 assert r["step_bytes"] == int(weights * weight_size + cached * size), r
-embedding = hidden * vocab * size if r["weights"] == "int8" else 0  # else it is the head
+embedding = hidden * vocab * size if r["weights"] in ("int8", "e4m3") else 0  # else it is the head
 assert abs(r["weight_bytes"] * r["tp"] / (weights * weight_size + embedding) - 1) < 0.01, r
 assert r["memory_bytes"] > r["weight_bytes"] and r["load_s"] > 0, r
 if r["temperature"] == 0:  # a maximum and a sum
@@ -53,5 +53,6 @@ if tokens:  # all at once: tokens over the time of the batches
 }
 check 12 --batch 3 --prompt 20 --new 4 --repeats 2 --tp 2 --dtype f32
 check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights int8
+check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights e4m3
 check 0 --batch 2 --temperature 1 --top-k 5 --top-p 0.9 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2
 check 0 --batch 2 --prompt 9 --new 6 --rate 500 --requests 5 --run-ahead

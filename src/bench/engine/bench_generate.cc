@@ -201,7 +201,7 @@ double step_bytes(const ModelConfig& config, const GenerateBench& q) {
       double(config.layers) * (attention + mlps * mlp) + hidden * double(config.vocab);
   const double cached = 2 * double(config.layers) * tokens * kv_heads * head_dim;
   const auto size = double(size_of(parse_dtype(q.dtype)));
-  return weights * (q.weights.empty() ? size : kInt8WeightBytes) + cached * size;
+  return weights * q.bytes_per_weight() + cached * size;
 }
 
 /// On GPUs, products of other numbers of rows have other bits: the log-probabilities are close up
@@ -222,8 +222,8 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
   if (q.vocab > 0) config.vocab = q.vocab;
   config.max_seq = q.prompt + q.max_tokens;
   config.check(q.tp);
-  if (on_gpus) check_gpu_generation(config, q.tp, parse_dtype(q.dtype));
-  if (!q.weights.empty()) check_int8_weights(config, q.tp);
+  if (on_gpus) check_gpu_generation(config, q.tp, parse_dtype(q.dtype), q.format());
+  if (q.format()) check_coded_weights(config, q.tp, *q.format());
   if ((q.rate > 0) != (q.requests > 0)) {
     throw InvalidArgument(
         fmt::format("bench generate: --rate {} --requests {}: expected both or "
@@ -236,11 +236,8 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
   }
   const auto parameters = double(config.parameters());
   const auto size = double(size_of(parse_dtype(q.dtype)));
-  double bytes = parameters * size;
-  if (!q.weights.empty()) {
-    const double embedding = double(config.vocab) * double(config.hidden);
-    bytes = parameters * kInt8WeightBytes + embedding * size;
-  }
+  double bytes = parameters * q.bytes_per_weight();
+  if (q.format()) bytes += double(config.vocab) * double(config.hidden) * size;  // embedding
   const auto machine = double(this_machine().memory_bytes);
   if (!on_gpus && machine > 0 && bytes > machine) {
     throw InvalidArgument(fmt::format(
@@ -260,7 +257,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.batch_invariant = q.batch_invariant;
   options.runs_ahead = q.runs_ahead;
   set_step_rows(options, q.prompt_rows, tp.on_gpu());
-  options.int8_weights = !q.weights.empty();
+  options.weights = q.format();
   options.share_prefixes = false;  // each batch has the same prompts
   clear_receipts();
   Engine engine(tp, config, options);

@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/bench.h"
 #include "engine/infer/sampling/sampling.h"
 #include "engine/model/config.h"
+#include "gemm/coded_weight.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -31,8 +33,14 @@ struct GenerateBench {
   bool runs_ahead = false;
   SamplingOptions sampling = {.temperature = 0};
   std::string dtype = "bf16";
-  std::string weights;  ///< "int8", or empty for `dtype`
-  int repeats = 3;      ///< batches, without `rate`
+  std::string weights = "none";  ///< name of a WeightFormat, or none: `dtype`
+  int repeats = 3;               ///< batches, without `rate`
+
+  std::optional<WeightFormat> format() const { return parse_weight_format(weights); }
+  /// Of matrices.
+  double bytes_per_weight() const {
+    return format() ? tandem::bytes_per_weight(*format()) : double(size_of(parse_dtype(dtype)));
+  }
 };
 
 struct GenerateBenchResult {

@@ -49,16 +49,27 @@ program::Values branch_values(const BranchLayout& b, const StepMemory& memory, i
 
 std::vector<Wire> row_sum_wires(const DecoderContext& c) {
   std::vector<Wire> wires{c.codec.attention, c.codec.mlp, c.codec.embeddings};
-  if (c.int8 && c.has_experts()) wires.push_back(c.codec.experts);
+  if (c.coded && c.has_experts()) wires.push_back(c.codec.experts);
   return wires;
 }
 
 void multiply(const DecoderContext& c, const Tensor& x, const LayerWeight& weight,
-              const Tensor& out, SameBits same_bits) {
-  if (c.int8) return c.int8->at(weight.matrix).multiply(x, out);
+              const Tensor& out, SameBits same_bits, bool accumulate) {
+  if (c.coded) return c.coded->multiply(weight.matrix, x, out, same_bits, accumulate);
   GemmOptions options = kWeightIsOld;
+  options.accumulate = accumulate;
   options.same_bits = same_bits;
   gemm(c.exec, x, weight.values.transposed(), out, options);
+}
+
+bool multiply_swiglu(const DecoderContext& c, const Tensor& x, const LayerWeight& weight,
+                     const Tensor& out, SameBits same_bits) {
+  if (c.coded) return c.coded->multiply_swiglu(weight.matrix, x, out, same_bits);
+  return gemm_swiglu(c.exec, x, weight.values, out, same_bits);
+}
+
+Tensor operand(const DecoderContext& c, const LayerWeight& weight) {
+  return c.coded ? c.coded->rounded(weight.matrix) : weight.values;
 }
 
 void Residuals::add_sum(const DecoderContext& c, bool later) {

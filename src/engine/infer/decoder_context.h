@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/infer/cache/kv_cache.h"
-#include "engine/infer/int8_weights.h"
+#include "engine/infer/coded_weights.h"
 #include "engine/model/layer.h"
 #include "gemm/gemm.h"
 #include "tandem/communicator.h"
@@ -32,7 +32,7 @@ struct DecoderContext {
   KvCache& cache;
   CodecPolicy codec = {};
   Exec exec = {};
-  const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`
+  const CodedWeights* coded = nullptr;  ///< matrices, unless they are in `weights`
 
   const DecoderForms& forms() const { return device_forms(exec); }
   LayerView view() const { return {config, layout, weights, exec}; }
@@ -58,9 +58,17 @@ struct StepMemory {
 /// Weights are not written between the kernels of a step.
 constexpr GemmOptions kWeightIsOld{.reads_b_early = true};
 
-/// out = x x weight^T, with the weight as the context stores it.
+/// out = x x weight^T or, with `accumulate`, added to it, with the weight as the context stores it.
 void multiply(const DecoderContext& context, const Tensor& x, const LayerWeight& weight,
-              const Tensor& out, SameBits same_bits);
+              const Tensor& out, SameBits same_bits, bool accumulate = false);
+
+/// gemm_swiglu with the weight as the context stores it.
+bool multiply_swiglu(const DecoderContext& context, const Tensor& x, const LayerWeight& weight,
+                     const Tensor& out, SameBits same_bits);
+
+/// Weight of an operator over the ranks, in the context's dtype; in GPU memory that the next call
+/// writes, if it is stored in another form.
+Tensor operand(const DecoderContext& context, const LayerWeight& weight);
 
 /// Wire formats of the sums of rows that every rank has.
 std::vector<Wire> row_sum_wires(const DecoderContext& context);

@@ -8,7 +8,6 @@
 
 #include "comm/exec.h"
 #include "core/host_copy.h"
-#include "engine/config/device_traits.h"
 #include "engine/model/initialize.h"
 #include "tandem/error.h"
 
@@ -40,8 +39,10 @@ EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions
     throw InvalidArgument(fmt::format("rows {}: expected at least the {} sequences", options.rows,
                                       options.sequences));
   }
-  if (options.int8_weights) check_int8_weights(config, tp.size());
-  if (options.int8_weights) refuse_on_gpu(make_exec(tp), "weights in int8", "CPU ranks");
+  if (options.weights) check_coded_weights(config, tp.size(), *options.weights);
+  if (options.weights && tp.on_gpu()) {
+    check_gpu_generation(config, tp.size(), options.dtype, options.weights);
+  }
   if (options.mixed_rows == 0) options.mixed_rows = options.rows;
   if (options.mixed_rows < 1 || options.mixed_rows > options.rows) {
     throw InvalidArgument(fmt::format("mixed_rows {}: expected 1 to the {} rows, or 0 for all",
@@ -101,7 +102,7 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions&
 
 Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& resolved)
     : model_(tp, config, resolved.options.dtype, cache_size(resolved.options),
-             resolved.options.codec, resolved.options.int8_weights),
+             resolved.options.codec, resolved.options.weights),
       tokenizer_(resolved.options.tokenizer),
       max_sequences_(resolved.options.sequences),
       max_rows_(resolved.options.rows),

@@ -51,8 +51,9 @@ struct EngineOptions {
   /// that a GPU does not wait for the host. A text that ends meanwhile has had one row too many.
   /// Tokens are the same.
   bool runs_ahead = false;
-  /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
-  bool int8_weights = false;
+  /// Format of the weights of GEMMs (gemm/coded_weight.h), other values in `dtype`; on GPUs that is
+  /// bf16, without experts. None: as `dtype`.
+  std::optional<WeightFormat> weights = {};
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
 };
 

@@ -30,14 +30,14 @@ struct RankBytes {
 };
 
 RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType dtype,
-                     const KvCache::Size& size, bool is_int8) {
+                     const KvCache::Size& size, std::optional<WeightFormat> format) {
   const auto element = double(size_of(dtype));
   RankBytes bytes{.host = double(usable_memory_bytes())};
   bytes.weights = double(layout.size) * element;
-  if (is_int8) {
+  if (format) {
     const double embedding = double(layout.embedding.rows * layout.embedding.columns);
     const double matrices = double(layout.size) - (config.tie_word_embeddings ? 0 : embedding);
-    bytes.weights = embedding * element + matrices * kInt8WeightBytes;
+    bytes.weights = embedding * element + matrices * bytes_per_weight(*format);
   }
   const double tokens = double(size.pages) * double(kPageTokens);
   for (const BranchLayout& b : layout.branches) {
@@ -73,39 +73,59 @@ void check_memory(Communicator& tp, const RankBytes& local, const KvCache::Size&
 
 /// Exec of a rank whose model fits into memory. On a GPU an allocation says what it lacks.
 Exec checked_exec(Communicator& tp, const ModelConfig& config, const ModelLayout& layout,
-                  DType dtype, const KvCache::Size& size, bool is_int8) {
+                  DType dtype, const KvCache::Size& size, std::optional<WeightFormat> format) {
   const Exec exec = make_exec(tp);
   check_capacity(config, size);
   if (device_traits(exec).is_host) {
-    check_memory(tp, rank_bytes(config, layout, dtype, size, is_int8), size);
+    check_memory(tp, rank_bytes(config, layout, dtype, size, format), size);
   }
   return exec;
 }
 
-Weights make_weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool is_int8) {
-  if (!is_int8) return Weights(exec, layout, dtype, false);
+Weights make_weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool is_coded) {
+  if (!is_coded) return Weights(exec, layout, dtype, false);
   return Weights::make_first(exec, layout, dtype, layout.embedding.rows * layout.embedding.columns);
+}
+
+std::unique_ptr<CodedWeights> make_coded(const Exec& exec, const ModelLayout& layout,
+                                         std::optional<WeightFormat> format,
+                                         const KvCache::Size& size) {
+  if (!format) return nullptr;
+  const int64_t singles = size.singles > 0 ? size.singles : size.rows;
+  return std::make_unique<CodedWeights>(exec, layout, *format, singles);
 }
 
 }  // namespace
 
 RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
-                     const KvCache::Size& size, const CodecPolicy& codec, bool is_int8)
+                     const KvCache::Size& size, const CodecPolicy& codec,
+                     std::optional<WeightFormat> format)
     : config(model),
       layout(config, tp.size(), tp.rank()),
-      exec(checked_exec(tp, config, layout, dtype, size, is_int8)),
-      weights(make_weights(exec, layout, dtype, is_int8)),
+      exec(checked_exec(tp, config, layout, dtype, size, format)),
+      weights(make_weights(exec, layout, dtype, format.has_value())),
+      coded(make_coded(exec, layout, format, size)),
       rope(exec, size.max_tokens, config),
       cache(exec, config, layout, rope, dtype, size),
-      context{tp, config, layout, weights, dtype, cache, codec, exec, is_int8 ? &int8 : nullptr} {}
+      context{tp, config, layout, weights, dtype, cache, codec, exec, coded ? &*coded : nullptr} {}
 
 void RankModel::set_weights(const SetParameter& set) {
   for (const Parameter& p : layout.parameters) set(p, weights.views(local_range(p)));
-  if (context.int8) int8.set(layout, set);
+  if (coded) coded->set(layout, set);
 }
 
-void check_gpu_generation(const ModelConfig& config, int tp, DType dtype) {
+void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
+                          std::optional<WeightFormat> format) {
   program::check_gpu_operations(config);
+  if (format && config.experts > 0) {
+    throw Unsupported(
+        fmt::format("weights in {} with experts on GPUs: expected a dense model, or CPU ranks",
+                    name_of(*format)));
+  }
+  if (format && dtype != DType::bf16) {
+    throw Unsupported(fmt::format("weights in {} with {} on GPUs: expected bf16", name_of(*format),
+                                  name_of(dtype)));
+  }
   if (config.experts > 0 && dtype != DType::bf16) {
     throw Unsupported(
         fmt::format("{} experts in {}: expected bf16 on GPUs", config.experts, name_of(dtype)));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "engine/infer/decoder.h"
 
@@ -9,30 +11,33 @@ namespace tandem {
 
 struct RankModel {
   /// Collective. `cache.max_tokens` is at most config.max_seq. Each matrix is kept once, in
-  /// `dtype`, or, of GEMMs, with `is_int8` in int8; norms, biases and routers are in f32. Throws
-  /// InvalidArgument if the weights and the cache of the CPU ranks of a host do not fit into its
-  /// memory.
+  /// `dtype`, or, of GEMMs, in `format` if there is one; norms, biases and routers are in f32.
+  /// Throws InvalidArgument if the weights and the cache of the CPU ranks of a host do not fit into
+  /// its memory.
   RankModel(Communicator& tp, const ModelConfig& config, DType dtype, const KvCache::Size& cache,
-            const CodecPolicy& codec, bool is_int8 = false);
+            const CodecPolicy& codec, std::optional<WeightFormat> format = {});
   RankModel(const RankModel&) = delete;
-  /// Sets all weights: set(p, views) writes each parameter's shard, a tied embedding in int8 twice.
-  /// Beyond the weights, memory is needed for `set` and, with int8, one matrix in f32.
+  /// Sets all weights: set(p, views) writes each parameter's shard, a tied embedding twice if
+  /// weights are coded. Beyond the weights, memory is needed for `set` and, with coded weights, one
+  /// matrix in f32.
   void set_weights(const SetParameter& set);
   /// Bytes of the weights' memory.
-  size_t weight_bytes() const { return weights.bytes() + int8.bytes(); }
+  size_t weight_bytes() const { return weights.bytes() + (coded ? coded->bytes() : 0); }
 
   ModelConfig config;
   ModelLayout layout;
   Exec exec;
   Weights weights;
-  Int8Weights int8;
+  std::unique_ptr<CodedWeights> coded;
   RopeTables rope;
   KvCache cache;
   DecoderContext context;
 };
 
-/// Throws Unsupported naming the size or dtype of the model that the kernels on GPUs do not take.
-void check_gpu_generation(const ModelConfig& config, int tp, DType dtype);
+/// Throws Unsupported naming the size, dtype or weights of the model that the kernels on GPUs do
+/// not take.
+void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
+                          std::optional<WeightFormat> format = {});
 
 /// Throws InvalidArgument naming the token that is outside the vocabulary, or if there are none.
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens);

@@ -1,6 +1,5 @@
 #include "engine/infer/replicated_rows.h"
 
-#include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "tandem/collectives.h"
@@ -67,10 +66,7 @@ struct ReplicatedRows::Steps {
   void out(const Tensor& inner, const LayerWeight& weight) const {
     const DecoderContext& c = context();
     if (all.adds_in_gemm() && !layout().program.finishes_sum()) {
-      GemmOptions options = kWeightIsOld;
-      options.accumulate = true;
-      options.same_bits = all.memory_.same_bits;
-      return gemm(c.exec, inner, weight.values.transposed(), chunk.residuals.x, options);
+      return multiply(c, inner, weight, chunk.residuals.x, all.memory_.same_bits, true);
     }
     all.advance_other_chunks(chunk);
     all.sum(chunk, branch_wire(c.codec, layout()), [&](const Tensor& partial) {
@@ -84,7 +80,7 @@ struct ReplicatedRows::Steps {
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) const {
     all.take_sum(chunk);
     chunk.residuals.finish(context());
-    if (!context().int8) {
+    if (!context().coded) {
       return all.experts_->add_to_all(layout(), x_norm, w_in, w_out, chunk.residuals.x);
     }
     all.advance_other_chunks(chunk);
@@ -137,9 +133,8 @@ void ReplicatedRows::run_branch(size_t branch, Chunk& chunk) {
   take_sum(chunk);
   chunk.residuals.norm(c, b, values);
   const Steps steps{*this, branch, chunk};
-  if (b.is_mlp() && !c.int8 &&
-      gemm_swiglu(c.exec, values[program::kXNorm], c.weights.matrix(b.in), values[program::kInner],
-                  memory_.same_bits)) {
+  if (b.is_mlp() && multiply_swiglu(c, values[program::kXNorm], c.view().weight(b.in),
+                                    values[program::kInner], memory_.same_bits)) {
     return steps.out(values[program::kInner], c.view().weight(b.out));
   }
   forward_branch(c.view(), b, values, steps);

@@ -17,7 +17,7 @@ namespace tandem {
 class ReplicatedRows final : public RowRunner {
  public:
   /// At most `rows` rows, in `chunks` chunks; more than one only on CPU ranks, for a model without
-  /// experts, or with weights in int8. Results are bitwise equal for any number of chunks (see
+  /// experts, or with coded weights. Results are bitwise equal for any number of chunks (see
   /// rows_keep_bits in gemm/gemm.h). `experts`: nullptr for a model without. Collective.
   ReplicatedRows(const DecoderContext& context, int64_t rows, int chunks, StepMemory& memory,
                  StepExperts* experts);

@@ -26,7 +26,7 @@ const RowsForm kTwoChunks{"ISO", Strategy::overlapped, RowsKind::replicated, 2};
 const RowsForm kSharded{"rows split", Strategy::serial, RowsKind::sharded, 1};
 
 bool has_two_chunks(const DecoderContext& c) {
-  return c.tp.size() > 1 && c.forms().has_row_sums && (c.int8 || !c.has_experts());
+  return c.tp.size() > 1 && c.forms().has_row_sums && (c.coded || !c.has_experts());
 }
 
 /// Whether uncompressed forms are added to those with the context's codec.
@@ -48,7 +48,7 @@ Choice fastest(const DecoderContext& c, int64_t rows, const std::vector<RowsForm
       "rows {} hidden {} layers {} heads {} kv_heads {} head_dim {} ffn {} block {} {} codec {}",
       rows, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.parallel_block,
       name_of(c.dtype), c.codec.describe());
-  if (c.int8) shape += " weights int8";
+  if (c.coded) shape += fmt::format(" weights {}", name_of(c.coded->format()));
   if (m.experts > 0) shape += fmt::format(" experts {} top {}", m.experts, m.top_k);
   if (m.sliding_window > 0) {
     shape += fmt::format(" window {} full {}", m.sliding_window, m.full_attention_freq);
@@ -86,14 +86,17 @@ std::string why_one_chunk(const DecoderContext& c, int64_t rows) {
   if (!has_two_chunks(c)) {
     return fmt::format("ISO: {}: expected a dense model on two CPU ranks or more", unchunked(c));
   }
-  if (c.int8) return "ISO: weights in int8, which are set later than forms are timed: expected iso";
+  if (c.coded) {
+    return fmt::format("ISO: weights in {}, which are set later than forms are timed: expected iso",
+                       name_of(c.coded->format()));
+  }
   return fmt::format("ISO: {} rows: expected at least {}", rows, kMinRowsOfTwoChunks);
 }
 
 /// Forms with the context's codec.
 std::vector<RowsForm> with_codec(const DecoderContext& c) {
   std::vector<RowsForm> all;
-  if (c.tp.size() > 1 && !c.int8 && c.codec.is_none()) all.push_back(kSharded);
+  if (c.tp.size() > 1 && !c.coded && c.codec.is_none()) all.push_back(kSharded);
   all.push_back(kOneChunk);
   if (has_two_chunks(c)) all.push_back(kTwoChunks);
   return all;
@@ -170,7 +173,7 @@ ChosenRows choose_rows(const DecoderContext& c, int64_t rows, const RowsOptions&
   }
   if (strategy == Strategy::serial) return {kOneChunk, nullptr, nullptr};
   std::vector<RowsForm> forms = rows_forms(c, overlap);
-  if (forms.size() == 1 || rows < kMinRowsOfTwoChunks || c.int8) {
+  if (forms.size() == 1 || rows < kMinRowsOfTwoChunks || c.coded) {
     return {kOneChunk, nullptr,
             receipt_of(c, rows, strategy, {kOneChunk}, {}, why_one_chunk(c, rows))};
   }

@@ -32,7 +32,7 @@ Strategy parse_prefill(std::string_view text);
 
 /// Forms of CPU ranks for the context's model, serial ones first. All are bitwise equal, without a
 /// codec or with the same one (see rows_keep_bits in gemm/gemm.h): with a codec every rank has all
-/// rows. Models with experts have no chunks, weights in int8 no sharded rows. If a codec is set and
+/// rows. Models with experts have no chunks, coded weights no sharded rows. If a codec is set and
 /// `overlap.allow_uncompressed`, uncompressed forms precede the others.
 std::vector<RowsForm> rows_forms(const DecoderContext& context, const OverlapOptions& overlap);
 
@@ -62,7 +62,7 @@ struct RowsOptions {
 void check_batch_invariant(const DecoderContext& context, int64_t chosen);
 
 /// On CPU ranks the form of `options.prefill`; `automatic` measures them if `rows` suffice for two
-/// chunks and weights are not in int8. On GPU ranks sharded rows if there are enough. Throws
+/// chunks and weights are not coded. On GPU ranks sharded rows if there are enough. Throws
 /// InvalidArgument for `overlapped` if that form is not available, Unsupported with TANDEM_STRICT=1
 /// if several ranks would not overlap as asked. Collective.
 ChosenRows choose_rows(const DecoderContext& context, int64_t rows, const RowsOptions& options,

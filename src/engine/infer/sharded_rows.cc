@@ -32,8 +32,8 @@ struct ShardedRows::Steps {
 
   const BranchLayout& layout() const { return all.context_.layout.branches[branch]; }
   Products& products() const { return *all.products_[branch_kind(layout())]; }
-  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) const {
-    products().in.run(x_norm, weight, hidden);
+  void in(const Tensor& x_norm, const LayerWeight& weight, const Tensor& hidden) const {
+    products().in.run(x_norm, operand(all.context_, weight), hidden);
   }
   void sum_over_ranks(const Tensor& terms) const { all_reduce(all.context_.tp, terms); }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
@@ -41,8 +41,8 @@ struct ShardedRows::Steps {
     const auto first = [&](const Tensor& rows) { return rows.narrow(0, 0, count); };
     all.context_.cache.attend(branch, 0, first(q), first(k), first(v), first(out), sinks);
   }
-  void out(const Tensor& inner, const Tensor& weight) const {
-    products().out.run(inner, weight, residuals.sum);
+  void out(const Tensor& inner, const LayerWeight& weight) const {
+    products().out.run(inner, operand(all.context_, weight), residuals.sum);
     program::finish_sum(all.context_.view(), layout(), {}, residuals.sum);
     residuals.add_sum(all.context_, !layout().moe);  // the next branch's norm adds it
   }

@@ -19,11 +19,11 @@ StepExperts::StepExperts(const DecoderContext& c, int64_t rows, const OverlapOpt
       weights_(c.f32(rows, c.config.top_k)),
       out_(c.f32(rows, c.config.hidden)),
       activation_(expert_activation(c.config)),
-      x_(c.activation(c.int8 ? rows : 0, c.config.hidden)),
+      x_(c.activation(c.coded ? rows : 0, c.config.hidden)),
       gate_up_(c.activation(x_->dim(0), 2 * c.config.ffn_per_expert())),
       inner_(c.activation(x_->dim(0), c.config.ffn_per_expert())),
       product_(c.f32(x_->dim(0), c.config.hidden)) {
-  if (c.int8) return;
+  if (c.coded) return;
   MoeOptions options = moe_options(overlap, c.codec);
   if (activation_) options.activation = &*activation_;
   layer_.emplace(c.tp,
@@ -97,10 +97,10 @@ void StepExperts::add_expert(const BranchLayout& branch, int64_t expert, const T
   for (int64_t i = 0; i < rows; ++i) {
     copy(c.exec, x_norm.rows(routed_[size_t(i)].first, 1), x.rows(i, 1));
   }
-  c.int8->at(branch.experts_in).multiply(x, h, expert * 2 * f);
+  c.coded->at(branch.experts_in).multiply(c.exec, x, h, {.first_row = expert * 2 * f});
   activation_ ? activation_->forward(int(expert), h, inner)
               : swiglu_forward(c.exec, h.narrow(1, 0, f), h.narrow(1, f, f), inner);
-  c.int8->at(branch.experts_out).multiply(inner, product, expert * hidden);
+  c.coded->at(branch.experts_out).multiply(c.exec, inner, product, {.first_row = expert * hidden});
   for (int64_t i = 0; i < rows; ++i) {
     const auto [row, weight] = routed_[size_t(i)];
     add_weighted(product.as<float>() + i * hidden, weight, hidden,

@@ -19,13 +19,13 @@ class StepExperts {
   StepExperts(const StepExperts&) = delete;
   StepExperts& operator=(const StepExperts&) = delete;
   /// x (f32) += output of the experts for `x_norm`, rows of this rank; w_in and w_out hold all
-  /// experts' weights, which are not in int8. Collective.
+  /// experts' weights, which are not coded. Collective.
   void add(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
            const Tensor& w_out, const Tensor& x);
   /// `add` for rows that every rank has: each passes its share of them. Collective.
   void add_to_all(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
                   const Tensor& w_out, const Tensor& x);
-  /// Weights in int8 on CPU ranks, for rows that every rank has: writes this rank's sums to
+  /// Coded weights on CPU ranks, for rows that every rank has: writes this rank's sums to
   /// `partial`; their sum over the ranks is the experts' output. A row's bits do not depend on
   /// other rows.
   void compute_partial(const BranchLayout& branch, const Tensor& x_norm, const Tensor& partial);
@@ -37,9 +37,9 @@ class StepExperts {
   DecoderContext context_;
   Activation input_, logits_, scores_, chosen_, weights_, out_;
   std::optional<MoeActivation> activation_;  ///< of layer_, which refers to it
-  std::optional<MoeLayer> layer_;            ///< unless weights are in int8
+  std::optional<MoeLayer> layer_;            ///< unless weights are coded
   MoeBatch batch_;
-  Activation x_, gate_up_, inner_, product_;       ///< of an expert in int8
+  Activation x_, gate_up_, inner_, product_;       ///< of a coded expert
   std::vector<std::pair<int64_t, float>> routed_;  ///< rows of an expert and their weights
 };
 

@@ -12,6 +12,12 @@ CUtensorMapDataType map_type(DType dtype) {
   throw InvalidArgument("tensor map: dtype: expected bf16, f16 or e4m3");
 }
 
+auto tensor_map_encoder() {
+  static const auto encode =
+      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  return encode;
+}
+
 /// A matrix or several; elements between their rows, and from one to the next; rows of a box.
 struct Matrices {
   int64_t columns, rows, count;
@@ -21,8 +27,7 @@ struct Matrices {
 
 /// Tensor map with the first `dimensions` of: columns, rows, matrices.
 CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, const Matrices& m) {
-  static const auto encode =
-      driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const auto encode = tensor_map_encoder();
   const auto bytes = cuuint64_t(size_of(dtype));
   const cuuint64_t sizes[] = {cuuint64_t(m.columns), cuuint64_t(m.rows), cuuint64_t(m.count)};
   const cuuint64_t strides[] = {cuuint64_t(m.row_stride) * bytes,
@@ -43,6 +48,19 @@ CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, const Ma
 
 CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows) {
   return encoded(data, dtype, 2, {columns, rows, 1, columns, rows * columns, box_rows});
+}
+
+CUtensorMap map_words(const void* data, int64_t rows, int64_t columns, int box_columns) {
+  const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows)};
+  const cuuint64_t strides[] = {cuuint64_t(columns) * sizeof(uint32_t)};
+  const cuuint32_t box[] = {cuuint32_t(box_columns), 1}, every[] = {1, 1};
+  CUtensorMap map;
+  const CUresult code = tensor_map_encoder()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 2, const_cast<void*>(data), sizes, strides, box, every,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check_driver(code, "cuTensorMapEncodeTiled");
+  return map;
 }
 
 CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t rows,

@@ -13,6 +13,9 @@ namespace tandem::gpu {
 /// memory row by row with their 16-byte chunks permuted over the banks (128-byte swizzle). Box
 /// elements outside the matrix read as zero and are not written.
 CUtensorMap map_matrix(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows);
+/// Map of 32-bit words, [rows, columns], in boxes of `box_columns` of a row; columns are a multiple
+/// of 4, a box is in shared memory as it is.
+CUtensorMap map_words(const void* data, int64_t rows, int64_t columns, int box_columns);
 /// Map of `count` consecutive matrices; the third coordinate is the matrix index. A box that
 /// extends past its matrix does not reach into the next.
 CUtensorMap map_matrices(const void* data, DType dtype, int64_t count, int64_t rows,

@@ -40,7 +40,7 @@ TEST(DeviceChoice, IsGpusIfEachRankGetsOne) {
 }
 
 TEST(DeviceChoice, SaysNothingWithoutGpus) {
-  const DeviceChoice choice = choose_device({}, {.ranks = 2, .cpu_only = "--weights int8"});
+  const DeviceChoice choice = choose_device({}, {.ranks = 2, .cpu_only = "--codec-sweep"});
   EXPECT_FALSE(choice.on_gpus);
   EXPECT_EQ(choice.note, "");
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct FedTextOptions {
   int64_t block = 32;  ///< max tokens of a step
   CodecPolicy codec = {};
   Strategy prefill = Strategy::serial;
-  bool int8_weights = false;
+  std::optional<WeightFormat> weights = {};
 };
 
 class FedText {
@@ -27,7 +28,7 @@ class FedText {
       : block_(options.block),
         model_(tp, config, options.dtype,
                {pages_of(config.max_seq), 1, options.block, config.max_seq}, options.codec,
-               options.int8_weights),
+               options.weights),
         decoder_(model_.context, options.block, 1,
                  {.overlap = {Strategy::serial, 0}, .prefill = options.prefill}) {}
 

@@ -133,9 +133,13 @@ for ranks in 2 4; do
   cmp <(without_log_probs <"$dir/texts") <(without_log_probs <"$dir/texts-$ranks")
   many --tp $ranks --batch 5 --codec lossless | cmp "$dir/texts-$ranks"
 done
-many --weights int8 --batch 1 >"$dir/int8-texts"
-many --weights int8 --batch 6 | cmp "$dir/int8-texts"
-! cmp -s "$dir/texts" "$dir/int8-texts" || { echo "weights in int8 change nothing"; exit 1; }
+for format in int8 e4m3; do
+  many --weights $format --batch 1 >"$dir/$format-texts"
+  many --weights $format --batch 6 | cmp "$dir/$format-texts"
+  ! cmp -s "$dir/texts" "$dir/$format-texts" || { echo "weights in $format change nothing"; exit 1; }
+done
+! cmp -s "$dir/int8-texts" "$dir/e4m3-texts" || { echo "int8 is e4m3"; exit 1; }
+many --weights none --batch 3 | cmp "$dir/texts"
 : >"$dir/none"
 [ -z "$("$tandem" generate "$dir/out" --prompts "$dir/none" 2>/dev/null)" ] || exit 1
 
@@ -186,15 +190,16 @@ python3 -c '
 import json, sys
 single, batch = (json.load(open(path))["token_ids"] for path in sys.argv[1:])
 assert single == batch, (single, batch)' "$dir/single.json" "$dir/batch.json"
-# Bits per byte of weights in int8 are close to those of f32, and not the same.
+# Bits per byte of weights in 8 bits are close to those of f32, and not the same.
 score() {
   "$tandem" eval "$dir/out" --data "$source/configs/tiny.toml" --json - "$@"
 }
 python3 -c '
 import json, sys
-f32, int8 = (json.loads(text)["bits_per_byte"] for text in sys.argv[1:])
+f32, int8, e4m3 = (json.loads(text)["bits_per_byte"] for text in sys.argv[1:])
 assert 0 < abs(int8 - f32) < 1e-3 * f32, (f32, int8)
-' "$(score)" "$(score --weights int8)"
+assert 0 < abs(e4m3 - f32) < 1e-2 * f32 and e4m3 != int8, (f32, int8, e4m3)
+' "$(score)" "$(score --weights int8)" "$(score --weights e4m3)"
 ! "$tandem" eval "$dir/out" --data "$source/configs/tiny.toml" --weights int8 --dtype bf16 2>"$dir/error" || exit 1
 grep -qF -- '--weights int8 with --dtype bf16: expected f32' "$dir/error" || { cat "$dir/error"; exit 1; }
 CUDA_VISIBLE_DEVICES='' refuses 4 '--device gpu: this build has no CUDA, or this machine no GPU' "$dir/out" --prompts "$dir/none" --weights int8 --device gpu

@@ -296,14 +296,15 @@ TEST(InferenceWeights, AreHeldOnceAlsoWhileTheyAreRead) {
   const std::string folder = make_scratch_folder("held");
   write_bf16_folder(folder, config);
   const auto parameters = double(config.parameters());
-  const double matrix = 4.0 * 2 * 2304 * 768;  // the largest matrix in f32, with int8
+  const double matrix = 4.0 * 2 * 2304 * 768;  // the largest matrix in f32, with coded weights
   struct Case {
     EngineOptions options;
     double weights, more;
   };
   for (const Case& each : {Case{{.dtype = DType::bf16}, 2 * parameters, 0},
                            Case{{.dtype = DType::f32}, 4 * parameters, 0},
-                           Case{{.int8_weights = true}, kInt8WeightBytes * parameters, matrix}}) {
+                           Case{{.weights = WeightFormat::int8}, 1.03125 * parameters, matrix},
+                           Case{{.weights = WeightFormat::e4m3}, 1.03125 * parameters, matrix}}) {
     for (const bool reads : {true, false}) {
       if (!reads && each.options.dtype != DType::bf16) continue;
       const WeightFiles files(folder);
