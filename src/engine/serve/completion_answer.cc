@@ -20,6 +20,20 @@ std::string dump(const Json& json) {
   return dump_json(json);
 }
 
+/// Appends the JSON string of `text`, as `dump` has it.
+void append_dump(std::string_view text, std::string& to) {
+  const bool stays = std::ranges::all_of(text, [](char c) {
+    return uint8_t(c) >= 0x20 && uint8_t(c) < 0x80 && c != '"' && c != '\\';
+  });
+  if (!stays) {  // has escapes, or bytes that may be no UTF-8
+    to += dump(Json(text));
+    return;
+  }
+  to += '"';
+  to += text;
+  to += '"';
+}
+
 const char* finish_reason(Finish finish) {
   return finish == Finish::max_tokens ? "length" : "stop";
 }
@@ -100,9 +114,40 @@ std::string CompletionAnswer::event(Json choice) const {
   return "data: " + dump(json) + "\n\n";
 }
 
+Json CompletionAnswer::chunk(size_t index, const std::string& text, size_t first_call,
+                             std::span<const LogProb> log_probs) const {
+  const char* const finish = choices_[index].finish;
+  Json json{{"index", index}};
+  if (request_.is_chat) {
+    json["delta"] = text.empty() ? Json::object() : Json{{"content", text}};
+    add_calls(index, first_call, json["delta"]);
+  } else {
+    json["text"] = text;
+  }
+  json["logprobs"] = log_probs_json(log_probs);
+  json["finish_reason"] = finish ? Json(finish) : Json(nullptr);
+  return json;
+}
+
+std::string CompletionAnswer::text_event(size_t index, const std::string& text) {
+  Choice& choice = choices_[index];
+  if (choice.before_text.empty()) {
+    const std::string any = "?", quoted = dump(any);
+    const std::string whole = event(chunk(index, any, choice.calls.size(), {}));
+    const size_t at = whole.rfind(quoted);  // no field after the text has it
+    choice.before_text = whole.substr(0, at);
+    choice.after_text = whole.substr(at + quoted.size());
+  }
+  std::string result;
+  result.reserve(choice.before_text.size() + text.size() + choice.after_text.size() + 2);
+  result += choice.before_text;
+  append_dump(text, result);
+  return result += choice.after_text;
+}
+
 std::string CompletionAnswer::begin() const {
   std::string events;
-  for (size_t i = 0; request_.is_chat && i < choices_.size(); ++i) {
+  for (size_t i = 0; request_.streams && request_.is_chat && i < choices_.size(); ++i) {
     events += event({{"index", i},
                      {"delta", {{"role", "assistant"}, {"content", ""}}},
                      {"logprobs", nullptr},
@@ -163,7 +208,7 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   const size_t num_calls = choice.calls.size();
   std::string text = is_first && request_.echoes ? request_.echoed[index] : "";
   text += take_text(index, token);
-  choice.text += text;
+  if (!request_.streams) choice.text += text;
   if (!request_.writes_nothing) ++tokens_;
   if (int64_t(index) % request_.texts_of_prompt == 0) shared_ += token.shared;
   const std::vector<LogProb> log_probs = take_log_probs(choice, token);
@@ -174,19 +219,13 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
     }
     ++num_finished_;
   }
-  const bool is_empty = text.empty() && choice.calls.size() == num_calls;
-  const bool has_prompt = is_first && !choice.prompt_log_probs.is_null();
   if (!request_.streams) return "";
-  if (is_empty && !token.finish && !request_.wants_log_probs && !has_prompt) return "";
-  Json json{{"index", index}};
-  if (request_.is_chat) {
-    json["delta"] = text.empty() ? Json::object() : Json{{"content", text}};
-    add_calls(index, num_calls, json["delta"]);
-  } else {
-    json["text"] = text;
+  const bool has_prompt = is_first && !choice.prompt_log_probs.is_null();
+  const bool has_calls = choice.calls.size() > num_calls;
+  if (!token.finish && !request_.wants_log_probs && !has_prompt && !has_calls) {
+    return text.empty() ? "" : text_event(index, text);
   }
-  json["logprobs"] = log_probs_json(log_probs);
-  json["finish_reason"] = choice.finish ? Json(choice.finish) : Json(nullptr);
+  Json json = chunk(index, text, num_calls, log_probs);
   if (has_prompt) json["prompt_logprobs"] = choice.prompt_log_probs;
   return event(std::move(json));
 }

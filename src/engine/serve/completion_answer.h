@@ -21,7 +21,7 @@ class CompletionAnswer {
   /// `model` must outlive this. `id`: of the answer, unique.
   CompletionAnswer(const ServedModel& model, const CompletionRequest& request, std::string id);
 
-  /// Events that begin a stream: the role of a chat's message.
+  /// Events that begin a stream: the role of a chat's message. "" without a stream.
   std::string begin() const;
   /// Adds a token of a choice, which has not failed; returns its event in a stream, "" if none of
   /// its text is final yet or the answer is whole.
@@ -46,6 +46,7 @@ class CompletionAnswer {
     nlohmann::ordered_json prompt_log_probs = nullptr;
     bool has_begun = false;
     const char* finish = nullptr;
+    std::string before_text, after_text;  ///< in events that have nothing else
   };
   nlohmann::ordered_json head(const char* object) const;
   nlohmann::ordered_json usage() const;
@@ -59,7 +60,12 @@ class CompletionAnswer {
   /// own.
   std::vector<LogProb> take_log_probs(Choice& choice, const TokenEvent& token);
   nlohmann::ordered_json log_probs_json(std::span<const LogProb> log_probs) const;
+  /// Choice of an event: a text, and the choice's calls from `first_call` on.
+  nlohmann::ordered_json chunk(size_t index, const std::string& text, size_t first_call,
+                               std::span<const LogProb> log_probs) const;
   std::string event(nlohmann::ordered_json choice) const;
+  /// Event of a text and nothing else, as most of a stream are: all but the text is kept.
+  std::string text_event(size_t index, const std::string& text);
 
   const ServedModel& model_;
   CompletionRequest request_;  ///< without its choices; their readers point to its tools

@@ -16,6 +16,8 @@ constexpr double kIdleS = 2, kIdleShare = 0.25;
 /// Deadline of such an exchange among threads of one process, which may be stopped for a while:
 /// none of them hangs without the others.
 constexpr double kThreadsIdleS = 1e9;
+/// Min time between lists of receipts while requests are unfinished.
+constexpr std::chrono::milliseconds kReceiptsTime{250};
 
 /// Token ids as bytes.
 nlohmann::json pack(const std::vector<int32_t>& tokens) {
@@ -145,6 +147,25 @@ ServeLoop::Commands ServeLoop::exchange(Communicator& tp, Commands commands, boo
   return is_first ? std::move(commands) : decode(blobs[0]);
 }
 
+void ServeLoop::count(const Engine& engine, int64_t num_cancelled,
+                      std::span<const TokenEvent> events) {
+  const auto now = std::chrono::steady_clock::now();
+  // A list of all operators of all layers: too long for each step.
+  const bool lists_receipts = engine.is_idle() || now - receipts_listed_ >= kReceiptsTime;
+  if (lists_receipts) receipts_listed_ = now;
+  std::vector<Receipt> listed = lists_receipts ? receipts() : std::vector<Receipt>();
+  const std::lock_guard lock(mutex_);
+  stats_.unfinished -= num_cancelled;
+  for (const TokenEvent& event : events) stats_.unfinished -= event.finish ? 1 : 0;
+  stats_.pages = engine.num_pages();
+  stats_.pages_used = stats_.pages - engine.free_pages();
+  stats_.steps = engine.stats().steps;
+  stats_.rows = engine.stats().rows;
+  stats_.preempted = engine.stats().preempted;
+  stats_.shared_tokens = engine.stats().shared_tokens;
+  if (lists_receipts) stats_.receipts.swap(listed);
+}
+
 void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) {
   const bool is_first = tp.rank() == 0;
   while (true) {
@@ -162,18 +183,7 @@ void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) 
     if (commands.ends && engine.is_idle()) return;
     std::vector<TokenEvent> events = engine.step();
     if (!is_first) continue;
-    {
-      const std::lock_guard lock(mutex_);
-      stats_.unfinished -= num_cancelled;
-      for (const TokenEvent& event : events) stats_.unfinished -= event.finish ? 1 : 0;
-      stats_.pages = engine.num_pages();
-      stats_.pages_used = stats_.pages - engine.free_pages();
-      stats_.steps = engine.stats().steps;
-      stats_.rows = engine.stats().rows;
-      stats_.preempted = engine.stats().preempted;
-      stats_.shared_tokens = engine.stats().shared_tokens;
-      stats_.receipts = receipts();
-    }
+    count(engine, num_cancelled, events);
     if (!events.empty()) listener(std::move(events));
   }
 }

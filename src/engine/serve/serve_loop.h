@@ -2,10 +2,12 @@
 // and all ranks step together.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "engine/infer/engine.h"
@@ -59,6 +61,8 @@ class ServeLoop {
   static Commands decode(std::span<const std::byte> blob);
   /// Commands since the last call; if `is_idle`, waits a while for one.
   Commands take(bool is_idle, double max_s);
+  /// Sets the stats after a step, which had these events.
+  void count(const Engine& engine, int64_t num_cancelled, std::span<const TokenEvent> events);
 
   const int64_t max_unfinished_;
   mutable std::mutex mutex_;
@@ -66,6 +70,7 @@ class ServeLoop {
   Commands commands_;
   int64_t next_ = 0;
   Stats stats_;
+  std::chrono::steady_clock::time_point receipts_listed_;
 };
 
 }  // namespace tandem

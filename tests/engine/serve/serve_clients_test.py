@@ -180,6 +180,44 @@ def test_end_with_a_client_that_does_not_read(model):
     client.close()
 
 
+def test_slow_reader_gets_all(model):
+    """Events that do not fit into the buffers of a connection wait for a client that reads late, and keep their order."""
+    server = Server(model, "--queue", "1000")
+    body = {"messages": [{"role": "user", "content": "x"}], "n": 128, "ignore_eos": True, "logprobs": True, "top_logprobs": 20,
+            "temperature": 1, "seed": 5}
+    path = "/v1/chat/completions"
+    expected = server.ask(body, path)["choices"]
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((server.host, server.port))
+    client.settimeout(60)
+    content = json.dumps(body | {"stream": True}).encode()
+    client.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+                   % (path.encode(), len(content), content))
+    server.await_metric("requests_active", 1)
+    server.await_metric("texts_active", 0)
+    body, begin, events = read_answer(client).partition(b"\r\n\r\n")[2], 0, b""
+    while begin < len(body):
+        size, begin = int(body[begin:body.index(b"\r\n", begin)], 16), body.index(b"\r\n", begin) + 2
+        events += body[begin:begin + size]
+        expect(body[begin + size:begin + size + 2] == b"\r\n", body[begin:begin + 100])
+        begin += size + 2
+    expect(len(events) > 8 << 20, f"{len(events)} bytes may fit into the buffers")
+    texts = [""] * len(expected)
+    tokens = [[] for _ in expected]
+    *events, done, end = events.decode().split("\n\n")
+    expect((done, end) == ("data: [DONE]", ""), done)
+    for event in events:
+        choice = json.loads(event.removeprefix("data: "))["choices"][0]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        tokens[choice["index"]] += (choice["logprobs"] or {"content": []})["content"]
+    for text, listed, whole in zip(texts, tokens, expected):
+        expect(text == whole["message"]["content"], (text, whole["message"]))
+        expect(listed == whole["logprobs"]["content"], "log-probabilities")
+    client.close()
+    server.stop()
+
+
 def test_limits_and_end(model):
     server = Server(model, "--queue", "100", "--batch", "1", "--name", "small", "--tp", "2", address="127.0.0.2:0",
                     TANDEM_API_KEY="secret")
@@ -229,6 +267,7 @@ def main():
         test_one_client_does_not_cost_others(model)
         test_bodies_are_bounded_by_their_bytes(model)
         test_end_with_a_client_that_does_not_read(model)
+        test_slow_reader_gets_all(model)
         test_limits_and_end(model)
 
 

@@ -263,9 +263,9 @@ class BeastCompletionServer : public CompletionServer {
     if (found == active_.end()) return;  // cancelled meanwhile
     const auto [completion, choice] = found->second;
     if (token.finish) active_.erase(found);
-    completion->changed.cancel();
     if (token.finish == Finish::failed) {
       completion->failure = ApiError(500, token.error);
+      completion->changed.cancel();
       return;
     }
     if (!std::exchange(completion->has_token, true)) {
@@ -274,6 +274,7 @@ class BeastCompletionServer : public CompletionServer {
     }
     metrics_.add_token();
     completion->unsent += completion->answer.add(choice, token);
+    if (!completion->unsent.empty() || completion->has_ended()) completion->changed.cancel();
   }
 
   /// Cancels what is unfinished.
@@ -316,7 +317,7 @@ class BeastCompletionServer : public CompletionServer {
         events += completion->answer.end();
       }
       if (!events.empty()) is_sent = co_await connection.send_events(events);
-      if (is_sent && !has_ended && completion->unsent.empty()) {
+      if (is_sent && !completion->has_ended() && completion->unsent.empty()) {
         co_await connection.await_change(request, completion->changed);
       }
     }

@@ -1,5 +1,6 @@
 #include "engine/serve/http/http_connection.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -46,6 +47,11 @@ void set_fields(http::response_header<>& header, const char* type) {
       header.result() == http::status::service_unavailable) {
     header.set(http::field::retry_after, "1");
   }
+}
+
+/// A chunk of an answer in chunks.
+std::string to_chunk(std::string_view bytes) {
+  return fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
 
 }  // namespace
@@ -100,6 +106,7 @@ HttpConnection::HttpConnection(tcp::socket socket, std::shared_ptr<HttpClients> 
       buffer_(clients_.limits.header_bytes + clients_.limits.body_bytes) {
   ErrorCode ignored;
   stream_.socket().set_option(tcp::no_delay(true), ignored);
+  stream_.socket().non_blocking(true, ignored);
 }
 
 net::awaitable<HttpConnection::Read> HttpConnection::read(const FindRefusal& find_refusal) {
@@ -169,14 +176,15 @@ net::awaitable<bool> HttpConnection::begin_events(const HttpRequest& request, bo
 }
 
 net::awaitable<bool> HttpConnection::send_events(std::string_view events) {
-  stream_.expires_after(kWriteTime);
-  const net::const_buffer bytes = net::buffer(events);
+  const std::string chunk = is_chunked_ ? to_chunk(events) : "";
+  const net::const_buffer bytes = net::buffer(is_chunked_ ? std::string_view(chunk) : events);
+  // Mostly its socket has room for all of them: then nothing waits, and no timer runs.
   ErrorCode error;
-  size_t size = 0;
-  if (is_chunked_) {  // no conditional expression: GCC 12 would await both
-    std::tie(error, size) = co_await net::async_write(stream_, http::make_chunk(bytes), kAwait);
-  } else {
-    std::tie(error, size) = co_await net::async_write(stream_, bytes, kAwait);
+  size_t size = stream_.socket().write_some(bytes, error);
+  if (error == net::error::would_block) error = {};
+  if (!error && size < bytes.size()) {
+    stream_.expires_after(kWriteTime);
+    std::tie(error, size) = co_await net::async_write(stream_, bytes + size, kAwait);
   }
   co_return !error;
 }
@@ -191,9 +199,9 @@ net::awaitable<bool> HttpConnection::end_events() {
 
 net::awaitable<void> HttpConnection::await_change(const HttpRequest& request,
                                                   net::steady_timer& changed) {
-  stream_.expires_never();
   changed.expires_after(kWatchTime);
-  co_await changed.async_wait(kAwait);
+  const auto [cancelled] = co_await changed.async_wait(kAwait);
+  if (cancelled) co_return;  // a client that has left is noticed by what is sent now
   const ClientState state = find_state(stream_.socket());
   if (state == ClientState::gone) is_gone_ = true;
   if (state != ClientState::half_closed || Clock::now() < next_probe_) co_return;
