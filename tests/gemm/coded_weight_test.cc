@@ -99,7 +99,7 @@ Matrix weight_of(int64_t rows, int64_t columns) {
 
 class CodedWeights : public ::testing::TestWithParam<WeightFormat> {};
 INSTANTIATE_TEST_SUITE_P(Formats, CodedWeights, ::testing::ValuesIn(kFormats),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& format) { return std::string(name_of(format.param)); });
 
 TEST_P(CodedWeights, HoldTheNearestMultipleOfAGroupsScale) {
   const WeightFormat format = GetParam();
