@@ -98,9 +98,13 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   const DType gpu_dtype = parse_dtype(dtype.empty() ? "bf16" : dtype);
   const std::optional<WeightFormat> format = parse_weight_format(weights);
   const auto check_gpus = [&] {
-    check_gpu_generation(stored.config, ranks, gpu_dtype, format);
-    const double bytes = format ? bytes_per_weight(*format) : double(size_of(gpu_dtype));
-    return double(stored.config.parameters()) * bytes / ranks;
+    if (format) {
+      throw Unsupported(fmt::format(
+          "--weights {} on GPUs: expected CPU ranks, or bench generate, as it is not measured yet",
+          weights));
+    }
+    check_gpu_generation(stored.config, ranks, gpu_dtype);
+    return double(stored.config.parameters()) * double(size_of(gpu_dtype)) / ranks;
   };
   set_devices(devices, world, {.check_gpus = check_gpus});
   dtype = text_dtype(dtype, devices);
