@@ -37,7 +37,7 @@ struct GenerateBench {
   int repeats = 3;               ///< batches, without `rate`
 
   std::optional<WeightFormat> format() const { return parse_weight_format(weights); }
-  /// Of matrices.
+  /// Bytes of a weight of a matrix.
   double bytes_per_weight() const {
     return format() ? tandem::bytes_per_weight(*format()) : double(size_of(parse_dtype(dtype)));
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "engine/config/device_traits.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -73,7 +74,7 @@ CodedWeights::CodedWeights(const Exec& exec, const ModelLayout& layout, WeightFo
   for_each_coded(layout, [&](const WeightMatrix& m) {
     matrices_.try_emplace(m.offset, exec, format, m.rows, m.columns);
   });
-  if (!exec.on_gpu()) return;
+  if (device_traits(exec).is_host) return;
   // Steps with prompts may have few rows, too (SameBits::many_rows); the head has none of these.
   for_each_of_branches(layout, add_rounded);
   if (max_head_rows > kMaxFewRows) add_rounded(layout.head);
@@ -103,7 +104,7 @@ size_t CodedWeights::bytes() const {
 
 void CodedWeights::multiply(const WeightMatrix& matrix, const Tensor& x, const Tensor& out,
                             SameBits same_bits, bool accumulate) const {
-  if (exec_.on_gpu() && is_many(x, same_bits)) {
+  if (rounded_.data() && is_many(x, same_bits)) {
     return gemm(exec_, x, rounded(matrix).transposed(), out,
                 {.accumulate = accumulate, .same_bits = same_bits});
   }

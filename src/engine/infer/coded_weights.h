@@ -50,7 +50,7 @@ class CodedWeights {
   Exec exec_;
   WeightFormat format_;
   std::map<int64_t, CodedWeight> matrices_;  // by offset
-  Memory rounded_;
+  Memory rounded_;                           // on GPUs
 };
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 
 #include "comm/exec.h"
 #include "core/host_copy.h"
+#include "engine/config/device_traits.h"
 #include "engine/model/initialize.h"
 #include "tandem/error.h"
 
@@ -40,7 +41,7 @@ EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions
                                       options.sequences));
   }
   if (options.weights) check_coded_weights(config, tp.size(), *options.weights);
-  if (options.weights && tp.on_gpu()) {
+  if (options.weights && !device_traits(make_exec(tp)).is_host) {
     check_gpu_generation(config, tp.size(), options.dtype, options.weights);
   }
   if (options.mixed_rows == 0) options.mixed_rows = options.rows;
