@@ -1,7 +1,6 @@
 #include "bench/bench_paged.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -143,19 +142,15 @@ class PagedBenchRun {
     PagedShape shape{q_.heads, q_.kv_heads, q_.head_dim, q_.rows, q_.tokens};
     shape.batch_invariant = q_.batch_invariant, shape.cluster = form.cluster;
     try {
-      if (!is_there) {
-        throw Unsupported(
-            fmt::format("bench paged: form {}: expected a Hopper GPU, bf16 and "
-                        "head_dim 64 or 128",
-                        form.name));
-      }
+      if (!is_there) throw Unsupported("expected a Hopper GPU, bf16 and head_dim 64 or 128");
       Form made{form.name, form.appends,
                 std::make_unique<PagedAttention>(exec_, shape, rope_, q_.window)};
       check(made);
       forms_.push_back(std::move(made));
     } catch (const Unsupported& error) {
-      if (is_named || &form == &paged_bench_forms().front()) throw;
-      result_.refusals += fmt::format("{}{}", result_.refusals.empty() ? "" : "; ", error.what());
+      if (is_named) throw Unsupported(fmt::format("bench paged: {}: {}", form.name, error.what()));
+      if (&form == &paged_bench_forms().front()) throw;
+      result_.refusals[error.what()].push_back(form.name);
     }
   }
 

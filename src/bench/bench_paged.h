@@ -30,7 +30,7 @@ struct PagedBench {
 
 struct PagedBenchResult {
   std::map<std::string, BenchTimes> forms;
-  std::string refusals;   ///< forms that cannot run, and why
+  std::map<std::string, std::vector<std::string>> refusals;  ///< reasons, and forms not run
   double of_bound = 0;    ///< largest ratio of a result's error to its bound
   bool same_bits = true;  ///< of repeated runs
 

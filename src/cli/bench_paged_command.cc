@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -77,7 +78,9 @@ std::string table(const PagedBench& q, const PagedBenchResult& r) {
     text += fmt::format("{:<10} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.1f}\n", form.name,
                         times.median_us, times.min_us, times.max_us, rate(q, times));
   }
-  if (!r.refusals.empty()) text += fmt::format("not run: {}\n", r.refusals);
+  for (const auto& [reason, names] : r.refusals) {
+    text += fmt::format("not run: {}: {}\n", fmt::join(names, ", "), reason);
+  }
   return text;
 }
 

@@ -38,7 +38,7 @@ TEST(Bench, PagedAttentionMatchesItsReference) {
           request.window = window, request.dtype = dtype, request.repeats = 2;
           const PagedBenchResult result = run_paged_bench(comm, request);
           EXPECT_LE(result.of_bound, 1) << name_of(dtype) << " " << tokens << " " << window;
-          EXPECT_GT(result.of_bound, 0) << "compared with itself";
+          EXPECT_EQ(result.of_bound > 0, tokens > 1) << "of one key the value is the result";
           EXPECT_TRUE(result.ok());
           EXPECT_EQ(result.forms.size(), 1u) << "forms of GPUs on CPU ranks";
           EXPECT_GT(result.forms.at("chosen").median_us, 0);
