@@ -18,29 +18,29 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// Parts of texts, also such as JSON escapes, parts of characters, and bytes that are in none.
-const std::string kParts[] = {"the",
-                              " of",
-                              "\n",
-                              "\"",
-                              "\\",
-                              "\t\r\b\f",
-                              std::string(1, '\0'),
-                              "\x1f",
-                              "\x7f",
-                              "?",
-                              "\"?\"",
-                              "\xe6\x97\xa5",
-                              "\xe6\x97",
-                              "\xa5",
-                              "\xf0\x9f\x98\x80",
-                              "\xf0\x9f",
-                              "\xff",
-                              "\xc3",
-                              "\xa9",
-                              "</s>",
-                              "\xe2\x80\xa8",
-                              "",
-                              ""};
+const std::string kStrings[] = {"the",
+                                " of",
+                                "\n",
+                                "\"",
+                                "\\",
+                                "\t\r\b\f",
+                                std::string(1, '\0'),
+                                "\x1f",
+                                "\x7f",
+                                "?",
+                                "\"?\"",
+                                "\xe6\x97\xa5",
+                                "\xe6\x97",
+                                "\xa5",
+                                "\xf0\x9f\x98\x80",
+                                "\xf0\x9f",
+                                "\xff",
+                                "\xc3",
+                                "\xa9",
+                                "</s>",
+                                "\xe2\x80\xa8",
+                                "",
+                                ""};
 const std::string kNames[] = {"m", "a \"?\" b", "\\?", "models/\xe6\x97\xa5", "\xff\"?\""};
 
 class Cases {
@@ -55,8 +55,8 @@ class Cases {
 
 TokenEvent random_token(Cases& cases, bool is_last) {
   TokenEvent token{0, 1, -0.5f, "", std::nullopt};
-  for (uint64_t parts = cases.below(4); parts > 0; --parts) {
-    token.text += kParts[cases.below(std::size(kParts))];
+  for (uint64_t left = cases.below(4); left > 0; --left) {
+    token.text += kStrings[cases.below(std::size(kStrings))];
   }
   if (is_last) token.finish = cases.below(2) == 0 ? Finish::max_tokens : Finish::stop_string;
   return token;
@@ -76,7 +76,7 @@ Stream random_stream(Cases& cases) {
   request.choices.resize(1 + cases.below(3));
   request.echoes = !request.is_chat && cases.below(3) == 0;
   for (size_t i = 0; request.echoes && i < request.choices.size(); ++i) {
-    request.echoed.push_back(kParts[cases.below(3)]);
+    request.echoed.push_back(kStrings[cases.below(3)]);
   }
   return stream;
 }
