@@ -124,6 +124,7 @@ void Decoder::launch(const StepRows& rows) {
   progress_.during([&] {
     upload(rows);
     runner_ = &runner_of(count, !rows.chunks.empty());
+    last_launched().download.block(c.exec);  // sampled_ is written again
     const bool runs_form = !large_.runner || runner_ == large_.runner.get();
     if (large_.receipt && !rows.chunks.empty() && runs_form) ++large_.receipt->calls;
     if (rows.chunks.empty()) {
@@ -137,6 +138,10 @@ void Decoder::launch(const StepRows& rows) {
     }
     fetch(chosen);
   });
+}
+
+const Decoder::Result& Decoder::last_launched() const {
+  return results_[(num_launched_ + results_.size() - 1) % results_.size()];
 }
 
 void Decoder::fetch(int64_t chosen) {

@@ -90,6 +90,7 @@ class Decoder {
   /// Enqueues or computes everything from the uploaded rows to the sampled tokens.
   void run_rows(int64_t count, int64_t chosen, bool is_fed);
   void fetch(int64_t chosen);
+  const Result& last_launched() const;
   /// This rank's logits of the first `count` rows of last_.
   void compute_logits(int64_t count);
   Tensor local_logits(int64_t count) const;

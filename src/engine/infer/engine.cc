@@ -128,6 +128,7 @@ void Engine::initialize(uint64_t seed) {
 
 void Engine::set_weights(const SetParameter& set) {
   if (!is_idle()) throw InvalidArgument("set_weights: a request is unfinished: expected none");
+  drop_unread_step();
   while (prefixes_.unused() > 0) prefixes_.drop_oldest();
   model_.set_weights(set);
 }
