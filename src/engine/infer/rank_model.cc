@@ -39,11 +39,7 @@ RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType
     const double matrices = double(layout.size) - (config.tie_word_embeddings ? 0 : embedding);
     bytes.weights = embedding * element + matrices * bytes_per_weight(*format);
   }
-  const double tokens = double(size.pages) * double(kPageTokens);
-  for (const BranchLayout& b : layout.branches) {
-    if (b.attention) bytes.cache += 2 * tokens * double(layout.kv) * element;
-  }
-  bytes.cache += 4 * double(size.max_tokens) * double(config.rotary_features());  // rotary table
+  bytes.cache = KvCache::bytes(layout, dtype, size) + RopeTables::bytes(size.max_tokens, config);
   return bytes;
 }
 

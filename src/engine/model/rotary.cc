@@ -20,15 +20,24 @@ RopeTable make_table(const Exec& exec, int64_t max_seq, const ModelConfig& c, Ro
                    {.rotary_dim = rotary, .length = length_of(c)});
 }
 
+std::vector<Rotation> rotations_of(const ModelConfig& config) {
+  std::vector<Rotation> all{Rotation::usual};
+  if (config.no_rope_layer_interval > 0) all.push_back(Rotation::none);
+  if (config.rope_local_theta > 0) all.push_back(Rotation::local);
+  return all;
+}
+
 }  // namespace
 
 RopeTables::RopeTables(const Exec& exec, int64_t max_seq, const ModelConfig& config) {
-  const auto add = [&](Rotation rotation) {
+  for (const Rotation rotation : rotations_of(config)) {
     tables_[size_t(rotation)].emplace(make_table(exec, max_seq, config, rotation));
-  };
-  add(Rotation::usual);
-  if (config.no_rope_layer_interval > 0) add(Rotation::none);
-  if (config.rope_local_theta > 0) add(Rotation::local);
+  }
+}
+
+double RopeTables::bytes(int64_t max_seq, const ModelConfig& config) {
+  const double features = double(max_seq) * double(config.head_dim);  // cosines and sines
+  return double(rotations_of(config).size()) * features * sizeof(float);
 }
 
 std::vector<int32_t> rotary_order(const ModelConfig& c) {

@@ -16,6 +16,8 @@ namespace tandem {
 class RopeTables {
  public:
   RopeTables(const Exec& exec, int64_t max_seq, const ModelConfig& config);
+  /// Bytes of memory of such tables.
+  static double bytes(int64_t max_seq, const ModelConfig& config);
   /// `rotation`: of a layer of the model.
   const RopeTable& of(program::Rotation rotation) const { return *tables_[size_t(rotation)]; }
 

@@ -22,7 +22,18 @@ bool are_distinct(std::span<const int32_t> sequences, const std::vector<PagedChu
   return std::ranges::adjacent_find(sequences, is_same) == sequences.end();
 }
 
+/// Bytes of a layer's keys, and of its values.
+size_t bytes_of_keys(const ModelLayout& layout, DType dtype, const KvCache::Size& size) {
+  return size_t(size.pages * kPageTokens * layout.kv) * size_of(dtype);
+}
+
 }  // namespace
+
+double KvCache::bytes(const ModelLayout& layout, DType dtype, const Size& size) {
+  const auto layers = std::ranges::count_if(
+      layout.branches, [](const BranchLayout& branch) { return branch.attention; });
+  return 2 * double(layers) * double(bytes_of_keys(layout, dtype, size));
+}
 
 KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
                  const RopeTables& rope, DType dtype, const Size& size)
@@ -54,7 +65,7 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
     if (b.attention) {
       const std::initializer_list<int64_t> dims{size.pages, kPageTokens, layout.kv_heads,
                                                 config.head_dim};
-      const auto bytes = size_t(size.pages * kPageTokens * layout.kv) * size_of(dtype);
+      const size_t bytes = bytes_of_keys(layout, dtype, size);
       layer.memory = Memory(2 * bytes, exec.device);
       layer.keys = layer.memory.view(dtype, dims);
       layer.values = layer.memory.view(dtype, dims, bytes);

@@ -42,6 +42,8 @@ class KvCache {
     PagedAttention* attention;
   };
 
+  /// Bytes of memory of the keys and values of such a cache.
+  static double bytes(const ModelLayout& layout, DType dtype, const Size& size);
   /// rope must outlive this and cover size.max_tokens positions.
   KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout& layout,
           const RopeTables& rope, DType dtype, const Size& size);
