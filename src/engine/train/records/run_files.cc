@@ -136,10 +136,12 @@ void RunFiles::write(const std::string& name, const std::string& text) {
 
 void RunFiles::check_room(int64_t step, bool in_memory) {
   const auto bytes = double(size_of(parse_dtype(config_.checkpoint.export_dtype)));
-  const std::string text = check_disk_room(
-      out_, step,
-      {MemoryEstimate(config_).checkpoint_bytes(), bytes * double(config_.model.parameters()),
-       config_.checkpoint.keep, CheckpointSchedule(config_.checkpoint).is_periodic(), !in_memory});
+  const int copies = config_.model.fused_experts ? 2 : 1;  // of final/, while experts are fused
+  const std::string text =
+      check_disk_room(out_, step,
+                      {MemoryEstimate(config_).checkpoint_bytes(),
+                       copies * bytes * double(config_.model.parameters()), config_.checkpoint.keep,
+                       CheckpointSchedule(config_.checkpoint).is_periodic(), !in_memory});
   if (!text.empty()) warn(text);
 }
 
