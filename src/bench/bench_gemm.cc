@@ -19,7 +19,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kUncachedBytes = int64_t{512} << 20;  // several times the caches
-constexpr int64_t kMinCopies = 4, kMaxCopies = 64;
+constexpr int64_t kMinCopies = 4, kMaxCopies = 512;     // of 512 x 512 codes: 138 MB
 constexpr int64_t kSampledColumns = 32;
 
 /// Bound of a product's error relative to the root of the sum of its squared terms, for sums in
@@ -85,7 +85,7 @@ struct HostMatrix {
 /// Max error in sampled columns, as a share of its bound.
 double error_of(const Tensor& weight, const Tensor& x, const Tensor& out) {
   const int64_t n = weight.dim(0), k = weight.dim(1),
-                step = std::max<int64_t>(1, n / kSampledColumns);
+                step = std::max<int64_t>(1, n / kSampledColumns) | 1;  // all places in a tile
   double worst = 0;
   for (int64_t column = 0; column < n; column += step) {
     const auto* const w = weight.as<const float>() + column * k;

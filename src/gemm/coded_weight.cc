@@ -103,6 +103,7 @@ void CodedWeight::multiply(const Exec& exec, const Tensor& x, const Tensor& out,
   check_product(matrix_, x, out, options);
   if (!exec.on_gpu()) return cpu::multiply(matrix_, x, out, options);
   check_gpu_product(matrix_, x, out, options.first_row == 0 ? matrix_.rows : 0);
+  if (x.dim(0) == 0) return;
   gpu::coded_gemm(exec.stream, matrix_, x, out, {.accumulate = options.accumulate});
 }
 
@@ -110,6 +111,7 @@ bool CodedWeight::multiply_swiglu(const Exec& exec, const Tensor& x, const Tenso
   check_product(matrix_, x, out, {});
   if (!exec.on_gpu() || out.dtype() != DType::bf16 || x.dim(0) > kMaxFewRows) return false;
   check_gpu_product(matrix_, x, out, matrix_.rows % 2 == 0 ? matrix_.rows / 2 : -1);
+  if (x.dim(0) == 0) return true;
   gpu::coded_gemm(exec.stream, matrix_, x, out, {.swiglu = true});
   return true;
 }

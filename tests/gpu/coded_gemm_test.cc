@@ -1,9 +1,12 @@
 // Coded weights on a GPU against those on the CPU: codes, scales and products of few rows.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gemm/coded_weight.h"
@@ -28,6 +31,12 @@ class CodedGemm : public OnGpus {
     });
   }
 };
+
+Values on_host(const Exec& exec, const Values& device, std::initializer_list<int64_t> shape) {
+  Values result(Exec{}, device.view.dtype(), shape);
+  copy(exec, all_bytes_of(device.memory), all_bytes_of(result.memory));
+  return result;
+}
 
 CodedWeight coded(const Exec& exec, WeightFormat format, const Tensor& weight) {
   CodedWeight result(exec, format, weight.dim(0), weight.dim(1));
@@ -67,9 +76,7 @@ TEST_P(CodedGemm, WeightsAreTheCpus) {
           for (const DType dtype : kDTypes) {
             const Values read(exec, dtype, {rows, columns});
             codes.read(exec, read.view);
-            Values found(Exec{}, dtype, {rows, columns});
-            found.memory = to_host(exec, read.memory);
-            found.view = found.memory.view(dtype, {rows, columns});
+            const Values found = on_host(exec, read, {rows, columns});
             for (int64_t i = 0; i < rows * columns; ++i) {
               const auto value = float(expected.get(i));
               const float rounded =
@@ -84,11 +91,80 @@ TEST_P(CodedGemm, WeightsAreTheCpus) {
   });
 }
 
+/// Rows of a weight that has each code of a format at each input.
+constexpr int64_t kRowsOfCodes = 520;
+
+/// Weight whose scales are 1: all codes of a format but NaN, of both signs, at each input.
+Values all_codes(WeightFormat format, int64_t columns) {
+  Values weight(Exec{}, DType::f32, {kRowsOfCodes, columns});
+  for (int64_t row = 0; row < kRowsOfCodes; ++row) {
+    for (int64_t i = 0; i < columns; ++i) {
+      double value;
+      if (format == WeightFormat::int8) {  // 127 in each group
+        value = double(i % 64 == row % 64 ? 127 : (i + row) % 255 - 127);
+      } else {  // 448 in each group
+        const int64_t code = (i + row) % 127, exponent = code / 8, mantissa = code % 8;
+        const double steps = double(exponent == 0 ? mantissa : 8 + mantissa);
+        value = std::ldexp(steps, int(std::max<int64_t>(exponent, 1)) - 10);
+        if (row % 2 == 1) value = -value;
+      }
+      weight.set(row * columns + i, value);
+    }
+  }
+  return weight;
+}
+
+/// Expects the product of each input alone to be its weight.
+void expect_each_input(const Exec& exec, const CodedWeight& codes, const Values& weight,
+                       int64_t columns, int64_t rows_at_once) {
+  const Values inputs(Exec{}, DType::bf16, {columns, columns});
+  std::memset(inputs.memory.data(), 0, inputs.memory.bytes());
+  for (int64_t i = 0; i < columns; ++i) inputs.set(i * columns + i, 1);
+  const Values x = on_device(exec, inputs, {columns, columns});
+  const Values out(exec, DType::f32, {columns, kRowsOfCodes});
+  for (int64_t row = 0; row < columns; row += rows_at_once) {
+    codes.multiply(exec, x.view.rows(row, rows_at_once), out.view.rows(row, rows_at_once));
+  }
+  const Values found = on_host(exec, out, {columns, kRowsOfCodes});
+  for (int64_t i = 0; i < columns; ++i) {
+    for (int64_t row = 0; row < kRowsOfCodes; ++row) {
+      ASSERT_EQ(found.get(i * kRowsOfCodes + row), weight.get(row * columns + i))
+          << "input " << i << " of " << columns << ", row " << row << ", " << rows_at_once
+          << " rows of x";
+    }
+  }
+}
+
+TEST_P(CodedGemm, EachCodeIsMultipliedExactly) {
+  on_hopper([](const Exec& exec, Communicator&) {
+    // 4096 inputs are divided by the most splits.
+    for (const auto& [columns, rows_at_once] :
+         {std::pair<int64_t, int64_t>{512, 8}, {512, 16}, {512, 32}, {512, 64}, {4096, 64}}) {
+      for (const WeightFormat format : kFormats) {
+        SCOPED_TRACE(name_of(format));
+        const Values known = all_codes(format, columns);
+        const CodedWeight codes =
+            coded(exec, format, on_device(exec, known, {kRowsOfCodes, columns}).view);
+        expect_each_input(exec, codes, known, columns, rows_at_once);
+        const Values extreme = extreme_weights(kRowsOfCodes, columns, 1);
+        const CodedWeight rounded =
+            coded(exec, format, on_device(exec, extreme, {kRowsOfCodes, columns}).view);
+        const Values read(exec, DType::f32, {kRowsOfCodes, columns});
+        rounded.read(exec, read.view);
+        expect_each_input(exec, rounded, on_host(exec, read, {kRowsOfCodes, columns}), columns,
+                          rows_at_once);
+      }
+    }
+  });
+}
+
 /// Generated products: numbers of rows and of columns in all instances of the kernels, and k with
-/// all numbers of splits and shorter last steps.
+/// all numbers of splits and shorter last steps; each of these kinds in both formats, with outputs
+/// of both dtypes.
 struct CodedCase {
   int64_t m, n, k;
   WeightFormat format;
+  DType out;
 
   CodedCase(Draw& draw, uint64_t trial)
       : m(trial % 3 == 0 ? 1 + draw.up_to(8) : 1 + draw.up_to(kMaxFewRows)),
@@ -96,9 +172,10 @@ struct CodedCase {
         k(8 * (1 + draw.up_to(trial % 8 == 7   ? 40
                               : trial % 4 == 0 ? 1000
                                                : 160))),
-        format(kFormats[trial / 2 % 2]) {}
+        format(kFormats[trial / 8 % 2]),
+        out(kDTypes[trial / 16 % 2]) {}
   std::string describe() const {
-    return fmt::format("{}: {} rows, n {}, k {}", name_of(format), m, n, k);
+    return fmt::format("{}: {} rows, n {}, k {}, to {}", name_of(format), m, n, k, name_of(out));
   }
 };
 
@@ -113,7 +190,7 @@ TEST_P(CodedGemm, ProductsMatchTheCpuAndLeaveTheMemoryAround) {
       expect_equal(
           comm, c.describe(),
           {matrix("x", DType::bf16, c.m, c.k, of_x), matrix("weight", DType::f32, c.n, c.k),
-           close(matrix("out", kDTypes[trial % 2], c.m, c.n, of_out), double(c.k) / 4)},
+           close(matrix("out", c.out, c.m, c.n, of_out), double(c.k) / 4)},
           [&](const Exec& exec, const TensorList& of) {
             const CodedWeight weight = coded(exec, c.format, of[1]);
             weight.multiply(exec, of[0], of[2], {.accumulate = accumulate});
@@ -145,6 +222,7 @@ TEST_P(CodedGemm, AnyNumberOfFewRowsIsMultiplied) {
         }
       }
       const Values out(exec, DType::f32, {kMaxFewRows + 1, n});
+      EXPECT_NO_THROW(codes.multiply(exec, on_x.view.rows(0, 0), out.view.rows(0, 0)));
       EXPECT_THROW(codes.multiply(exec, on_x.view, out.view), InvalidArgument);
       EXPECT_THROW(
           codes.multiply(exec, on_x.view.rows(0, 2), out.view.rows(0, 2), {.first_row = 1}),
@@ -203,6 +281,7 @@ TEST_P(CodedGemm, SwigluHasTheBitsOfAProductInBf16) {
       ASSERT_TRUE(codes.multiply_swiglu(exec, x.view, fused.view)) << c.describe();
       const Memory expected = to_host(exec, inner.memory), found = to_host(exec, fused.memory);
       EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.bytes()), 0) << c.describe();
+      EXPECT_TRUE(codes.multiply_swiglu(exec, x.view.rows(0, 0), fused.view.rows(0, 0)));
       const Values wide(exec, DType::f32, {c.m, f});
       EXPECT_FALSE(codes.multiply_swiglu(exec, x.view, wide.view)) << "bf16 only";
     }

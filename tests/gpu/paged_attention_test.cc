@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/gpu/kernel_operands.h"
-#include "tests/kernels/paged_reference.h"
+#include "tests/gpu/paged_checks.h"
 
 namespace tandem::test {
 namespace {
@@ -13,40 +12,14 @@ using namespace tandem::test;
 
 class PagedInference : public OnGpus {};
 
-std::string describe(const PagedCase& c, const PagedRuns& runs) {
-  return fmt::format(
-      "{} head_dim {} heads {}/{} window {} batch_invariant {}, {} sequences, chunks {}, {} rows",
-      name_of(c.dtype()), c.shape.head_dim, c.shape.heads, c.shape.kv_heads, c.window,
-      runs.batch_invariant, c.lengths.size(), runs.as_chunks, runs.max_rows);
-}
-
-constexpr PagedRuns kChunked{1 << 20, true, true};
-
-/// Runs of which single rows of sequences of their own may be appended by the kernel that attends.
-PagedRuns appending(PagedRuns runs) {
-  runs.appends = true;
-  return runs;
-}
-
-/// Expects results within their bounds, twice the distance of which no mistake is within, with sums
-/// in either order.
-void expect_right(const Exec& exec, const PagedCase& c, const std::vector<PagedRuns>& all) {
-  const PagedReference reference(c);
-  EXPECT_GT(reference.nearest_mistake(), 2) << "one wrong key would pass: " << describe(c, all[0]);
-  for (const PagedRuns& runs : all) {
-    for (const PagedRuns& either : {runs, in_any_order(runs)}) {
-      EXPECT_LE(reference.error_of(run_paged(exec, c, either)), 1) << describe(c, either);
-    }
-  }
-}
-
 TEST_P(PagedInference, KeysOfEqualWeightAreAllRead) {
   run([](Communicator& comm) {
     const Exec exec{device_of(comm), stream_of(comm)};
     for (uint64_t trial = 0; trial < 40; ++trial) {
       SCOPED_TRACE(trial);
       for (const DType dtype : kDTypes) {
-        expect_right(exec, draw_case(trial, dtype), {kAtOnce, kChunked});
+        expect_right(exec, draw_case(trial, dtype),
+                     {kAtOnce, kChunked, in_clusters(kAtOnce, 1), in_clusters(kAtOnce, 2)});
       }
     }
   });
@@ -150,111 +123,6 @@ TEST_P(PagedInference, InvariantSinglesHaveTheSameBitsInBatchesOfAnySize) {
         EXPECT_EQ(run_paged(exec, c, separate), expected) << describe(c, separate);
         EXPECT_EQ(run_paged(exec, c, appending(separate)), expected) << describe(c, separate);
         EXPECT_EQ(run_paged(exec, c, appending(kAtOnce)), expected) << rows;
-      }
-    }
-  });
-}
-
-/// Runs with a cluster of so many blocks for each row and key head.
-PagedRuns in_clusters(PagedRuns runs, int blocks) {
-  runs.cluster = blocks;
-  return runs;
-}
-
-/// Rows of sequences of their own: right with every size of clusters; for each with the same bits
-/// and pages whether the kernel that attends appends or not, in repeated runs, and row by row.
-void expect_few(const Exec& exec, const PagedCase& c) {
-  for (const Lengths& each : c.lengths) ASSERT_LE(each.all, c.shape.max_tokens);
-  const PagedReference reference(c);
-  EXPECT_GT(reference.nearest_mistake(), 2) << "one wrong key would pass: " << describe(c, kAtOnce);
-  const PagedRuns any = in_any_order(kAtOnce);
-  PagedRunner splits(exec, c, in_clusters(any, kNoCluster));
-  EXPECT_LE(reference.error_of(splits.run()), 1) << describe(c, any);
-  const auto expected_pages = splits.cached();
-  for (const int blocks : {0, 1, 2, 4, 8, 16}) {
-    const PagedRuns runs = in_clusters(any, blocks);
-    SCOPED_TRACE(fmt::format("{}, clusters of {}", describe(c, runs), blocks));
-    PagedRunner separately(exec, c, runs), together(exec, c, appending(runs));
-    const auto expected = separately.run();
-    EXPECT_LE(reference.error_of(expected), 1);
-    EXPECT_EQ(together.run(), expected);
-    EXPECT_EQ(separately.cached(), expected_pages);
-    EXPECT_EQ(together.cached(), expected_pages);
-    EXPECT_EQ(run_paged(exec, c, appending(runs)), expected);
-    if (blocks == 0) continue;
-    PagedRuns alone = appending(runs);
-    alone.together = false;
-    EXPECT_EQ(run_paged(exec, c, alone), expected);
-  }
-  EXPECT_EQ(run_paged(exec, c, appending(kAtOnce)), run_paged(exec, c, in_clusters(any, 8)))
-      << "batch-invariant rows are in clusters of another size: " << describe(c, kAtOnce);
-}
-
-TEST_P(PagedInference, FewRowsMatchTheReferenceInClustersOfAnySize) {
-  run([](Communicator& comm) {
-    const Exec exec{device_of(comm), stream_of(comm)};
-    for (uint64_t trial = 0; trial < 24; ++trial) {
-      SCOPED_TRACE(trial);
-      expect_few(exec, draw_few(trial));
-    }
-  });
-}
-
-TEST_P(PagedInference, FewRowsOfLongSequencesMatchTheReference) {
-  run([](Communicator& comm) {
-    const Exec exec{device_of(comm), stream_of(comm)};
-    for (const int64_t head_dim : {64, 128}) {
-      for (const int64_t window : {0, 1500}) {
-        const std::vector<Lengths> decode = {{2080, 1}, {2081, 1}, {2047, 1}, {2048, 1}};
-        expect_few(exec, decisive_case(1, DType::bf16, {32, 8, head_dim, 0, 2112}, window, decode));
-        const std::vector<Lengths> far = {{8192, 1}, {17, 1}, {8129, 1}};
-        expect_few(exec, decisive_case(2, DType::bf16, {10, 2, head_dim, 0, 8192}, window, far));
-      }
-    }
-  });
-}
-
-TEST_P(PagedInference, FewRowsReadNoKeyThatNoTokenWrote) {
-  run([](Communicator& comm) {
-    const Exec exec{device_of(comm), stream_of(comm)};
-    for (uint64_t trial = 50; trial < 58; ++trial) {
-      const PagedCase c = draw_few(trial);
-      PagedCase poisoned = draw_few(trial);
-      for (size_t s = 0; s < c.lengths.size(); ++s) {
-        const int64_t tokens = c.lengths[s].all, end = (tokens - 1) / kPageTokens + 1;
-        for (int64_t t = tokens - 1; t < end * kPageTokens; ++t) {
-          for (int64_t i = 0; i < c.kv_width(); ++i) {
-            poisoned.keys.set(c.slot(s, t) * c.kv_width() + i, NAN);
-            poisoned.values.set(c.slot(s, t) * c.kv_width() + i, NAN);
-          }
-        }
-        for (int64_t page = 0; page < c.line(); ++page) {
-          const bool is_read = page >= c.first_key(tokens - 1) / kPageTokens && page < end;
-          if (!is_read) poisoned.pages[s * size_t(c.line()) + size_t(page)] = 1 << 30;
-        }
-      }
-      for (const int blocks : {1, 8, 16}) {
-        const PagedRuns runs = in_clusters(in_any_order(kAtOnce), blocks);
-        const auto expected = run_paged(exec, c, runs);
-        EXPECT_EQ(run_paged(exec, poisoned, runs), expected) << trial;
-        EXPECT_EQ(run_paged(exec, poisoned, appending(runs)), expected) << trial;
-      }
-    }
-  });
-}
-
-TEST_P(PagedInference, FewRowsMayBePadding) {
-  run([](Communicator& comm) {
-    const Exec exec{device_of(comm), stream_of(comm)};
-    for (uint64_t trial = 60; trial < 66; ++trial) {
-      const PagedCase c = draw_few(trial);
-      for (PagedRuns runs : {in_clusters(in_any_order(kAtOnce), 4), kAtOnce}) {
-        std::vector<std::byte> expected = run_paged(exec, c, runs);
-        const size_t bytes = expected.size() / size_t(c.count_rows());
-        expected.insert(expected.end(), bytes, std::byte{0});
-        runs.padding = 1;
-        EXPECT_EQ(run_paged(exec, c, runs), expected) << describe(c, runs);
-        EXPECT_EQ(run_paged(exec, c, appending(runs)), expected) << describe(c, runs);
       }
     }
   });

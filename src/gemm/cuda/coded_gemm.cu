@@ -216,8 +216,8 @@ bool is_coded_gemm(const CodedMatrix& weight, const Tensor& x, const Tensor& out
     return t.stride(1) == 1 && (t.dim(0) == 1 || t.stride(0) >= t.dim(1));
   };
   return x.dtype() == DType::bf16 && (out.dtype() == DType::bf16 || out.dtype() == DType::f32) &&
-         x.dim(0) > 0 && x.dim(0) <= kMaxFewRows && weight.columns > 0 && out.dim(1) > 0 &&
-         has_rows(x) && has_vectors(x) && has_rows(out);
+         x.dim(0) <= kMaxFewRows && weight.columns > 0 && out.dim(1) > 0 && has_rows(x) &&
+         has_vectors(x) && has_rows(out);
 }
 
 void coded_gemm(cudaStream_t stream, const CodedMatrix& weight, const Tensor& x, const Tensor& out,

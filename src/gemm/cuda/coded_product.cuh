@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
@@ -240,9 +239,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     asm volatile("bar.sync 1, %0;" ::"n"(T::kMultiplying) : "memory");
     multiplier.write();
   }
-  cute::cluster_sync();
+  rows::sync_cluster();
   rows::add_splits<T, Out, kSwiglu>(shared, p, work);
-  if (p.splits > 1) cute::cluster_sync();  // others may still read these sums
+  if (p.splits > 1) rows::sync_cluster();  // others may still read these sums
 }
 
 /// Shared memory of a block, with room to align it.

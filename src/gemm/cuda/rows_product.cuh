@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <type_traits>
@@ -201,9 +200,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     cutlass::arch::NamedBarrier::sync(T::kMultiplying, 1);
     write_sums<T>(shared, sums);
   }
-  cute::cluster_sync();
+  sync_cluster();
   add_splits<T, Out, kSwiglu>(shared, p, work);
-  if (p.splits > 1) cute::cluster_sync();  // others may still read these sums
+  if (p.splits > 1) sync_cluster();  // others may still read these sums
 }
 
 /// Shared memory of a block, with room to align it.

@@ -37,6 +37,12 @@ struct Work {
   }
 };
 
+/// Waits for all threads of the cluster. Names memory, as cute::cluster_sync does not: without that
+/// the compiler may move reads and writes of sums across it.
+__device__ inline void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
+
 struct Four {
   float of[4];
 };
