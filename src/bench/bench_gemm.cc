@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kUncachedBytes = int64_t{512} << 20;  // several times the caches
 constexpr int64_t kMinCopies = 4, kMaxCopies = 512;     // of 512 x 512 codes: 138 MB
+constexpr int64_t kMaxCpuCopies = 64;                   // whose products take longer
 constexpr int64_t kSampledColumns = 32;
 
 /// Bound of a product's error relative to the root of the sum of its squared terms, for sums in
@@ -33,7 +34,8 @@ class Products {
       : exec_(exec), format_(parse_weight_format(name)), n_(q.n), k_(q.k) {
     const double bytes = format_ ? bytes_per_weight(*format_) : double(size_of(q.dtype));
     const auto one = int64_t(double(n_ * k_) * bytes) + 1;
-    const int64_t copies = std::clamp(kUncachedBytes / one + 1, kMinCopies, kMaxCopies);
+    const int64_t copies = std::clamp(kUncachedBytes / one + 1, kMinCopies,
+                                      exec.on_gpu() ? kMaxCopies : kMaxCpuCopies);
     for (int64_t i = 0; i < copies; ++i) {
       if (format_) {
         coded_.push_back(std::make_unique<CodedWeight>(exec, *format_, n_, k_));

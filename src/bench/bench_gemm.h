@@ -38,8 +38,8 @@ struct GemmBenchResult {
 };
 
 /// Products run one after the other, each on another copy of the weight, so that none is in a
-/// cache; on a GPU as one graph, as in a step of decode. Results are compared with the products of
-/// the weights as they are read, in f64. `comm` has one rank.
+/// GPU's cache, as one graph there, as in a step of decode; CPU ranks have up to 64. Results are
+/// compared with the products of the weights as they are read, in f64. `comm` has one rank.
 GemmBenchResult run_gemm_bench(Communicator& comm, const GemmBench& request);
 
 }  // namespace tandem
