@@ -15,7 +15,7 @@ for config in tiny moe; do
     s/SMALL_hidden/16/; s/SMALL_head_dim/4/; s/SMALL_ffn/32/; s/SMALL_layers/2/
     s/SMALL_batch/4/; s/SMALL_seq/32/' "$source/configs/$config.toml" >"$dir/configs/$config.toml"
 done
-for header in norm quantize random strategy; do
+for header in error norm quantize random strategy; do
   cp "$source/include/tandem/$header.h" "$dir/include/tandem" || exit 1
 done
 grep -q SMALL_ "$dir"/configs/*.toml && exit 1

@@ -150,8 +150,8 @@ double resumed_difference(const TrainRequest& request, const std::string& stoppe
                         whole + "/final/model.safetensors");
 }
 
-/// Other layouts add up in other orders in each step; exchanges add no more than a rounding to
-/// that.
+/// Other layouts add up in other orders in each step; exchanges add no more than two roundings to
+/// that, of the momentum and of the weights.
 TEST(ResumeLearners, DifferFromOtherLayoutsNoMoreThanWithoutExchanges) {
   const TempDir dir;
   const Inner first{1, 2};
@@ -170,7 +170,7 @@ TEST(ResumeLearners, DifferFromOtherLayoutsNoMoreThanWithoutExchanges) {
     const double with = resumed_difference(make_request(inner, kDelayed, dir / ("with/" + name)),
                                            dir / "with/stopped", dir / "with/whole");
     fmt::print("{}: {:.2g} with [sync], {:.2g} without\n", name, with, without);
-    EXPECT_LE(with, std::max(1e-7, without + 0x1p-24)) << name;
+    EXPECT_LE(with, std::max(1e-7, without + 0x1p-23)) << name;
   }
   TrainRequest other = make_request(first, kDelayed, dir / "with/other");
   other.config.parallel.sync.outer_lr = 0.69;
