@@ -55,4 +55,4 @@ check 12 --batch 3 --prompt 20 --new 4 --repeats 2 --tp 2 --dtype f32
 check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights int8
 check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights e4m3
 check 0 --batch 2 --temperature 1 --top-k 5 --top-p 0.9 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2
-check 0 --batch 2 --prompt 9 --new 6 --rate 500 --requests 5 --run-ahead
+check 0 --batch 2 --prompt 9 --new 6 --rate 500 --requests 5 --tp 2 --run-ahead
