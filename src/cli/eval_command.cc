@@ -198,10 +198,8 @@ void run(EvalArguments arguments) {
   now_doing("evaluating " + arguments.evaluation.directory);
   EvaluationArguments& evaluation = arguments.evaluation;
   evaluation.needs_text = !arguments.sweep.empty();
-  evaluation.cpu_only = !arguments.sweep.empty() ? "--codec-sweep"
-                        : parse_weight_format(evaluation.weights)
-                            ? "--weights " + evaluation.weights
-                            : "";
+  evaluation.cpu_only =
+      arguments.sweep.empty() ? describe_cpu_weights(evaluation.weights) : "--codec-sweep";
   EvaluateOptions& options = evaluation.options;
   options.codec = CodecPolicy::parse(arguments.codec);
   const std::string agreed = fmt::format(
