@@ -17,8 +17,11 @@ namespace {
 
 static_assert(sm90::kSinglePage == kPageTokens && sm90::kMaxFewCluster == kMaxCluster);
 
-/// Blocks of a cluster where bits may not depend on the number of rows.
-constexpr int kInvariantCluster = 8;
+/// Blocks of a cluster where bits may not depend on the number of rows: more are slower for many
+/// rows, fewer for long texts.
+constexpr int invariant_cluster(int64_t max_tokens) {
+  return max_tokens <= 8192 ? 4 : 8;
+}
 /// With fewer blocks the GPU is idle; tokens that a block may have then.
 constexpr int64_t kMinBlocks = 64, kMaxShare = 2048;
 
@@ -47,7 +50,7 @@ int64_t num_clusters(const PagedShape& shape, int64_t rows) {
 /// The largest cluster of which all run at the same time.
 int choose_cluster(const PagedShape& shape, int64_t rows) {
   if (shape.cluster > 0) return shape.cluster;
-  if (shape.batch_invariant) return kInvariantCluster;
+  if (shape.batch_invariant) return invariant_cluster(shape.max_tokens);
   const auto& resident = count_resident(shape.head_dim);
   const int64_t needed = num_clusters(shape, rows);
   const auto found =

@@ -44,15 +44,10 @@ KvCache::KvCache(const Exec& exec, const ModelConfig& config, const ModelLayout&
       upload_(exec, inputs_->bytes()),
       host_inputs_(size_t(inputs_->elements())) {
   const bool has_chunks = has_chunk_kernels(exec, dtype, config.head_dim);
-  const PagedShape shape{layout.heads,
-                         layout.kv_heads,
-                         config.head_dim,
-                         size.rows,
-                         size.max_tokens,
-                         has_chunks ? size.singles : 0,
-                         size.batch_invariant,
-                         config.attention_softcap,
-                         kNoCluster};  // until bench paged has measured them
+  const PagedShape shape{layout.heads,         layout.kv_heads,
+                         config.head_dim,      size.rows,
+                         size.max_tokens,      has_chunks ? size.singles : 0,
+                         size.batch_invariant, config.attention_softcap};
   const auto attention_of = [&](const program::Op& op) {
     auto& found = attentions_[{op.window, op.rotation}];
     if (!found) {
