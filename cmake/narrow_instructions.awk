@@ -3,7 +3,7 @@
 BEGIN {
   RS = "\n////////*\n"
   # The last is the first of every list, which shares an entry with the preamble or is named there.
-  kept = "64x[0-9]+x16_F32(BF16BF16|F16F16)_SS|64x(64|128)x16_F32BF16BF16_RS|64x(8|16|32|64|128)x32_F32E4M3E4M3_SS|64x8x(16|32)_F16F16F16_SS"
+  kept = "64x[0-9]+x16_F32(BF16BF16|F16F16)_SS|64x(8|16|32|64|128)x16_F32BF16BF16_RS|64x(8|16|32|64|128)x32_F32E4M3E4M3_SS|64x8x(16|32)_F16F16F16_SS"
 }
 /struct (G?MMA_64x|MMA_Traits<SM90(_|::GMMA::SPARSE::GMMA_)64x)/ && $0 !~ kept &&
   !/\n(namespace|enum|} *\/\/)/ { next }

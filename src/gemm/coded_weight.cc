@@ -109,8 +109,12 @@ void CodedWeight::multiply(const Exec& exec, const Tensor& x, const Tensor& out,
 
 bool CodedWeight::multiply_swiglu(const Exec& exec, const Tensor& x, const Tensor& out) const {
   check_product(matrix_, x, out, {});
-  if (!exec.on_gpu() || out.dtype() != DType::bf16 || x.dim(0) > kMaxFewRows) return false;
-  check_gpu_product(matrix_, x, out, matrix_.rows % 2 == 0 ? matrix_.rows / 2 : -1);
+  // The kernel loads scales of both halves, which TMA reads from multiples of 16 bytes on.
+  if (!exec.on_gpu() || out.dtype() != DType::bf16 || x.dim(0) > kMaxFewRows ||
+      matrix_.rows % 8 != 0) {
+    return false;
+  }
+  check_gpu_product(matrix_, x, out, matrix_.rows / 2);
   if (x.dim(0) == 0) return true;
   gpu::coded_gemm(exec.stream, matrix_, x, out, {.swiglu = true});
   return true;

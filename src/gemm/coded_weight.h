@@ -70,16 +70,17 @@ class CodedWeight {
   /// added in f32, in 16 sums over k.
   ///
   /// On a GPU M is at most kMaxFewRows, x bf16 with K and its stride multiples of 8, out f32 or
-  /// bf16. Tensor cores add x times the codes of a group in f32, 16 inputs at a time; then the sum
-  /// over the groups, in order, takes scale x group's sum with one rounding. k is divided among up
-  /// to 8 blocks, by the weight's shape only, whose sums are added in order. The codes may be read
-  /// before the calls enqueued before this one have ended.
+  /// bf16. Tensor cores add x times the codes of 64 inputs in f32, 16 at a time; then the sum over
+  /// these, in order, takes scale x theirs with one rounding. k is divided among up to 8 blocks, by
+  /// the weight's shape only, whose sums are added in order. The codes may be read before the calls
+  /// enqueued before this one have ended.
   void multiply(const Exec& exec, const Tensor& x, const Tensor& out,
                 const CodedOptions& options = {}) const;
 
   /// out[M, F] = silu(x gate^T) * (x up^T) for a weight [gate | up], [2 F, K], with the bits of
   /// multiply in out's dtype and swiglu_forward. False, and nothing is done, if there is no such
-  /// kernel: for all but up to kMaxFewRows rows, to bf16, on a GPU.
+  /// kernel: for all but up to kMaxFewRows rows, to bf16, by a multiple of 8 rows of the weight, on
+  /// a GPU.
   bool multiply_swiglu(const Exec& exec, const Tensor& x, const Tensor& out) const;
 
   /// Writes scale x code: f32 [rows, columns], contiguous, on a GPU also bf16, on exec's device.

@@ -269,7 +269,7 @@ TEST_P(CodedGemm, SwigluHasTheBitsOfAProductInBf16) {
     for (uint64_t trial = 0; trial < 24; ++trial) {
       Draw draw{3200 + trial};
       CodedCase c(draw, trial);
-      c.n += c.n % 2;
+      c.n = (c.n + 7) / 8 * 8;
       const int64_t f = c.n / 2;
       const Values weight = on_device(exec, random_values(DType::f32, c.n, c.k, trial), {c.n, c.k});
       const Values x = on_device(exec, random_values(DType::bf16, c.m, c.k, trial + 1), {c.m, c.k});
@@ -284,6 +284,11 @@ TEST_P(CodedGemm, SwigluHasTheBitsOfAProductInBf16) {
       EXPECT_TRUE(codes.multiply_swiglu(exec, x.view.rows(0, 0), fused.view.rows(0, 0)));
       const Values wide(exec, DType::f32, {c.m, f});
       EXPECT_FALSE(codes.multiply_swiglu(exec, x.view, wide.view)) << "bf16 only";
+    }
+    for (const int64_t n : {2, 6, 132, 334}) {
+      const CodedWeight codes(exec, WeightFormat::int8, n, 128);
+      const Values x(exec, DType::bf16, {1, 128}), out(exec, DType::bf16, {1, n / 2});
+      EXPECT_FALSE(codes.multiply_swiglu(exec, x.view, out.view)) << n << " rows";
     }
   });
 }

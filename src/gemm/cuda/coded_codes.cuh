@@ -28,15 +28,22 @@ struct CodePairs {
 template <WeightFormat kFormat>
 struct DeviceCodes;
 
+/// (value & kMask) | bits. In C++ the compiler folds constant bits into an instruction of their
+/// own: one has room for one constant.
+template <uint32_t kMask>
+__device__ inline uint32_t masked_or(uint32_t value, uint32_t bits) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "n"(kMask), "r"(bits));
+  return result;
+}
+
 /// 128 + the low 7 bits, minus 128 or, for negative codes, 256: all are bf16 numbers below 257.
 template <>
 struct DeviceCodes<WeightFormat::int8> {
-  static constexpr int kScalesOfStep = 2;
-
   __device__ static uint32_t pair(uint32_t bytes) {
-    const uint32_t low = (bytes & 0x007f007fu) | 0x43004300u;
-    const uint32_t offset = (bytes & 0x00800080u) | 0x43004300u;
-    return bits_of(__hsub2(bf16_pair(low), bf16_pair(offset)));
+    constexpr uint32_t k128 = 0x43004300u;
+    return bits_of(__hsub2(bf16_pair(masked_or<0x007f007fu>(bytes, k128)),
+                           bf16_pair(masked_or<0x00800080u>(bytes, k128))));
   }
   __device__ static CodePairs pairs(uint32_t word) { return {pair(word), pair(word >> 8)}; }
   /// Scale of a half of the step.
@@ -48,8 +55,6 @@ struct DeviceCodes<WeightFormat::int8> {
 /// Exponent and mantissa at their place in bf16 are the number / 2^120, also if it is subnormal.
 template <>
 struct DeviceCodes<WeightFormat::e4m3> {
-  static constexpr int kScalesOfStep = 1;
-
   __device__ static uint32_t pair(uint32_t magnitudes, uint32_t signs) {
     const uint32_t bits = (magnitudes & 0x07f007f0u) | (signs & 0x80008000u);
     return bits_of(__hmul2(bf16_pair(bits), bf16_pair(0x7b807b80u)));

@@ -29,9 +29,14 @@ struct LaneValues {
 };
 
 template <typename T>
-struct alignas(4 * sizeof(T)) FourValues {
-  T of[4];
+struct alignas(2 * sizeof(T)) TwoValues {
+  T of[2];
 };
+
+/// Column of a lane's value e in a step.
+__device__ int64_t lane_column(int64_t step, int e) {
+  return step * kCodedStep + coded_input(int(threadIdx.x) % 32) + e / 2 * 8 + e % 2;
+}
 
 /// Visits (row, step) with a warp.
 template <typename Visit>
@@ -118,12 +123,12 @@ __global__ void __launch_bounds__(kThreads)
   using Codes = LaneCodes<kFormat>;
   const int lane = int(threadIdx.x) % 32;
   for_each_step(p, [&](int64_t row, int64_t step) {
-    const int64_t column = step * kCodedStep + lane * 4;
     LaneValues v;
     float maximum = 0;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      v.of[e] = column + e < p.columns ? weight[row * p.columns + column + e] : 0.0f;
+      const int64_t column = lane_column(step, e);
+      v.of[e] = column < p.columns ? weight[row * p.columns + column] : 0.0f;
       maximum = fmaxf(maximum, fabsf(v.of[e]));
     }
     const float scale = Codes::scale_of(lanes_max(maximum, Codes::kLanesOfGroup));
@@ -138,22 +143,25 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const CodedParams p, Out
   using Codes = LaneCodes<kFormat>;
   const int lane = int(threadIdx.x) % 32;
   for_each_step(p, [&](int64_t row, int64_t step) {
-    const int64_t column = step * kCodedStep + lane * 4;
     const float scale = Codes::scale(p.scales[step * p.scale_columns + row], lane);
     const uint32_t word = *lane_word(p, row, step);
-    FourValues<Out> values;
+    Out* const out = to + row * p.columns;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      values.of[e] = from_float<Out>(scale * Codes::value(byte_of(word, e)));
-    }
-    Out* const out = to + row * p.columns + column;
-    if (p.columns % 4 == 0) {
-      if (column < p.columns) *reinterpret_cast<FourValues<Out>*>(out) = values;
-      return;
-    }
+    for (int two = 0; two < 2; ++two) {
+      TwoValues<Out> values;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (column + e < p.columns) out[e] = values.of[e];
+      for (int e = 0; e < 2; ++e) {
+        values.of[e] = from_float<Out>(scale * Codes::value(byte_of(word, 2 * two + e)));
+      }
+      const int64_t column = lane_column(step, 2 * two);
+      if (p.columns % 2 == 0) {
+        if (column < p.columns) *reinterpret_cast<TwoValues<Out>*>(out + column) = values;
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (column + e < p.columns) out[column + e] = values.of[e];
+      }
     }
   });
 }

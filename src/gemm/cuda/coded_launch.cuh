@@ -8,23 +8,31 @@
 
 namespace tandem::gpu::coded {
 
-constexpr int kMinSteps = 4;  // of a split
+constexpr int kMinSteps = 4;     // of a split
+constexpr int kMinBlocks = 384;  // of 64 rows of the weight, in splits: about three on an SM
+constexpr int kSplitRows = 64;
 
-/// Two blocks fit an SM, so that a block of the next tile or GEMM streams while another one ends;
-/// 64 rows need the registers of both.
+/// Several blocks fit an SM, so that codes of some are converted while others wait for theirs, and
+/// blocks of the next GEMM stream while these end. 64 rows need an SM's registers, and shares of x
+/// for more rows of the weight.
 template <int kRows>
-constexpr int kBlocksOfSm = kRows < 64 ? 2 : 1;
+constexpr int kBlocksOfSm = kRows < 32   ? 4
+                            : kRows < 64 ? 3
+                                         : 1;
 template <int kRows>
-constexpr int kStages = ((220 / kBlocksOfSm<kRows>) << 10) / int(Tile<kRows, 1, 1>::kStageBytes);
+constexpr int kWeightRows = kRows < 64 ? 64 : 128;
+template <int kRows>
+constexpr int kStages = ((220 / kBlocksOfSm<kRows>) << 10) /
+                        int(Tile<kRows, kWeightRows<kRows>, 1, 1>::kStageBytes);
 
 /// Depends on the weight only, since bits depend on it: all SMs must convert codes. Ranks that
 /// share a GPU may not have SMs for clusters.
 inline int splits_of(const CodedMatrix& weight) {
-  constexpr int kRowsOfTile = Tile<8, 1, 1>::kWeightRows;
   if (!this_share()->alone()) return 1;
-  const int64_t tiles = (weight.rows - 1) / kRowsOfTile + 1, steps = coded_steps(weight.columns);
+  const int64_t tiles = (weight.rows - 1) / kSplitRows + 1, steps = coded_steps(weight.columns);
   int splits = 1;
-  while (splits < rows::kMaxSplits && steps / (2 * splits) >= kMinSteps && tiles * splits < 96) {
+  while (splits < rows::kMaxSplits && steps / (2 * splits) >= kMinSteps &&
+         tiles * splits < kMinBlocks) {
     splits *= 2;
   }
   return splits;
@@ -38,7 +46,7 @@ struct LaunchArgs {
 
 template <int kRows, WeightFormat kFormat, typename Out, bool kSwiglu>
 void launch_rows(const LaunchArgs& args, cudaStream_t stream) {
-  using T = Tile<kRows, kStages<kRows>, kBlocksOfSm<kRows>>;
+  using T = Tile<kRows, kWeightRows<kRows>, kStages<kRows>, kBlocksOfSm<kRows>>;
   const CodedMatrix& weight = args.weight;
   const Tensor &x = args.x, &out = args.out;
   constexpr int kColumns = Work<T, kSwiglu>::kColumns;

@@ -1,10 +1,11 @@
-// GEMM of few rows by a coded weight (coded_layout.h) on Hopper: a block multiplies 128 rows of the
-// weight, which are the rows of mma.sync's tiles, by all rows of x, their columns. Codes, scales
-// and x come by TMA through a ring of stages, a step of k each; codes become bf16 in registers. A
-// warp has 16 rows of the weight.
+// GEMM of few rows by a coded weight (coded_layout.h) on Hopper: a block multiplies rows of the
+// weight, which are the rows of the tensor cores' tiles, by all rows of x, their columns. Codes,
+// scales and x come by TMA through a ring of stages, a step of k each. Codes become bf16 in
+// registers, from where the tensor cores read them, and x in shared memory; while they multiply a
+// half of a step, the next half's codes are converted.
 //
-// Order: a group's products are added by the tensor cores from 0, 16 inputs at a time. Then sum =
-// sum + scale x group's sum, rounded once, over the groups of a split in order, and over splits in
+// Order: products of 64 inputs are added by the tensor cores from 0, 16 at a time. Then sum = sum +
+// scale x theirs, rounded once, over the halves of a split's steps in order, and over splits in
 // order (rows_splits.cuh). So a result's bits depend on the weight's shape only.
 #pragma once
 
@@ -15,9 +16,9 @@
 #include <cstdint>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+#include <utility>
 
 #include "core/cuda/early_start.cuh"
-#include "core/cuda/multiply_tile.cuh"
 #include "gemm/cuda/coded_codes.cuh"
 #include "gemm/cuda/coded_layout.h"
 #include "gemm/cuda/gemm_tiles.cuh"
@@ -27,13 +28,13 @@ namespace tandem::gpu::coded {
 
 using rows::Params, rows::Work;
 
-/// kRows: of x, a multiple of 8; kBlocks: of an SM.
-template <int kRows_, int kStages_, int kBlocks_>
+/// kRows: of x; kWeightRows: of the weight, a multiple of 64; kBlocks: of an SM.
+template <int kRows_, int kWeightRows_, int kStages_, int kBlocks_>
 struct Tile {
   static constexpr int kRows = kRows_, kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr int kWeightRows = 128, kWarps = kWeightRows / 16;
+  static constexpr int kWeightRows = kWeightRows_, kWarps = kWeightRows / 16;
   static constexpr int kMultiplying = kWarps * 32, kThreads = kMultiplying + 32;
-  static constexpr int kTiles = kRows / 8;  // of a warp
+  static constexpr int kSums = kRows / 2;  // of a thread
   static constexpr uint32_t kCodeBytes = kWeightRows * kCodedStep;
   static constexpr uint32_t kBoxBytes = kRows * 128;  // 64 inputs of x
   static constexpr uint32_t kScaleBytes = kWeightRows * 4;
@@ -122,93 +123,130 @@ __device__ inline uint4 vector_at(const std::byte* box, int row, int vector) {
   return *reinterpret_cast<const uint4*>(box + row * 128 + (vector ^ row % 8) * 16);
 }
 
-/// A warp's sums of its 16 rows of the weight and all rows of x, in mma.m16n8k16's fragments.
+/// Products of 16 inputs: of 64 rows of the weight, in registers, and kRows of x.
+template <int kRows>
+struct Product;
+template <>
+struct Product<8>
+    : cute::SM90::GMMA::MMA_64x8x16_F32BF16BF16_RS<fused::major_of(false), fused::major_of(false)> {
+};
+template <>
+struct Product<16> : cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_RS<fused::major_of(false),
+                                                                   fused::major_of(false)> {};
+template <>
+struct Product<32> : cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_RS<fused::major_of(false),
+                                                                   fused::major_of(false)> {};
+template <>
+struct Product<64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<fused::major_of(false),
+                                                                   fused::major_of(false)> {};
+
+/// Descriptor of the operand 16 i inputs further. Its upper word stays as it is.
+__device__ inline uint64_t further(uint64_t descriptor, int i) {
+  return (descriptor & ~uint64_t{UINT32_MAX}) |
+         (uint32_t(descriptor) + uint32_t(i) * uint32_t(fused::k_stride(false)));
+}
+
+template <class T, size_t... i>
+__device__ void multiply(float (&sums)[T::kSums], const CodePairs& upper, const CodePairs& lower,
+                         uint64_t x, bool first, std::index_sequence<i...>) {
+  Product<T::kRows>::fma(
+      upper.first, lower.first, upper.last, lower.last, x, sums[i]...,
+      first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One);
+}
+
+/// Half a step's 16 rows of a warp as bf16: a thread's pairs of two rows.
+struct HalfStep {
+  CodePairs upper[4], lower[4];
+};
+
+/// A warp's sums of its 16 rows of the weight and all rows of x.
 template <class T, WeightFormat kFormat>
 class Multiplier {
   using Codes = DeviceCodes<kFormat>;
 
  public:
   __device__ explicit Multiplier(typename T::Shared& shared)
-      : shared_(shared), first_row_(int(threadIdx.x) / 32 * 16), lane_(int(threadIdx.x) % 32) {}
+      : shared_(shared), row_(int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4) {}
 
+  /// `steps` is positive.
   __device__ void run(int steps) {
-    fused::PipelineState<T::kStages> state;
+    await();
+    start(convert(0), 0);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      shared_.full[state.index].wait(state.phase);
-      asm volatile("" ::: "memory");  // the wait does not keep reads after it
-      add_step(state.index);
-      __syncwarp();
-      if (lane_ == 0) shared_.empty[state.index].arrive();
-      state.advance();
+    for (int step = 1; step < steps; ++step) {
+      HalfStep next = convert(1);
+      add(scales_[0], scales_[1], 0);
+      start(next, 1);
+      const int previous = state_.index;
+      const uint32_t upper = scales_[0], lower = scales_[1];
+      state_.advance();
+      await();
+      next = convert(0);
+      add(upper, lower, 1);
+      start(next, 0);
+      release(previous);
     }
+    const HalfStep last = convert(1);
+    add(scales_[0], scales_[1], 0);
+    start(last, 1);
+    add(scales_[0], scales_[1], 1);
   }
 
   /// Leaves the sums in shared memory, by row of x.
   __device__ void write() {
-#pragma unroll
-    for (int t = 0; t < T::kTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        shared_.sums[t * 8 + lane_ % 4 * 2 + e % 2][first_row_ + lane_ / 4 + e / 2 * 8] =
-            sums_[t][e];
-      }
-    }
+    rows::write_sums<T>(shared_, sums_);
   }
 
  private:
-  __device__ void add_step(int stage) {
-    const int row = first_row_ + lane_ / 4;
-    const uint32_t scales[2] = {shared_.stages.scales[stage][row],
-                                shared_.stages.scales[stage][row + 8]};
-    float group[T::kTiles][4] = {};
+  /// Waits for the next stage.
+  __device__ void await() {
+    shared_.full[state_.index].wait(state_.phase);
+    asm volatile("" ::: "memory");  // the wait does not keep reads after it
+    const auto& scales = shared_.stages.scales[state_.index];
+    scales_[0] = scales[row_], scales_[1] = scales[row_ + 8];
+  }
+  __device__ HalfStep convert(int half) {
+    const int vector = int(threadIdx.x) % 4 * 2 + half;
+    const std::byte* const codes = shared_.stages.codes[state_.index];
+    const uint4 upper = vector_at(codes, row_, vector), lower = vector_at(codes, row_ + 8, vector);
+    return {{Codes::pairs(upper.x), Codes::pairs(upper.y), Codes::pairs(upper.z),
+             Codes::pairs(upper.w)},
+            {Codes::pairs(lower.x), Codes::pairs(lower.y), Codes::pairs(lower.z),
+             Codes::pairs(lower.w)}};
+  }
+  /// Starts the products of half a step, four times 16 inputs.
+  __device__ void start(const HalfStep& codes, int half) {
+    const uint64_t x =
+        fused::operand_descriptor(fused::address_of(shared_.stages.x[state_.index][half]));
+    fused::fence_sums(products_);
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      multiply_half(stage, half, group);
-      if (Codes::kScalesOfStep == 1 && half == 0) continue;
-      const float upper = Codes::scale(scales[0], half), lower = Codes::scale(scales[1], half);
+    for (int i = 0; i < 4; ++i) {
+      multiply<T>(products_, codes.upper[i], codes.lower[i], further(x, i), i == 0,
+                  std::make_index_sequence<size_t(T::kSums)>{});
+    }
+    cute::warpgroup_commit_batch();
+  }
+  /// Waits for the products of half a step, and adds them by these words of scales.
+  __device__ void add(uint32_t upper, uint32_t lower, int half) {
+    const float scales[] = {Codes::scale(upper, half), Codes::scale(lower, half)};
+    cute::warpgroup_wait<0>();
+    fused::fence_sums(products_);
 #pragma unroll
-      for (int t = 0; t < T::kTiles; ++t) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sums_[t][e] = __fmaf_rn(e < 2 ? upper : lower, group[t][e], sums_[t][e]);
-          group[t][e] = 0;
-        }
-      }
+    for (int i = 0; i < T::kSums; ++i) {
+      sums_[i] = __fmaf_rn(scales[i / 2 % 2], products_[i], sums_[i]);
     }
   }
-
-  /// Adds 64 inputs' products to `group`, in four tiles of 16: of four inputs of each lane.
-  __device__ void multiply_half(int stage, int half, float (&group)[T::kTiles][4]) {
-    const int row = lane_ / 4, quad = lane_ % 4;
-    const std::byte* const codes = shared_.stages.codes[stage];
-    const uint4 upper = vector_at(codes, first_row_ + row, 2 * quad + half);
-    const uint4 lower = vector_at(codes, first_row_ + row + 8, 2 * quad + half);
-    const uint32_t of_upper[] = {upper.x, upper.y, upper.z, upper.w};
-    const uint32_t of_lower[] = {lower.x, lower.y, lower.z, lower.w};
-#pragma unroll
-    for (int two = 0; two < 2; ++two) {
-      uint4 x[T::kTiles];
-#pragma unroll
-      for (int t = 0; t < T::kTiles; ++t) {
-        x[t] = vector_at(shared_.stages.x[stage][half], t * 8 + row, 2 * quad + two);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const CodePairs a = Codes::pairs(of_upper[2 * two + i]);
-        const CodePairs b = Codes::pairs(of_lower[2 * two + i]);
-#pragma unroll
-        for (int t = 0; t < T::kTiles; ++t) {
-          const uint32_t of_x[2] = {i == 0 ? x[t].x : x[t].z, i == 0 ? x[t].y : x[t].w};
-          multiply_tile(group[t], {a.first, b.first, a.last, b.last}, of_x);
-        }
-      }
-    }
+  __device__ void release(int stage) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared_.empty[stage].arrive();
   }
 
   typename T::Shared& shared_;
-  int first_row_, lane_;
-  float sums_[T::kTiles][4] = {};
+  int row_;  ///< of the weight in the tile, and the one 8 further
+  fused::PipelineState<T::kStages> state_;
+  uint32_t scales_[2];  ///< words of the rows in this stage
+  float sums_[T::kSums] = {}, products_[T::kSums];
 };
 
 template <class T, WeightFormat kFormat, typename Out, bool kSwiglu>

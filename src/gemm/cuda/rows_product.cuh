@@ -160,17 +160,6 @@ __device__ void multiply_steps(typename T::Shared& shared, float (&sums)[T::kSum
   fused::fence_sums(sums);
 }
 
-/// Leaves a warpgroup's sums in shared memory, by row of x.
-template <class T>
-__device__ void write_sums(typename T::Shared& shared, const float (&sums)[T::kSums]) {
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-#pragma unroll
-  for (int i = 0; i < T::kSums; ++i) {
-    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = warp * 16 + lane / 4 + i % 4 / 2 * 8;
-    shared.sums[row][column] = sums[i];
-  }
-}
-
 template <class T, typename Out, bool kSwiglu>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     kernel(const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,

@@ -43,6 +43,17 @@ __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
 }
 
+/// Leaves a thread's sums, as the tensor cores have them, in shared memory by row of x.
+template <class T>
+__device__ void write_sums(typename T::Shared& shared, const float (&sums)[T::kSums]) {
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < T::kSums; ++i) {
+    const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, column = warp * 16 + lane / 4 + i % 4 / 2 * 8;
+    shared.sums[row][column] = sums[i];
+  }
+}
+
 struct Four {
   float of[4];
 };

@@ -120,7 +120,7 @@ __device__ void multiply_step(float (&sums)[kSums], uint64_t x, uint64_t weight,
 template <size_t kSums>
 __device__ void fence_sums(float (&sums)[kSums]) {
 #pragma unroll
-  for (float& sum : sums) cute::warpgroup_fence_operand(sum);
+  for (size_t i = 0; i < kSums; ++i) cute::warpgroup_fence_operand(sums[i]);
 }
 
 /// Scales of e4m3 operands: a tile's, from its first row and column on, if there is a scale per row
