@@ -1,4 +1,5 @@
-// On Hopper launches rows_product.cuh's kernel, for one or two rows and on other GPUs this one.
+// On Hopper launches rows_product.cuh's kernel, for one or two rows of short k and on other GPUs
+// this one.
 //
 // A block computes 16 columns of the result, the rows of one tile of the weight, for all rows of a:
 // its warps divide k, and their sums are added in order. Each warp has a ring of its own in shared
@@ -26,7 +27,7 @@ constexpr int kTileRows = 16;    // of the weight
 constexpr int kTileColumns = 8;  // rows of a
 constexpr int kStep = 64;        // of k: 128 bytes of a row
 constexpr int64_t kMaxRows = 2 * kTileColumns;
-constexpr int64_t kMaxRowsOnHopper = 2;  // the other kernel is slower for so few
+constexpr int64_t kMaxRowsOnHopper = 2;  // the other kernel is slower for so few, if k is short
 constexpr int kWarpsOfBlock = 4;
 constexpr int kRowsThreads = kWarpsOfBlock * 32;
 constexpr int kStages = 8;
@@ -186,8 +187,10 @@ RowsParams make_params(const Tensor& a, const Tensor& weight, const Tensor& out,
 }
 
 /// Whether rows_product.cuh's kernel runs. k = 0: only the kernel of this file.
-bool is_product(const Tensor& a, bool same_bits) {
-  return a.dim(1) > 0 && (same_bits || a.dim(0) > kMaxRowsOnHopper) && has_rows_product();
+bool is_product(const Tensor& a, const Tensor& weight, bool same_bits) {
+  const int64_t k = a.dim(1);
+  return k > 0 && (same_bits || a.dim(0) > kMaxRowsOnHopper || k > 2 * weight.dim(0)) &&
+         has_rows_product();
 }
 
 }  // namespace
@@ -207,7 +210,7 @@ bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
 void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
                const RowsGemmOptions& options) {
   check_operands(a, weight, out, weight.dim(0));
-  if (is_product(a, options.same_bits)) {
+  if (is_product(a, weight, options.same_bits)) {
     return launch_rows_product(stream, {.a = a,
                                         .weight = weight,
                                         .out = out,
@@ -229,7 +232,7 @@ void rows_gemm_swiglu(cudaStream_t stream, const Tensor& a, const Tensor& weight
   if (out.dtype() != DType::bf16) {
     throw InvalidArgument("rows_gemm: SwiGLU to " + out.describe() + ": expected bf16");
   }
-  if (is_product(a, same_bits)) {
+  if (is_product(a, weight, same_bits)) {
     return launch_rows_product(
         stream, {.a = a, .weight = weight, .out = out, .early = true, .swiglu = true});
   }

@@ -14,36 +14,28 @@ using rows::Params, rows::Tile, rows::Work;
 constexpr int kWeightRows = 128;
 constexpr int kMinSteps = 8;  // k-blocks of a split
 
-/// kBytes: of a block's stages.
-template <int kRows, int kBytes, int kBlocksOfSm>
+/// Two blocks fit an SM, so that one of the next tile or GEMM streams while another one ends.
+template <int kRows>
 using RowsTile =
-    Tile<kRows, kWeightRows, kBytes / ((kWeightRows + kRows) * rows::kStep * 2), kBlocksOfSm>;
-/// One block on an SM has the most bytes in flight.
-template <int kRows>
-using SmallWeight = RowsTile<kRows, 218 << 10, 1>;
-/// A block of the next tile or GEMM streams while another one ends.
-template <int kRows>
-using LargeWeight = RowsTile<kRows, 110 << 10, 2>;
+    Tile<kRows, kWeightRows, (110 << 10) / ((kWeightRows + kRows) * rows::kStep * 2), 2>;
 
-bool is_large(const Tensor& weight) {
-  return weight.dim(0) >= 16384;
-}
-
-/// Depends on the weight only, since bits depend on it: at least 2 for small ones, and more where
-/// that leaves most SMs idle. Ranks that share a GPU may not have SMs for clusters.
+/// Depends on the weight only, since bits depend on it: small ones are divided until most SMs have
+/// a block. Ranks that share a GPU may not have SMs for clusters.
 int splits_of(const Tensor& weight) {
-  if (!this_share()->alone()) return 1;
+  if (weight.dim(0) >= 16384 || !this_share()->alone()) return 1;
   const int64_t tiles = (weight.dim(0) - 1) / kWeightRows + 1, steps = weight.dim(1) / rows::kStep;
   int splits = 1;
   while (splits < rows::kMaxSplits && steps / (2 * splits) >= kMinSteps &&
-         (splits == 1 || tiles * splits < 48)) {
+         (splits == 1 || tiles * splits < 128)) {
     splits *= 2;
   }
   return splits;
 }
 
-template <class T, typename Out, bool kSwiglu>
-void launch_tile(const RowsProductArgs& args, int splits, cudaStream_t stream) {
+template <int kRows, typename Out, bool kSwiglu>
+void launch(const RowsProductArgs& args, cudaStream_t stream) {
+  using T = RowsTile<kRows>;
+  const int splits = splits_of(args.weight);
   const Tensor &a = args.a, &weight = args.weight, &out = args.out;
   constexpr int kColumns = Work<T, kSwiglu>::kColumns;
   const auto kernel = rows::kernel<T, Out, kSwiglu>;
@@ -68,13 +60,6 @@ void launch_tile(const RowsProductArgs& args, int splits, cudaStream_t stream) {
   launch_clusters_early("rows_gemm", kernel, dim3(unsigned(tiles * splits)), unsigned(splits),
                         dim3(T::kThreads), rows::kSharedBytes<T>, stream, args.early, of_weight,
                         of_x, params);
-}
-
-template <int kRows, typename Out, bool kSwiglu>
-void launch(const RowsProductArgs& args, cudaStream_t stream) {
-  is_large(args.weight)
-      ? launch_tile<LargeWeight<kRows>, Out, kSwiglu>(args, 1, stream)
-      : launch_tile<SmallWeight<kRows>, Out, kSwiglu>(args, splits_of(args.weight), stream);
 }
 
 template <typename Out, bool kSwiglu = false>
