@@ -65,7 +65,7 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                    {"next_token", round_to(r.next_token_p99_us, 10)}}},
                                  {"tokens_per_s", round_to(r.tokens_per_s, 100)},
                                  {"step_bytes", int64_t(r.step_bytes)}};
-  if (q.runs_ahead) json["ahead"] = round_to(r.ahead, 1000);
+  if (r.ahead > 0) json["ahead"] = round_to(r.ahead, 1000);
   if (comm.size() > 1 && !comm.on_gpu()) json["logit_bytes"] = round_to(r.logit_bytes, 10);
   if (r.token_step.median_us > 0) json["step_gb_per_s"] = round_to(r.bytes_per_s() * 1e-9, 1000);
   if (r.read_bytes_per_s > 0) json["read_gb_per_s"] = round_to(r.read_bytes_per_s * 1e-9, 1000);
@@ -174,8 +174,9 @@ void add_bench_generate(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   add_prompt_rows_option(*command, request.prompt_rows);
   add_batch_invariant_flag(*command, request.batch_invariant);
-  command->add_flag("--run-ahead", request.runs_ahead,
-                    "Launch a step before the tokens of the one before are known");
+  command->add_flag("--run-ahead,!--no-run-ahead", request.runs_ahead,
+                    "Launch a step before the tokens of the one before are known (default: on "
+                    "GPUs)");
   command
       ->add_option("--mixed-rows", request.mixed_rows,
                    "Max rows of a step that also generates tokens (default: all)")

@@ -29,8 +29,8 @@ struct GenerateBench {
   int64_t min_prompt = 0;   ///< prompts have random lengths from this to `prompt`; 0: all `prompt`
   double rate = 0;          ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;     ///< requests, with `rate`
-  bool batch_invariant = false;  ///< as in EngineOptions
-  bool runs_ahead = false;
+  bool batch_invariant = false;         ///< as in EngineOptions
+  std::optional<bool> runs_ahead = {};  ///< as in EngineOptions
   SamplingOptions sampling = {.temperature = 0};
   std::string dtype = "bf16";
   std::string weights = "none";  ///< name of a WeightFormat, or none: `dtype`

@@ -41,9 +41,11 @@ EngineOptions resolve(Communicator& tp, const ModelConfig& config, EngineOptions
                                       options.sequences));
   }
   if (options.weights) check_coded_weights(config, tp.size(), *options.weights);
-  if (options.weights && !device_traits(make_exec(tp)).is_host) {
+  const bool is_host = device_traits(make_exec(tp)).is_host;
+  if (options.weights && !is_host) {
     check_gpu_generation(config, tp.size(), options.dtype, options.weights);
   }
+  if (!options.runs_ahead) options.runs_ahead = !is_host;
   if (options.mixed_rows == 0) options.mixed_rows = options.rows;
   if (options.mixed_rows < 1 || options.mixed_rows > options.rows) {
     throw InvalidArgument(fmt::format("mixed_rows {}: expected 1 to the {} rows, or 0 for all",
@@ -117,7 +119,7 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const Resolved& reso
                {.overlap = resolved.options.overlap,
                 .prefill = resolved.options.prefill,
                 .batch_invariant = resolved.options.batch_invariant}),
-      runs_ahead_(resolved.options.runs_ahead) {}
+      runs_ahead_(*resolved.options.runs_ahead) {}
 
 void Engine::initialize(uint64_t seed) {
   WeightWriter writer(model_.exec);

@@ -48,9 +48,9 @@ struct EngineOptions {
   /// speed. Unsupported where that cannot be.
   bool batch_invariant = false;
   /// Launches a step that only continues texts before the tokens of the step before are known, so
-  /// that a GPU does not wait for the host. A text that ends meanwhile has had one row too many.
-  /// Tokens are the same.
-  bool runs_ahead = false;
+  /// that a GPU does not wait for the host; by default on GPUs. A text that ends meanwhile has had
+  /// one row too many. Tokens are the same.
+  std::optional<bool> runs_ahead = {};
   /// Format of the weights of GEMMs (gemm/coded_weight.h), other values in `dtype`; on GPUs that is
   /// bf16, without experts. None: as `dtype`.
   std::optional<WeightFormat> weights = {};
