@@ -198,8 +198,11 @@ void run(EvalArguments arguments) {
   now_doing("evaluating " + arguments.evaluation.directory);
   EvaluationArguments& evaluation = arguments.evaluation;
   evaluation.needs_text = !arguments.sweep.empty();
-  evaluation.cpu_only =
-      arguments.sweep.empty() ? describe_cpu_weights(evaluation.weights) : "--codec-sweep";
+  if (!arguments.sweep.empty()) {
+    evaluation.cpu_only = "--codec-sweep";
+  } else if (parse_weight_format(evaluation.weights)) {
+    evaluation.cpu_only = "--weights " + evaluation.weights;
+  }
   EvaluateOptions& options = evaluation.options;
   options.codec = CodecPolicy::parse(arguments.codec);
   const std::string agreed = fmt::format(

@@ -48,10 +48,6 @@ void add_weights_option(CLI::App& command, std::string& weights) {
       ->check(CLI::IsMember(weight_format_names()));
 }
 
-std::string describe_cpu_weights(const std::string& weights) {
-  return parse_weight_format(weights) ? "--weights " + weights : "";
-}
-
 void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
                          DeviceOptions& devices, std::string& codec) {
   command
@@ -102,16 +98,13 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   const DType gpu_dtype = parse_dtype(dtype.empty() ? "bf16" : dtype);
   const std::optional<WeightFormat> format = parse_weight_format(weights);
   const auto check_gpus = [&] {
-    check_gpu_generation(stored.config, ranks, gpu_dtype);
-    return double(stored.config.parameters()) * double(size_of(gpu_dtype)) / ranks;
+    check_gpu_generation(stored.config, ranks, gpu_dtype, format);
+    const double bytes = format ? bytes_per_weight(*format) : double(size_of(gpu_dtype));
+    return double(stored.config.parameters()) * bytes / ranks;
   };
-  const std::string cpu_only = describe_cpu_weights(weights);
-  set_devices(devices, world, {cpu_only, check_gpus});
+  set_devices(devices, world, {.check_gpus = check_gpus});
   dtype = text_dtype(dtype, devices);
-  if (devices.on_gpus()) {
-    if (!cpu_only.empty()) throw Unsupported(cpu_only + " on GPUs: expected CPU ranks");
-    check_gpus();
-  }
+  if (devices.on_gpus()) check_gpus();
   if (format) check_coded_weights(stored.config, launched() ? 1 : ranks, *format);
   if (!launched()) stored.config.check(ranks);
   return stored;

@@ -24,8 +24,6 @@ void add_compute_options(CLI::App& command, std::string& dtype, std::string& wei
                          DeviceOptions& devices, std::string& codec);
 /// --weights: a name that parse_weight_format takes; "none" for weights of --dtype.
 void add_weights_option(CLI::App& command, std::string& weights);
-/// Reason that only CPU ranks take --weights, or empty: on GPUs they are not measured yet.
-std::string describe_cpu_weights(const std::string& weights);
 /// `dtype`, or the devices' if it is empty.
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
 /// --prompt-rows: rows of a step for chunks of prompts, 0 if not given.
