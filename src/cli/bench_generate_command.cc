@@ -174,9 +174,10 @@ void add_bench_generate(CLI::App& bench) {
       ->check(CLI::Range(1, 1 << 20));
   add_prompt_rows_option(*command, request.prompt_rows);
   add_batch_invariant_flag(*command, request.batch_invariant);
-  command->add_flag("--run-ahead,!--no-run-ahead", request.runs_ahead,
-                    "Launch a step before the tokens of the one before are known (default: on "
-                    "GPUs)");
+  command->add_flag_function(
+      "--run-ahead,!--no-run-ahead",
+      [arguments](int64_t value) { arguments->request.runs_ahead = value > 0; },
+      "Launch a step before the tokens of the one before are known (default: on GPUs)");
   command
       ->add_option("--mixed-rows", request.mixed_rows,
                    "Max rows of a step that also generates tokens (default: all)")

@@ -29,14 +29,9 @@ struct LaneValues {
 };
 
 template <typename T>
-struct alignas(2 * sizeof(T)) TwoValues {
-  T of[2];
+struct alignas(4 * sizeof(T)) FourValues {
+  T of[4];
 };
-
-/// Column of a lane's value e in a step.
-__device__ int64_t lane_column(int64_t step, int e) {
-  return step * kCodedStep + coded_input(int(threadIdx.x) % 32) + e / 2 * 8 + e % 2;
-}
 
 /// Visits (row, step) with a warp.
 template <typename Visit>
@@ -66,6 +61,25 @@ __device__ uint32_t coded_bytes(uint32_t first, uint32_t second, uint32_t third,
 __device__ uint32_t byte_of(uint32_t word, int input) {
   constexpr int kShifts[4] = {0, 16, 8, 24};
   return word >> kShifts[input] & 0xffu;
+}
+
+/// Inputs of the pairs with the same number in two words, with the bytes of coded_bytes.
+__device__ uint32_t pairs_of(uint32_t first, uint32_t second, int pair) {
+  return __byte_perm(first, second, pair == 0 ? 0x6240 : 0x7351);
+}
+/// Of words of four consecutive inputs a lane, those of the tensor cores' operand, and back
+/// (coded_layout.h). Called by whole warps.
+__device__ uint32_t to_operand(uint32_t word) {
+  const int quad = int(threadIdx.x) % 32 / 4 * 4, lane = int(threadIdx.x) % 4;
+  const uint32_t first = __shfl_sync(~0u, word, quad + lane / 2);
+  const uint32_t second = __shfl_sync(~0u, word, quad + 2 + lane / 2);
+  return pairs_of(first, second, lane % 2);
+}
+__device__ uint32_t from_operand(uint32_t word) {
+  const int quad = int(threadIdx.x) % 32 / 4 * 4, lane = int(threadIdx.x) % 4;
+  const uint32_t first = __shfl_sync(~0u, word, quad + lane % 2 * 2);
+  const uint32_t second = __shfl_sync(~0u, word, quad + lane % 2 * 2 + 1);
+  return pairs_of(first, second, lane / 2);
 }
 
 /// Codes and scales with the bits of gemm/cpu/coded_product.cc.
@@ -123,16 +137,16 @@ __global__ void __launch_bounds__(kThreads)
   using Codes = LaneCodes<kFormat>;
   const int lane = int(threadIdx.x) % 32;
   for_each_step(p, [&](int64_t row, int64_t step) {
+    const int64_t column = step * kCodedStep + lane * 4;
     LaneValues v;
     float maximum = 0;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int64_t column = lane_column(step, e);
-      v.of[e] = column < p.columns ? weight[row * p.columns + column] : 0.0f;
+      v.of[e] = column + e < p.columns ? weight[row * p.columns + column + e] : 0.0f;
       maximum = fmaxf(maximum, fabsf(v.of[e]));
     }
     const float scale = Codes::scale_of(lanes_max(maximum, Codes::kLanesOfGroup));
-    *lane_word(p, row, step) = Codes::word(v, scale);
+    *lane_word(p, row, step) = to_operand(Codes::word(v, scale));
     const float second = __shfl_sync(~0u, scale, 16);
     if (lane == 0) p.scales[step * p.scale_columns + row] = Codes::scales(scale, second);
   });
@@ -143,25 +157,22 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const CodedParams p, Out
   using Codes = LaneCodes<kFormat>;
   const int lane = int(threadIdx.x) % 32;
   for_each_step(p, [&](int64_t row, int64_t step) {
+    const int64_t column = step * kCodedStep + lane * 4;
     const float scale = Codes::scale(p.scales[step * p.scale_columns + row], lane);
-    const uint32_t word = *lane_word(p, row, step);
-    Out* const out = to + row * p.columns;
+    const uint32_t word = from_operand(*lane_word(p, row, step));
+    FourValues<Out> values;
 #pragma unroll
-    for (int two = 0; two < 2; ++two) {
-      TwoValues<Out> values;
+    for (int e = 0; e < 4; ++e) {
+      values.of[e] = from_float<Out>(scale * Codes::value(byte_of(word, e)));
+    }
+    Out* const out = to + row * p.columns + column;
+    if (p.columns % 4 == 0) {
+      if (column < p.columns) *reinterpret_cast<FourValues<Out>*>(out) = values;
+      return;
+    }
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        values.of[e] = from_float<Out>(scale * Codes::value(byte_of(word, 2 * two + e)));
-      }
-      const int64_t column = lane_column(step, 2 * two);
-      if (p.columns % 2 == 0) {
-        if (column < p.columns) *reinterpret_cast<TwoValues<Out>*>(out + column) = values;
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (column + e < p.columns) out[column + e] = values.of[e];
-      }
+    for (int e = 0; e < 4; ++e) {
+      if (column + e < p.columns) out[e] = values.of[e];
     }
   });
 }

@@ -9,7 +9,7 @@
 namespace tandem::gpu::coded {
 
 constexpr int kMinSteps = 4;     // of a split
-constexpr int kMinBlocks = 384;  // of 64 rows of the weight, in splits: about three on an SM
+constexpr int kMinBlocks = 256;  // of 64 rows of the weight, in splits: about two on an SM
 constexpr int kSplitRows = 64;
 
 /// Several blocks fit an SM, so that codes of some are converted while others wait for theirs, and

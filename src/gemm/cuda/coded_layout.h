@@ -21,14 +21,10 @@ constexpr int64_t coded_steps(int64_t columns) {
 }
 
 #if defined(__CUDACC__)
-/// Inputs of a step that word i of 32 has: the first, the next, and those 8 further.
-__host__ __device__ constexpr int coded_input(int i) {
-  return i / 4 * 16 + i % 4 * 2;
-}
-/// Its place in the step.
-__host__ __device__ constexpr int coded_word(int i) {
-  const int sixteen = i / 4, lane = i % 4;
-  return (2 * lane + sixteen / 4) * 4 + sixteen % 4;
+/// Place in a step of the word that lane `lane` % 4 of a quad reads of 16 inputs, `lane` / 4.
+__host__ __device__ constexpr int coded_word(int lane) {
+  const int sixteen = lane / 4;
+  return (2 * (lane % 4) + sixteen / 4) * 4 + sixteen % 4;
 }
 #endif
 
