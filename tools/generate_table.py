@@ -33,8 +33,8 @@ def table(_):
 
             def ms(us):
                 return f"{us / 1000:.2f}" if us else "–"
-            rows.append([f'{run["tp"]} {gpu}', f'{run["model"]}, {run["layers"]} layers', str(run["batch"]), str(run["prompt"]),
+            rows.append([f'{run["tp"]} {gpu}', f'{run["model"]}, {run["layers"]} layers', run["weights"], str(run["batch"]), str(run["prompt"]),
                          ms(first) if run["batch"] == 1 else "–", ms(prefill), ms(step), ms(decode),
                          f'{run["step_bytes"] / step / 1e6 / run["tp"]:.2f}'])
-    return markdown(["GPUs", "model", "texts", "prompt", "first token, ms", "PyTorch", "token step, ms", "PyTorch",
+    return markdown(["GPUs", "model", "weights", "texts", "prompt", "first token, ms", "PyTorch", "token step, ms", "PyTorch",
                      "TB/s a GPU"], rows)
