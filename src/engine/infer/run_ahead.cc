@@ -10,8 +10,6 @@ namespace tandem {
 
 bool Engine::may_run_ahead(const Step& step) const {
   if (!runs_ahead_ || !step.scored.empty() || !step.rows.read.empty()) return false;
-  // A request that waits begins with the next step that is planned.
-  if (!waiting_.empty() && int64_t(running_.size()) < max_sequences_) return false;
   int64_t missing = 0, rows = 0;
   for (const auto& sequence : running_) {
     if (sequence->left() > 0) return false;  // a prompt, or a text without a row in `step`
@@ -23,6 +21,8 @@ bool Engine::may_run_ahead(const Step& step) const {
         std::max<int64_t>(0, pages_of(sequence->cached + 1) - int64_t(sequence->pages.size()));
     ++rows;
   }
+  // A request that waits begins with the next step that is planned.
+  if (!waiting_.empty() && rows < max_sequences_) return false;
   return rows > 0 && missing <= free_pages();
 }
 

@@ -93,9 +93,10 @@ void expect_no_page_is_lost(int64_t count, bool runs_ahead) {
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [&](Communicator& tp) {
       // Steps are launched ahead while requests wait only if all sequences are taken.
-      const int64_t sequences = runs_ahead ? 6 : 32;
-      Engine engine(tp, config,
-                    {.sequences = sequences, .rows = 100, .pages = 12, .runs_ahead = runs_ahead});
+      const int64_t sequences = runs_ahead ? 6 : 32, pages = runs_ahead ? 9 : 12;
+      Engine engine(
+          tp, config,
+          {.sequences = sequences, .rows = 100, .pages = pages, .runs_ahead = runs_ahead});
       fill_poisoned(engine, config, tp);
       Ends ends = run_with_cancels(engine, requests, {5});
       int64_t ended = ends.cancelled;
