@@ -14,6 +14,7 @@
 #include "core/system/files.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
+#include "engine/infer/rank_model.h"
 #include "engine/model/published_models.h"
 #include "tandem/error.h"
 
@@ -135,7 +136,7 @@ void run(GenerateBenchArguments arguments) {
   world.ranks = q.tp;
   const auto check_gpus = [&] {
     const ModelConfig config = generate_bench_config(q, true);
-    return double(config.parameters()) * q.bytes_per_weight() / q.tp;
+    return gpu_weight_bytes(config, q.tp, parse_dtype(q.dtype), q.format());
   };
   set_devices(arguments.devices, world, {.check_gpus = check_gpus});
   q.prompt_rows = prompt_rows(q.prompt_rows, arguments.devices);

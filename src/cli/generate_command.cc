@@ -229,8 +229,12 @@ void run(GenerateArguments arguments) {
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
-  const StoredModel stored = open_text_model(arguments.directory, arguments.devices, world,
-                                             arguments.dtype, arguments.weights);
+  const TextNeeds needs{.weights = arguments.weights,
+                        .batch_invariant = arguments.batch_invariant,
+                        .texts = arguments.prompts.empty() ? 1 : arguments.batch,
+                        .is_iso = parse_prefill(arguments.prefill) == Strategy::overlapped};
+  const StoredModel stored =
+      open_text_model(arguments.directory, arguments.devices, world, arguments.dtype, needs);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
   PromptFile file;
@@ -330,7 +334,7 @@ void add_generate(CLI::App& app) {
       ->add_option("--prefill", arguments->prefill,
                    "Form of the prompt: serial, or iso, in two chunks, one computed while the "
                    "other's sums travel; automatic measures them for prompts of 64 tokens or more, "
-                   "and is serial with --weights")
+                   "and is serial with --weights on CPU ranks")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->excludes("--prompts")
       ->capture_default_str();

@@ -154,8 +154,11 @@ void run(ServeArguments arguments) {
   if (speaks()) {
     server = start_completion_server({address, env().api_key});
   }
-  const StoredModel stored = open_text_model(arguments.directory, arguments.devices, world,
-                                             arguments.dtype, arguments.weights);
+  const TextNeeds needs{.weights = arguments.weights,
+                        .batch_invariant = arguments.batch_invariant,
+                        .texts = arguments.batch};
+  const StoredModel stored =
+      open_text_model(arguments.directory, arguments.devices, world, arguments.dtype, needs);
   const ServedModel model = make_served_model(arguments, stored);
   ServeLoop loop(arguments.queue);
   // Also after an exception its thread ends before what it answers with.

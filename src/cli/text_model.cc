@@ -14,6 +14,7 @@
 #include "engine/infer/rank_model.h"
 #include "engine/model/pretrained.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "gemm/gemm.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 #include "tandem/world.h"
@@ -22,6 +23,15 @@ namespace tandem::cli {
 namespace {
 
 constexpr int64_t kCpuPromptRows = 64, kGpuPromptRows = 2048;
+
+/// Reason that only CPU ranks write the texts, or empty.
+std::string describe_cpu_only(const TextNeeds& needs, int ranks) {
+  if (needs.is_iso) return "--prefill iso";
+  if (!needs.batch_invariant) return "";
+  if (ranks > 1) return fmt::format("--batch-invariant with {} ranks", ranks);
+  if (needs.texts <= kMaxFewRows) return "";
+  return fmt::format("--batch-invariant with {} texts at once", needs.texts);
+}
 
 }  // namespace
 
@@ -88,7 +98,7 @@ int64_t prompt_rows(int64_t rows, const DeviceOptions& devices) {
 }
 
 StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
-                            WorldOptions& world, std::string& dtype, const std::string& weights) {
+                            WorldOptions& world, std::string& dtype, const TextNeeds& needs) {
   StoredModel stored = open_model(directory, note);
   if (!stored.tokenizer && stored.config.vocab <= kBos) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
@@ -96,15 +106,18 @@ StoredModel open_text_model(const std::string& directory, DeviceOptions& devices
   }
   const int ranks = count_ranks(world);
   const DType gpu_dtype = parse_dtype(dtype.empty() ? "bf16" : dtype);
-  const std::optional<WeightFormat> format = parse_weight_format(weights);
+  const std::optional<WeightFormat> format = parse_weight_format(needs.weights);
   const auto check_gpus = [&] {
     check_gpu_generation(stored.config, ranks, gpu_dtype, format);
-    const double bytes = format ? bytes_per_weight(*format) : double(size_of(gpu_dtype));
-    return double(stored.config.parameters()) * bytes / ranks;
+    return gpu_weight_bytes(stored.config, ranks, gpu_dtype, format);
   };
-  set_devices(devices, world, {.check_gpus = check_gpus});
+  const std::string cpu_only = describe_cpu_only(needs, ranks);
+  set_devices(devices, world, {cpu_only, check_gpus});
   dtype = text_dtype(dtype, devices);
-  if (devices.on_gpus()) check_gpus();
+  if (devices.on_gpus()) {
+    if (!cpu_only.empty()) throw Unsupported(cpu_only + " on GPUs: expected CPU ranks");
+    check_gpus();
+  }
   if (format) check_coded_weights(stored.config, launched() ? 1 : ranks, *format);
   if (!launched()) stored.config.check(ranks);
   return stored;

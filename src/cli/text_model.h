@@ -33,12 +33,20 @@ CLI::Option* add_batch_invariant_flag(CLI::App& command, bool& flag);
 /// `rows`, or the devices' default if it is 0.
 int64_t prompt_rows(int64_t rows, const DeviceOptions& devices);
 
+/// Options of a command that writes texts which its device depends on.
+struct TextNeeds {
+  std::string weights = "none";  ///< of --weights
+  bool batch_invariant = false;
+  int64_t texts = 1;    ///< written at once
+  bool is_iso = false;  ///< --prefill iso
+};
+
 /// Opens the model of a folder, sets the devices and `dtype` where they were not given, and checks
 /// that the model writes text on `world`'s ranks, threads unless a launcher has started this
 /// process. Throws as open_model and set_devices do; ConfigError naming what is wrong with its
 /// sizes; Unsupported for one that GPUs do not take, or that has no weights of the format.
 StoredModel open_text_model(const std::string& directory, DeviceOptions& devices,
-                            WorldOptions& world, std::string& dtype, const std::string& weights);
+                            WorldOptions& world, std::string& dtype, const TextNeeds& needs);
 
 /// Weights that all ranks have read from files, by the slowest rank's clock.
 struct LoadedWeights {

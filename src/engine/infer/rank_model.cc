@@ -10,6 +10,7 @@
 
 #include "comm/device/gpu_coordinates.h"
 #include "comm/exec.h"
+#include "core/system/env.h"
 #include "core/system/machine.h"
 #include "engine/config/device_traits.h"
 #include "engine/model/program/cost.h"
@@ -118,6 +119,11 @@ void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
         fmt::format("weights in {} with experts on GPUs: expected a dense model, or CPU ranks",
                     name_of(*format)));
   }
+  if (format && env().gpu_portable) {
+    throw Unsupported(fmt::format(
+        "weights in {} with TANDEM_GPU_PORTABLE=1 on GPUs: expected it unset, or CPU ranks",
+        name_of(*format)));
+  }
   if (format && dtype != DType::bf16) {
     throw Unsupported(fmt::format("weights in {} with {} on GPUs: expected bf16", name_of(*format),
                                   name_of(dtype)));
@@ -135,6 +141,19 @@ void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
   check("intermediate_size", config.ffn, 8 * tp);
   if (config.experts > 0) check("moe_intermediate_size", config.ffn_per_expert(), 8 * tp);
   check("head_dim", config.head_dim, 16);
+}
+
+double gpu_weight_bytes(const ModelConfig& config, int tp, DType dtype,
+                        std::optional<WeightFormat> format) {
+  const auto parameters = double(config.parameters()), element = double(size_of(dtype));
+  if (!format) return parameters * element / tp;
+  const double embedding = double(config.vocab) * double(config.hidden);
+  const double coded = parameters - (config.tie_word_embeddings ? 0 : embedding);
+  // A rounded matrix (CodedWeights), and one in f32 that is loaded.
+  const double largest = double(std::max(config.vocab, 2 * config.ffn)) * double(config.hidden);
+  return (embedding * element + coded * bytes_per_weight(*format) +
+          largest * (sizeof(BFloat16) + sizeof(float))) /
+         tp;
 }
 
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens) {

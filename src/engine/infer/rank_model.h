@@ -38,6 +38,9 @@ struct RankModel {
 /// not take.
 void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
                           std::optional<WeightFormat> format = {});
+/// Bytes of a rank's weights on a GPU, with the memory that coded ones take while they are loaded.
+double gpu_weight_bytes(const ModelConfig& config, int tp, DType dtype,
+                        std::optional<WeightFormat> format);
 
 /// Throws InvalidArgument naming the token that is outside the vocabulary, or if there are none.
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens);
