@@ -137,9 +137,16 @@ void expect_each_input(const Exec& exec, const CodedWeight& codes, const Values&
 
 TEST_P(CodedGemm, EachCodeIsMultipliedExactly) {
   on_hopper([](const Exec& exec, Communicator&) {
-    // 4096 inputs are divided by the most splits.
-    for (const auto& [columns, rows_at_once] :
-         {std::pair<int64_t, int64_t>{512, 8}, {512, 16}, {512, 32}, {512, 64}, {4096, 64}}) {
+    // From 4096 inputs on they are divided by the most splits; of 16384 each has more steps than
+    // twice the stages.
+    for (const auto& [columns, rows_at_once] : {std::pair<int64_t, int64_t>{512, 8},
+                                                {512, 16},
+                                                {512, 32},
+                                                {512, 64},
+                                                {4096, 64},
+                                                {16384, 8},
+                                                {16384, 16},
+                                                {16384, 64}}) {
       for (const WeightFormat format : kFormats) {
         SCOPED_TRACE(name_of(format));
         const Values known = all_codes(format, columns);
@@ -159,8 +166,8 @@ TEST_P(CodedGemm, EachCodeIsMultipliedExactly) {
 }
 
 /// Generated products: numbers of rows and of columns in all instances of the kernels, and k with
-/// all numbers of splits and shorter last steps; each of these kinds in both formats, with outputs
-/// of both dtypes.
+/// all numbers of splits, one step and many, and shorter last steps; each of these kinds in both
+/// formats, with outputs of both dtypes.
 struct CodedCase {
   int64_t m, n, k;
   WeightFormat format;
@@ -169,8 +176,9 @@ struct CodedCase {
   CodedCase(Draw& draw, uint64_t trial)
       : m(trial % 3 == 0 ? 1 + draw.up_to(8) : 1 + draw.up_to(kMaxFewRows)),
         n(1 + draw.up_to(700) + (trial % 8 == 7 ? 16384 : 0)),
-        k(8 * (1 + draw.up_to(trial % 8 == 7   ? 40
+        k(8 * (1 + draw.up_to(trial % 8 == 7   ? 300
                               : trial % 4 == 0 ? 1000
+                              : trial % 4 == 1 ? 16
                                                : 160))),
         format(kFormats[trial / 8 % 2]),
         out(kDTypes[trial / 16 % 2]) {}

@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/infer/rank_model.h"
@@ -203,6 +204,39 @@ TEST_P(GpuEngine, BatchInvariantBitsInBf16DoNotDependOnTheBatch) {
     }
     EXPECT_GT(preempted, 0);
     EXPECT_GT(shared, 0);
+  });
+}
+
+TEST_P(GpuEngine, StepsThatRunAheadKeepTheBitsOfThoseThatWait) {
+  ModelConfig config = gpu_engine_model(kVariants[0]);
+  config.head_dim = 64, config.heads = config.kv_heads = 4, config.ffn = 256;
+  if (ranks() > 1 || gpu::max_gemm_rows() < kMaxFewRows) {
+    GTEST_SKIP() << "needs one Hopper GPU, where bits do not depend on the batch";
+  }
+  std::vector<Request> requests = random_requests(12, 9, 60, 70);
+  for (size_t i = 0; i < requests.size(); i += 2) requests[i].eos_token_ids = {-1};
+  on_gpus([&](Communicator& tp) {
+    for (const auto& [sequences, pages] : {std::pair<int64_t, int64_t>{1, 0}, {5, 7}, {12, 0}}) {
+      std::vector<Written> expected;
+      for (const bool runs_ahead : {false, true}) {
+        Engine engine(tp, config,
+                      {.dtype = DType::bf16,
+                       .sequences = sequences,
+                       .rows = 64,
+                       .pages = pages,
+                       .batch_invariant = true,
+                       .runs_ahead = runs_ahead});
+        fill_engine(engine, config, tp);
+        const std::vector<Written> texts = run_all(engine, requests, {64});
+        EXPECT_EQ(engine.stats().ahead > 0, runs_ahead) << sequences;
+        EXPECT_EQ(engine.free_pages(), engine.num_pages());
+        if (!runs_ahead) expected = texts;
+        for (size_t i = 0; i < texts.size(); ++i) {
+          EXPECT_TRUE(texts[i] == expected[i])
+              << "request " << i << ", " << sequences << " at once";
+        }
+      }
+    }
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -331,6 +332,29 @@ TEST_P(Inference, RowsOfGemmsHaveOtherBitsWhereNotAskedFor) {
       }
     }
     EXPECT_GT(others, 0);
+  });
+}
+
+// One or two rows have another kernel than more on Hopper, but for long k.
+TEST_P(Inference, OneRowOfLongInputsHasTheBitsOfMany) {
+  run([](Communicator& comm) {
+    const Exec exec{device_of(comm), stream_of(comm)};
+    if (gpu::max_gemm_rows() < kMaxFewRows) GTEST_SKIP() << "needs a Hopper GPU";
+    for (const auto& [n, k, is_long] :
+         {std::tuple<int64_t, int64_t, bool>{512, 4096, true}, {2048, 4096, false}}) {
+      const Values x = on_device(exec, random_values(DType::bf16, 2, k, 1), {2, k});
+      const Values weight = on_device(exec, random_values(DType::bf16, n, k, 2), {n, k});
+      for (const int64_t m : {1, 2}) {
+        const auto bits = [&](SameBits same_bits) {
+          const Values out(exec, DType::f32, {m, n});
+          gemm(exec, x.view.rows(0, m), weight.view.transposed(), out.view,
+               {.same_bits = same_bits});
+          const Memory found = to_host(exec, out.memory);
+          return std::vector<std::byte>(found.data(), found.data() + found.bytes());
+        };
+        EXPECT_EQ(bits(SameBits::no) == bits(SameBits::few_rows), is_long) << n << " " << m;
+      }
+    }
   });
 }
 

@@ -67,8 +67,8 @@ __device__ uint32_t byte_of(uint32_t word, int input) {
 __device__ uint32_t pairs_of(uint32_t first, uint32_t second, int pair) {
   return __byte_perm(first, second, pair == 0 ? 0x6240 : 0x7351);
 }
-/// Of words of four consecutive inputs a lane, those of the tensor cores' operand, and back
-/// (coded_layout.h). Called by whole warps.
+/// Makes a lane's word of four consecutive inputs one of the tensor cores' operand
+/// (coded_layout.h), and back. Called by whole warps.
 __device__ uint32_t to_operand(uint32_t word) {
   const int quad = int(threadIdx.x) % 32 / 4 * 4, lane = int(threadIdx.x) % 4;
   const uint32_t first = __shfl_sync(~0u, word, quad + lane / 2);

@@ -214,11 +214,21 @@ class Multiplier {
             {Codes::pairs(lower.x), Codes::pairs(lower.y), Codes::pairs(lower.z),
              Codes::pairs(lower.w)}};
   }
+  /// Keeps the conversion of codes before the instructions that follow.
+  __device__ static void fence(CodePairs& pairs) {
+    cute::warpgroup_fence_operand(pairs.first);
+    cute::warpgroup_fence_operand(pairs.last);
+  }
   /// Starts the products of half a step, four times 16 inputs.
-  __device__ void start(const HalfStep& codes, int half) {
+  __device__ void start(HalfStep codes, int half) {
     const uint64_t x =
         fused::operand_descriptor(fused::address_of(shared_.stages.x[state_.index][half]));
     fused::fence_sums(products_);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      fence(codes.upper[i]);
+      fence(codes.lower[i]);
+    }
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
