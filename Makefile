@@ -8,7 +8,7 @@ BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 # stored with the build.
 CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 4
 
-.PHONY: all run test test-long test-torch test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check release fmt clean
+.PHONY: all run test test-more test-long test-torch test-gpu bench bench-gpu timeline-gpu asan tsan lint tables docs wheel wheel-check release fmt clean
 
 all:
 	@tools/setup.sh build
@@ -27,6 +27,9 @@ run: all
 # Off if nanobind is not available.
 PYTHON = $(if $(wildcard .deps/nanobind/nanobind/cmake/nanobind-config.cmake),ON,OFF)
 
+# Names of tests that `make test` leaves to `make test-more`.
+MORE = $(shell grep -v '^\#' tests/more.txt | grep . | paste -sd'|')
+
 test:
 	@tools/setup.sh test
 	@tools/setup_python.sh
@@ -41,9 +44,16 @@ test-build:
 test-only:
 	@mkdir -p $(BUILD) && date +%s >$(BUILD)/test-begin
 	@$(MAKE) --no-print-directory test-build
-	@built=$$(date +%s); $(CTEST) -LE 'gpu|long'; status=$$?; \
+	@built=$$(date +%s); $(CTEST) -LE 'gpu|long' -E '$(MORE)'; status=$$?; \
 		echo "Built in $$((built - $$(cat $(BUILD)/test-begin))) s, tested in $$(($$(date +%s) - built)) s;" \
 			"load $$(cut -d' ' -f1-3 /proc/loadavg) on $$(nproc) processors"; exit $$status
+
+# Launchers, faults, pages and long jobs of commands: .ci/run runs them, too.
+test-more:
+	@tools/setup.sh test
+	@tools/setup_python.sh
+	@$(MAKE) --no-print-directory test-build
+	@$(CTEST) -LE 'gpu|long' -R '$(MORE)'
 
 # Larger sizes, more ranks and more seeds.
 test-long:
