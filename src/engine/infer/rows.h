@@ -32,8 +32,8 @@ Strategy parse_prefill(std::string_view text);
 
 /// Forms of CPU ranks for the context's model, serial ones first. All are bitwise equal, without a
 /// codec or with the same one (see rows_keep_bits in gemm/gemm.h): with a codec every rank has all
-/// rows. Models with experts have no chunks, coded weights no sharded rows. If a codec is set and
-/// `overlap.allow_uncompressed`, uncompressed forms precede the others.
+/// rows. Models with experts have no chunks, coded weights no sharded rows on CPU ranks. If a codec
+/// is set and `overlap.allow_uncompressed`, uncompressed forms precede the others.
 std::vector<RowsForm> rows_forms(const DecoderContext& context, const OverlapOptions& overlap);
 
 /// Runner of steps of up to `rows` rows. Collective.
