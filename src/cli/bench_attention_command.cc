@@ -10,10 +10,9 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -26,7 +25,8 @@ struct AttentionBenchArguments {
   AttentionBench request;
   int ranks = 0, cp = 0;
   bool causal = false, cross = false, contiguous = false;
-  std::string dtype = "f32", codec = "none", link, link_label, json;
+  std::string dtype = "f32", codec = "none", link, link_label;
+  ResultOutput output;
 };
 
 Json spread_of(const BenchTimes& times) {
@@ -121,10 +121,7 @@ void run(const AttentionBenchArguments& arguments, Communicator& comm) {
   const AttentionBenchResult result = run_attention_bench(comm, arguments.request);
   if (comm.rank() == 0) {
     const std::string link = arguments.link_label.empty() ? comm.link() : arguments.link_label;
-    const std::string json = dump_json(to_json(arguments.request, result, comm, link), 1) + "\n";
-    fmt::print("{}", arguments.json == "-" ? json : table(result));
-    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-    finish_output();
+    arguments.output.write(table(result), to_json(arguments.request, result, comm, link));
   }
   if (!result.ok()) {
     throw Error(
@@ -146,9 +143,7 @@ void run_command(AttentionBenchArguments& arguments) {
   const int ranks = std::max(arguments.ranks, arguments.cp);
   WorldOptions world{.ranks = ranks > 0 ? ranks : launched() ? 1 : 2};
   if (!arguments.link.empty()) world.link = EmulatedLink::parse(arguments.link);
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") {
-    check_writable(arguments.json);
-  }
+  arguments.output.check();
   run_world(world, with_kernel_threads([&](Communicator& comm) { run(arguments, comm); }));
 }
 
@@ -209,7 +204,7 @@ void add_bench_attention(CLI::App& bench) {
   command->add_option("--repeats", arguments->request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExample:\n"
       "  tandem bench attention --ranks 2 --seq 256 --heads 4 --kv-heads 4 --head-dim 32 --link "

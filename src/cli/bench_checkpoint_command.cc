@@ -8,10 +8,9 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 
 namespace tandem::cli {
 namespace {
@@ -19,7 +18,7 @@ namespace {
 struct CheckpointBenchArguments {
   CheckpointBench request;
   DeviceOptions devices;
-  std::string json;
+  ResultOutput output;
 };
 
 nlohmann::ordered_json to_json(const CheckpointBench& q, const CheckpointBenchResult& r,
@@ -68,11 +67,7 @@ void bench(const CheckpointBenchArguments& arguments, Communicator& comm) {
   const CheckpointBench& q = arguments.request;
   const CheckpointBenchResult result = run_checkpoint_bench(comm, q);
   if (comm.rank() != 0) return;
-  if (arguments.json != "-") fmt::print("{}", to_text(q, result));
-  const std::string json = dump_json(to_json(q, result, comm), 1) + "\n";
-  if (arguments.json == "-") fmt::print("{}", json);
-  if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-  finish_output();
+  arguments.output.write(to_text(q, result), to_json(q, result, comm));
 }
 
 void run(CheckpointBenchArguments arguments) {
@@ -84,7 +79,7 @@ void run(CheckpointBenchArguments arguments) {
     return kBytes * double(checkpoint_bench_config(q, true).model.parameters());
   };
   set_devices(arguments.devices, world, {"", check_gpus});
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -109,7 +104,7 @@ void add_bench_checkpoint(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Checkpoints; medians are reported")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExample:\n"
       "  tandem bench checkpoint out/rates --size 0.05 --ranks 2 --device cpu\n"

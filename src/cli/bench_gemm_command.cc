@@ -8,10 +8,9 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -20,7 +19,8 @@ namespace {
 struct GemmBenchArguments {
   GemmBench request;
   DeviceOptions devices;
-  std::string dtype, json;
+  std::string dtype;
+  ResultOutput output;
 };
 
 nlohmann::ordered_json to_json(const GemmBench& q, const GemmBenchResult& r,
@@ -62,10 +62,7 @@ std::string table(const GemmBenchResult& r) {
 
 void bench(const GemmBenchArguments& arguments, Communicator& comm) {
   const GemmBenchResult result = run_gemm_bench(comm, arguments.request);
-  const std::string json = dump_json(to_json(arguments.request, result, comm), 1) + "\n";
-  fmt::print("{}", arguments.json == "-" ? json : table(result));
-  if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-  finish_output();
+  arguments.output.write(table(result), to_json(arguments.request, result, comm));
   if (!result.ok()) throw Error("bench gemm: a product differs from its reference");
 }
 
@@ -77,7 +74,7 @@ void run(GemmBenchArguments arguments) {
   arguments.request.dtype = parse_dtype(!arguments.dtype.empty() ? arguments.dtype
                                         : on_gpus                ? "bf16"
                                                                  : "f32");
-  if (!arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -105,7 +102,7 @@ void add_bench_gemm(CLI::App& bench) {
                    "Data type of x and uncoded weights (default: f32 on CPUs, bf16 on GPUs)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_device_options(*command, arguments->devices);
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExamples:\n"
       "  tandem bench gemm --n 512 --k 512 --rows 1,8 --weights none,int8,e4m3\n");

@@ -9,11 +9,10 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "cli/text_model.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "engine/infer/rank_model.h"
 #include "engine/model/published_models.h"
 #include "tandem/error.h"
@@ -24,7 +23,7 @@ namespace {
 struct GenerateBenchArguments {
   GenerateBench request;
   DeviceOptions devices;
-  std::string json;
+  ResultOutput output;
 };
 
 const std::string& weight_dtype(const GenerateBench& q) {
@@ -120,11 +119,8 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
 void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
   const GenerateBenchResult result = run_generate_bench(comm, arguments.request);
   if (comm.rank() == 0) {
-    if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result));
-    const std::string json = dump_json(json_of(arguments.request, result, comm), 1) + "\n";
-    if (arguments.json == "-") fmt::print("{}", json);
-    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-    finish_output();
+    arguments.output.write(text_of(arguments.request, result),
+                           json_of(arguments.request, result, comm));
   }
   if (result.is_same_separately) return;
   throw Error("bench generate: a request has other tokens with no other request");
@@ -143,7 +139,7 @@ void run(GenerateBenchArguments arguments) {
   const ModelConfig config = generate_bench_config(q, arguments.devices.on_gpus());
   q.layers = config.layers;
   q.vocab = config.vocab;
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -213,7 +209,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExamples:\n"
       "  tandem bench generate --model llama-1b --layers 4 --batch 8 --prompt 256 --new 64\n"

@@ -9,10 +9,9 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -25,7 +24,8 @@ struct PagedBenchArguments {
   PagedBench request;
   int ranks = 1;
   DeviceOptions devices;
-  std::string dtype = "bf16", json;
+  std::string dtype = "bf16";
+  ResultOutput output;
 };
 
 /// GB/s of keys and values of a rank.
@@ -87,10 +87,8 @@ std::string table(const PagedBench& q, const PagedBenchResult& r) {
 void bench(const PagedBenchArguments& arguments, Communicator& comm) {
   const PagedBenchResult result = run_paged_bench(comm, arguments.request);
   if (comm.rank() == 0) {
-    const std::string json = dump_json(to_json(arguments.request, result, comm), 1) + "\n";
-    fmt::print("{}", arguments.json == "-" ? json : table(arguments.request, result));
-    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-    finish_output();
+    arguments.output.write(table(arguments.request, result),
+                           to_json(arguments.request, result, comm));
   }
   if (!result.ok()) {
     throw Error(
@@ -105,7 +103,7 @@ void run(PagedBenchArguments& arguments) {
   WorldOptions world;
   world.ranks = arguments.ranks;
   set_devices(arguments.devices, world);
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -149,7 +147,7 @@ void add_bench_paged(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   std::string forms = "\nForms, the last seven on Hopper GPUs only:\n";
   for (const PagedBenchForm& form : paged_bench_forms()) {
     forms += fmt::format("  {:<10} {}\n", form.name, form.text);

@@ -10,10 +10,9 @@
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
-#include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "engine/model/published_models.h"
 #include "engine/plan/cost/activations.h"
 #include "tandem/error.h"
@@ -24,7 +23,7 @@ namespace {
 struct TrainBenchArguments {
   TrainBench request;
   DeviceOptions devices;
-  std::string json;
+  ResultOutput output;
 };
 
 /// Time that the step takes longer than the same layers without communication.
@@ -131,11 +130,8 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
 void bench(const TrainBenchArguments& arguments, Communicator& comm) {
   const TrainBenchResult result = run_train_bench(comm, arguments.request);
   if (comm.rank() == 0) {
-    if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result, comm));
-    const std::string json = dump_json(json_of(arguments.request, result, comm), 1) + "\n";
-    if (arguments.json == "-") fmt::print("{}", json);
-    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
-    finish_output();
+    arguments.output.write(text_of(arguments.request, result, comm),
+                           json_of(arguments.request, result, comm));
   }
   if (result.ok()) return;
   throw Error(
@@ -158,7 +154,7 @@ void run(TrainBenchArguments arguments) {
   };
   set_devices(devices, world, {"", check_gpus});
   q.layers = train_bench_config(q, devices.on_gpus(), shares).model.layers;
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   run_ranks(devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
@@ -221,7 +217,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExample:\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"
