@@ -22,6 +22,7 @@
 #include "gemm/cuda/coded_codes.cuh"
 #include "gemm/cuda/coded_layout.h"
 #include "gemm/cuda/gemm_tiles.cuh"
+#include "gemm/cuda/rows_instructions.cuh"
 #include "gemm/cuda/rows_splits.cuh"
 
 namespace tandem::gpu::coded {
@@ -123,23 +124,6 @@ __device__ inline uint4 vector_at(const std::byte* box, int row, int vector) {
   return *reinterpret_cast<const uint4*>(box + row * 128 + (vector ^ row % 8) * 16);
 }
 
-/// Products of 16 inputs: of 64 rows of the weight, in registers, and kRows of x.
-template <int kRows>
-struct Product;
-template <>
-struct Product<8>
-    : cute::SM90::GMMA::MMA_64x8x16_F32BF16BF16_RS<fused::major_of(false), fused::major_of(false)> {
-};
-template <>
-struct Product<16> : cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_RS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
-template <>
-struct Product<32> : cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_RS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
-template <>
-struct Product<64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
-
 /// Descriptor of the operand 16 i inputs further. Its upper word stays as it is.
 __device__ inline uint64_t further(uint64_t descriptor, int i) {
   return (descriptor & ~uint64_t{UINT32_MAX}) |
@@ -149,7 +133,7 @@ __device__ inline uint64_t further(uint64_t descriptor, int i) {
 template <class T, size_t... i>
 __device__ void multiply(float (&sums)[T::kSums], const CodePairs& upper, const CodePairs& lower,
                          uint64_t x, bool first, std::index_sequence<i...>) {
-  Product<T::kRows>::fma(
+  rows::Instructions<T::kRows>::OfRegisters::fma(
       upper.first, lower.first, upper.last, lower.last, x, sums[i]...,
       first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One);
 }

@@ -20,28 +20,13 @@
 
 #include "core/cuda/early_start.cuh"
 #include "gemm/cuda/gemm_tiles.cuh"
+#include "gemm/cuda/rows_instructions.cuh"
 #include "gemm/cuda/rows_splits.cuh"
 
 namespace tandem::gpu::rows {
 
 constexpr int kStep = 64;       // of k: 128 bytes, a k-block
 constexpr int kGroupRows = 64;  // of the weight, multiplied by a warpgroup
-
-template <int kRows>
-struct Product;
-template <>
-struct Product<8>
-    : cute::SM90::GMMA::MMA_64x8x16_F32BF16BF16_SS<fused::major_of(false), fused::major_of(false)> {
-};
-template <>
-struct Product<16> : cute::SM90::GMMA::MMA_64x16x16_F32BF16BF16_SS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
-template <>
-struct Product<32> : cute::SM90::GMMA::MMA_64x32x16_F32BF16BF16_SS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
-template <>
-struct Product<64> : cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_SS<fused::major_of(false),
-                                                                   fused::major_of(false)> {};
 
 /// kRows: of x; kWeightRows: of the weight, a multiple of kGroupRows; kBlocks: of an SM.
 template <int kRows_, int kWeightRows_, int kStages_, int kBlocks_>
@@ -123,7 +108,7 @@ class Loader {
 template <class T, size_t... i>
 __device__ void multiply(float (&sums)[T::kSums], uint64_t weight, uint64_t x, bool first,
                          std::index_sequence<i...>) {
-  Product<T::kRows>::fma(
+  Instructions<T::kRows>::OfShared::fma(
       weight, x, sums[i]...,
       first ? cute::SM90::GMMA::ScaleOut::Zero : cute::SM90::GMMA::ScaleOut::One);
 }
