@@ -234,10 +234,7 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
     throw InvalidArgument(fmt::format(
         "bench generate: --min-prompt {}: expected at most --prompt {}", q.min_prompt, q.prompt));
   }
-  const auto parameters = double(config.parameters());
-  const auto size = double(size_of(parse_dtype(q.dtype)));
-  double bytes = parameters * q.bytes_per_weight();
-  if (q.format()) bytes += double(config.vocab) * double(config.hidden) * size;  // embedding
+  const double bytes = weight_bytes(config, parse_dtype(q.dtype), q.format());
   const auto machine = double(this_machine().memory_bytes);
   if (!on_gpus && machine > 0 && bytes > machine) {
     throw InvalidArgument(fmt::format(

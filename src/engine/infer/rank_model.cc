@@ -30,16 +30,21 @@ struct RankBytes {
   double weights = 0, cache = 0, host = 0;
 };
 
+/// Bytes of `weights` of a model or a rank, of which `embedding` are the embedding's.
+double stored_bytes(const ModelConfig& config, double weights, double embedding, DType dtype,
+                    std::optional<WeightFormat> format) {
+  const auto element = double(size_of(dtype));
+  if (!format) return weights * element;
+  const double coded = weights - (config.tie_word_embeddings ? 0 : embedding);
+  return embedding * element + coded * bytes_per_weight(*format);
+}
+
 RankBytes rank_bytes(const ModelConfig& config, const ModelLayout& layout, DType dtype,
                      const KvCache::Size& size, std::optional<WeightFormat> format) {
-  const auto element = double(size_of(dtype));
   RankBytes bytes{.host = double(usable_memory_bytes())};
-  bytes.weights = double(layout.size) * element;
-  if (format) {
-    const double embedding = double(layout.embedding.rows * layout.embedding.columns);
-    const double matrices = double(layout.size) - (config.tie_word_embeddings ? 0 : embedding);
-    bytes.weights = embedding * element + matrices * bytes_per_weight(*format);
-  }
+  bytes.weights =
+      stored_bytes(config, double(layout.size),
+                   double(layout.embedding.rows * layout.embedding.columns), dtype, format);
   bytes.cache = KvCache::bytes(layout, dtype, size) + RopeTables::bytes(size.max_tokens, config);
   return bytes;
 }
@@ -143,17 +148,19 @@ void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
   check("head_dim", config.head_dim, 16);
 }
 
+double weight_bytes(const ModelConfig& config, DType dtype, std::optional<WeightFormat> format) {
+  return stored_bytes(config, double(config.parameters()),
+                      double(config.vocab) * double(config.hidden), dtype, format);
+}
+
 double gpu_weight_bytes(const ModelConfig& config, int tp, DType dtype,
                         std::optional<WeightFormat> format) {
-  const auto parameters = double(config.parameters()), element = double(size_of(dtype));
-  if (!format) return parameters * element / tp;
-  const double embedding = double(config.vocab) * double(config.hidden);
-  const double coded = parameters - (config.tie_word_embeddings ? 0 : embedding);
-  // A rounded matrix (CodedWeights), and one in f32 that is loaded.
-  const double largest = double(std::max(config.vocab, 2 * config.ffn)) * double(config.hidden);
-  return (embedding * element + coded * bytes_per_weight(*format) +
-          largest * (sizeof(BFloat16) + sizeof(float))) /
-         tp;
+  double bytes = weight_bytes(config, dtype, format);
+  if (format) {  // a rounded matrix (CodedWeights), and one in f32 that is loaded
+    const double largest = double(std::max(config.vocab, 2 * config.ffn)) * double(config.hidden);
+    bytes += largest * (sizeof(BFloat16) + sizeof(float));
+  }
+  return bytes / tp;
 }
 
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens) {

@@ -38,6 +38,8 @@ struct RankModel {
 /// not take.
 void check_gpu_generation(const ModelConfig& config, int tp, DType dtype,
                           std::optional<WeightFormat> format = {});
+/// Bytes of a model's weights, on all ranks.
+double weight_bytes(const ModelConfig& config, DType dtype, std::optional<WeightFormat> format);
 /// Bytes of a rank's weights on a GPU, with the memory that coded ones take while they are loaded.
 double gpu_weight_bytes(const ModelConfig& config, int tp, DType dtype,
                         std::optional<WeightFormat> format);
