@@ -204,7 +204,7 @@ void add_bench_attention(CLI::App& bench) {
   command->add_option("--repeats", arguments->request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nExample:\n"
       "  tandem bench attention --ranks 2 --seq 256 --heads 4 --kv-heads 4 --head-dim 32 --link "

@@ -104,7 +104,7 @@ void add_bench_checkpoint(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Checkpoints; medians are reported")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nExample:\n"
       "  tandem bench checkpoint out/rates --size 0.05 --ranks 2 --device cpu\n"

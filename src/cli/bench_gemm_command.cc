@@ -102,7 +102,7 @@ void add_bench_gemm(CLI::App& bench) {
                    "Data type of x and uncoded weights (default: f32 on CPUs, bf16 on GPUs)")
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_device_options(*command, arguments->devices);
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nExamples:\n"
       "  tandem bench gemm --n 512 --k 512 --rows 1,8 --weights none,int8,e4m3\n");

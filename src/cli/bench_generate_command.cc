@@ -209,7 +209,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nExamples:\n"
       "  tandem bench generate --model llama-1b --layers 4 --batch 8 --prompt 256 --new 64\n"

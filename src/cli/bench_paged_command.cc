@@ -147,7 +147,7 @@ void add_bench_paged(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed rounds")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   std::string forms = "\nForms, the last seven on Hopper GPUs only:\n";
   for (const PagedBenchForm& form : paged_bench_forms()) {
     forms += fmt::format("  {:<10} {}\n", form.name, form.text);

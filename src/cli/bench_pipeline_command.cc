@@ -10,6 +10,7 @@
 #include "bench/engine/bench_pipeline.h"
 #include "bench/output/bench_output.h"
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
@@ -29,7 +30,7 @@ struct PipelineBenchArguments {
   std::vector<double> costs_ms{8, 8, 8};
   double transfer = 0;
   int repeats = 3;
-  std::string json;
+  ResultOutput output;
 };
 
 /// Requests of all shapes that the schedules exist for.
@@ -124,23 +125,21 @@ std::string row(const PipelineBench& q, const PipelineBenchResult& r) {
 }
 
 void run(const PipelineBenchArguments& arguments) {
-  const bool prints_only_json = arguments.json == "-";
-  if (!arguments.json.empty() && !prints_only_json) check_writable(arguments.json);
+  const ResultOutput& output = arguments.output;
+  output.check();
   const std::vector<PipelineBench> requests = make_requests(arguments);
-  if (!prints_only_json) fmt::print("{}", header(arguments));
+  if (output.shows_text()) fmt::print("{}", header(arguments));
   Json all = Json::array();
   std::string failed;
   for (const PipelineBench& request : requests) {
     const PipelineBenchResult result = run_pipeline_bench(request);
-    if (!prints_only_json) fmt::print("{}", row(request, result));
+    if (output.shows_text()) fmt::print("{}", row(request, result));
     finish_output();
     all.push_back(to_json(request, result));
-    if (!arguments.json.empty() && !prints_only_json) {  // finished ones are saved
-      write_output(arguments.json, dump_json(all, 1) + "\n");
-    }
+    if (output.has_file()) output.write_json(dump_json(all, 1) + "\n");  // finished ones are saved
     if (!result.ok()) failed = name_of(request.shape.kind);
   }
-  if (prints_only_json) fmt::print("{}", dump_json(all, 1) + "\n");
+  if (!output.shows_text()) output.write_json(dump_json(all, 1) + "\n");
   finish_output();
   if (failed.empty()) return;
   throw Error(
@@ -184,7 +183,7 @@ void add_bench_pipeline(CLI::App& bench) {
   command->add_option("--repeats", arguments->repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
+  add_json_option(*command, arguments->output);
   command->footer(
       "\nExample:\n"
       "  tandem bench pipeline --schedule 1f1b,zb-v --pp 4 --microbatches 16 --transfer 1\n"

@@ -13,6 +13,7 @@
 #include "bench/output/bench_output.h"
 #include "bench/output/load_chart.h"
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "cli/served_folder.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
@@ -30,7 +31,8 @@ namespace {
 constexpr int kMaxAwaited = 1024;  // texts, of a load at random times
 
 struct ServeBenchArguments {
-  std::string server, json, chart;         ///< server: its URL, or a model's folder
+  std::string server, chart;  ///< server: its URL, or a model's folder
+  ResultOutput output;
   std::vector<std::string> serve_options;  ///< of `tandem serve`, for a folder
   ServeLoad load;
   std::vector<int> streams{1, 4, 16};
@@ -166,9 +168,8 @@ void run(ServeBenchArguments arguments) {
                                       printable(arguments.server)));
   }
   if (arguments.chart == "-") throw InvalidArgument("--chart -: expected a file");
-  for (const std::string& file : {arguments.json, arguments.chart}) {
-    if (!file.empty() && file != "-") check_writable(file);
-  }
+  arguments.output.check();
+  if (!arguments.chart.empty()) check_writable(arguments.chart);
   std::optional<ServedFolder> folder;
   if (is_folder) folder.emplace(arguments.server, arguments.serve_options);
   const ServerUrl url = parse_server_url(folder ? folder->url() : arguments.server);
@@ -178,7 +179,7 @@ void run(ServeBenchArguments arguments) {
   if (arguments.load.seed == 0) {
     arguments.load.seed = uint64_t(std::chrono::system_clock::now().time_since_epoch().count());
   }
-  const bool says = arguments.json != "-";
+  const bool says = arguments.output.shows_text();
   if (says) {
     const std::string ready = folder ? fmt::format(", ready in {:.1f} s", folder->ready_s()) : "";
     fmt::print("{} at {}{}\n{}", printable(arguments.load.model), arguments.server, ready, kHeader);
@@ -204,12 +205,12 @@ void run(ServeBenchArguments arguments) {
     if (says) fmt::print("{}", row_of(load, result));
     std::fflush(stdout);
     // After each load: what is measured is kept, whatever becomes of the server.
-    if (!arguments.json.empty() && says) write_output(arguments.json, dump_json(all, 1) + "\n");
+    if (says) arguments.output.write_json(dump_json(all, 1) + "\n");
     if (!arguments.chart.empty()) write_output(arguments.chart, load_chart(points));
     if (error.empty()) error = result.error;
     if (!result.is_answered) break;
   }
-  if (!says) fmt::print("{}\n", dump_json(all, 1));
+  if (!says) arguments.output.write_json(dump_json(all, 1) + "\n");
   finish_output();
   if (error.empty()) return;
   throw IoError(
@@ -265,7 +266,7 @@ void add_bench_serve(CLI::App& bench) {
   command->add_option("--deadline", arguments->deadline_s, "Max seconds of a request")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e6));
-  command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
+  add_json_option(*command, arguments->output);
   command->add_option("--chart", arguments->chart,
                       "Write a picture to FILE: tokens/s against the time between tokens (SVG)");
   command->footer(fmt::format(

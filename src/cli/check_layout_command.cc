@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "cli/usage.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
@@ -24,7 +25,8 @@ namespace tandem::cli {
 namespace {
 
 struct CheckArguments {
-  std::string config, schedule, init, json;
+  std::string config, schedule, init;
+  ResultOutput output;
   std::vector<std::string> overrides;
   int tp = 0, cp = 0, pp = 0, dp = 0, ep = 0;
 };
@@ -103,16 +105,12 @@ void run(const CheckArguments& arguments) {
     throw InvalidArgument("check-layout: runs as threads of one process: expected no launcher");
   }
   const TrainConfig config = make_config(arguments);
-  const bool prints_json = arguments.json == "-";
-  if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
+  arguments.output.check();
   now_doing("checking the layout of " + arguments.config);
   const auto data = open_data(config.data, config.model.vocab, config.train);
   const LayoutCheck check = check_layout(config, *data, run_one_rank(config, *data));
-  if (!arguments.json.empty()) {
-    const std::string text = to_json(check);
-    prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
-  }
-  if (!prints_json)
+  arguments.output.write_json(to_json(check));
+  if (arguments.output.shows_text())
     fmt::print("{}", describe(ParallelDims(config.parallel), config.train.dtype, check));
   if (check.ok()) return;
   finish_output();
@@ -146,7 +144,7 @@ void add_check_layout(CLI::App& app) {
       ->allow_extra_args(false)
       ->take_all();
   add_init_option(*command, arguments->init);
-  command->add_option("--json", arguments->json, "Write the result to FILE (-: print only it)");
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nRuns the first step in the layout and on one rank, with the same samples and\n"
       "microbatches, as CPU threads, and compares the weights, the losses, the gradient norm and\n"

@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/doctor_world.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/printable.h"
 #include "engine/report/diagnosis.h"
@@ -70,7 +71,7 @@ void add_doctor(CLI::App& app) {
       ->add_option("--inject", options->inject,
                    "Flip a bit, for tests: RANK:gemm, RANK:memory or RANK:message")
       ->option_text("RANK:WHERE");
-  command->add_option("--json", options->json, "Write the results to FILE (-: print only them)");
+  add_json_option(*command, options->output);
   command->add_flag("--rank-side", options->rank_side)->group("");
   command->footer(
       "\nWith OUT: reads OUT/ranks, in which every rank records the phases of its steps\n"

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
@@ -156,12 +157,8 @@ void print_diagnosis(const DoctorJson& json) {
 
 /// Prints and writes what was found, and ends with its status.
 void report_diagnosis(const DoctorRequest& request, const DoctorJson& json) {
-  if (request.json == "-") {
-    fmt::print("{}\n", dump_json(json));
-  } else {
-    print_diagnosis(json);
-    if (!request.json.empty()) write_output(request.json, dump_json(json) + "\n");
-  }
+  if (request.output.shows_text()) print_diagnosis(json);
+  request.output.write_json(dump_json(json) + "\n");
   if (json.at("verdict") == "ok") return;
   finish_output();
   throw Ended{1};

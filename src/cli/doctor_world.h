@@ -6,6 +6,7 @@
 
 #include "bench/machine/diagnosis.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 
 namespace tandem::cli {
 
@@ -15,8 +16,8 @@ struct DoctorRequest {
   std::string remote_shell = "ssh -o BatchMode=yes";
   double start_timeout_s = 60;
   DeviceOptions devices;
-  std::string inject;      ///< "RANK:KIND", a fault that is to be named
-  std::string json;        ///< file for the results; -: print only them
+  std::string inject;  ///< "RANK:KIND", a fault that is to be named
+  ResultOutput output;
   bool rank_side = false;  ///< started by this command: rank 0 prints the results as JSON
   DiagnosisRequest diagnosis;
 };

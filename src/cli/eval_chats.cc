@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
@@ -46,7 +47,7 @@ FileScore score(Evaluator& evaluator, const PackedWindows& windows) {
 }  // namespace
 
 void evaluate_chats(Communicator& comm, const EvaluateOptions& options,
-                    const EvaluationInputs& inputs, const std::string& json) {
+                    const EvaluationInputs& inputs, const ResultOutput& output) {
   Evaluator evaluator(comm, inputs.config, options);
   const int64_t seq = evaluator.options().seq;
   const auto chats = std::make_shared<const JsonLines>(
@@ -62,16 +63,14 @@ void evaluate_chats(Communicator& comm, const EvaluateOptions& options,
   }
   if (comm.rank() != 0) return;
   const size_t num_chats = chats->document_begins().size() - 1;
-  if (json != "-") {
+  if (output.shows_text()) {
     fmt::print("{:.6f} nats per token, perplexity {:.4f}, over {} tokens of answers in {} chats\n",
                nats, total.perplexity(), total.tokens, num_chats);
   }
-  if (json.empty()) return;
   const nlohmann::ordered_json root{{"nats_per_token", nats}, {"nats", total.nats},
                                     {"tokens", total.tokens}, {"perplexity", total.perplexity()},
                                     {"chats", num_chats},     {"files", inputs.files}};
-  const std::string text = dump_json(root, 1) + "\n";
-  json == "-" ? fmt::print("{}", text) : write_output(json, text);
+  output.write_json(dump_json(root, 1) + "\n");
 }
 
 }  // namespace tandem::cli

@@ -14,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/evaluation.h"
+#include "cli/result_output.h"
 #include "cli/text_model.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
@@ -29,7 +30,8 @@ namespace tandem::cli {
 namespace {
 
 struct EvalArguments {
-  std::string json, codec = "none", sweep;
+  ResultOutput output;
+  std::string codec = "none", sweep;
   std::vector<std::string> sweep_sites;  ///< empty: all sites of the model
   EvaluationArguments evaluation;
 };
@@ -72,7 +74,7 @@ void add_figures(const FileScore& score, nlohmann::ordered_json& to) {
   to["perplexity"] = score.perplexity();
 }
 
-void print_json(const std::vector<FileScore>& scores, const std::string& json) {
+void print_json(const std::vector<FileScore>& scores, const ResultOutput& output) {
   FileScore total;
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (const FileScore& score : scores) {
@@ -83,13 +85,12 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
     add_figures(score, file);
     files.push_back(std::move(file));
   }
-  if (json != "-") print(total, scores.size());
+  if (output.shows_text()) print(total, scores.size());
   nlohmann::ordered_json root;
   add_figures(total, root);
   root["nats"] = total.nats;
   root["files"] = files;
-  const std::string text = dump_json(root, 1) + "\n";
-  json == "-" ? fmt::print("{}", text) : write_output(json, text);
+  output.write_json(dump_json(root, 1) + "\n");
 }
 
 /// Progress line, shown only after the first second.
@@ -168,7 +169,7 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
   check_codec(arguments, inputs.config, comm.size());
   if (!arguments.sweep.empty()) return sweep(comm, arguments, inputs);
   if (has_chats(arguments.evaluation.options.format)) {
-    return evaluate_chats(comm, arguments.evaluation.options, inputs, arguments.json);
+    return evaluate_chats(comm, arguments.evaluation.options, inputs, arguments.output);
   }
   Evaluator evaluator(comm, inputs.config, arguments.evaluation.options);
   inputs.load_into(comm, evaluator.model());
@@ -177,7 +178,7 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
     progress.emplace(inputs.files);
     evaluator.on_batch([&](int64_t bytes) { progress->scored(bytes); });
   }
-  if (arguments.json.empty()) {
+  if (!arguments.output.is_given()) {
     const FileScore total = evaluator.total(inputs.files);
     require_finite(total);
     progress.reset();
@@ -190,11 +191,11 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
     require_finite(scores.back());
   }
   progress.reset();
-  if (comm.rank() == 0) print_json(scores, arguments.json);
+  if (comm.rank() == 0) print_json(scores, arguments.output);
 }
 
 void run(EvalArguments arguments) {
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   now_doing("evaluating " + arguments.evaluation.directory);
   EvaluationArguments& evaluation = arguments.evaluation;
   evaluation.needs_text = !arguments.sweep.empty();
@@ -206,7 +207,7 @@ void run(EvalArguments arguments) {
   EvaluateOptions& options = evaluation.options;
   options.codec = CodecPolicy::parse(arguments.codec);
   const std::string agreed = fmt::format(
-      "--json {} --codec {} --codec-sweep {} --sweep-sites {}", !arguments.json.empty(),
+      "--json {} --codec {} --codec-sweep {} --sweep-sites {}", arguments.output.is_given(),
       options.codec.describe(), !arguments.sweep.empty(), fmt::join(arguments.sweep_sites, ","));
   evaluate_on_ranks(arguments.evaluation, 1, agreed,
                     [&](Communicator& comm, const EvaluationInputs& inputs) {
@@ -237,8 +238,7 @@ void add_eval(CLI::App& app) {
           "--sweep-sites", arguments->sweep_sites,
           "Score formats at these sites only, such as attention,mlp (default: all of the model)")
       ->delimiter(',');
-  command->add_option("--json", arguments->json,
-                      "Write the result with every file to FILE (-: print only it)");
+  add_json_option(*command, arguments->output, "the result with every file", "it");
   command->footer(
       "\nExamples:\n"
       "  tandem eval out/tiny --data include                one figure for all files\n"

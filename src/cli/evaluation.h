@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/config.h"
 #include "engine/model/side_files.h"
@@ -56,6 +57,6 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
 /// standard output or as JSON to `json`. Throws ConfigError for a model without a tokenizer or
 /// template, IoError for a line that holds no chat. Collective.
 void evaluate_chats(Communicator& comm, const EvaluateOptions& options,
-                    const EvaluationInputs& inputs, const std::string& json);
+                    const EvaluationInputs& inputs, const ResultOutput& output);
 
 }  // namespace tandem::cli

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/fit_output.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/output.h"
@@ -29,7 +30,8 @@ constexpr int kMaxClients = 4096;
 constexpr double kDeadlineS = 3600;  ///< a rank that solves its clients' problems is not lost
 
 struct FitArguments {
-  std::string data, loss = "logistic", l2 = "0", codec, link, json, out, test;
+  std::string data, loss = "logistic", l2 = "0", codec, link, out, test;
+  ResultOutput output;
   std::vector<std::string> methods{"scaffnew"}, failures;
   bool control = false;
   WorldOptions world;
@@ -157,8 +159,7 @@ bool print_unreached(const std::vector<FinishedFit>& finished, double tol) {
 }
 
 void run(FitArguments& arguments) {
-  const bool prints_json = arguments.json == "-";
-  if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
+  arguments.output.check();
   const std::vector<const fit::MethodRow*> rows = read_options(arguments);
   if (!arguments.out.empty()) make_directories(arguments.out);
   now_doing("solving " + arguments.data);
@@ -169,15 +170,12 @@ void run(FitArguments& arguments) {
   if (finished.empty()) return;
   const FitHeader header{problem, arguments.options, count_ranks(arguments.world), arguments.link,
                          test ? &*test : nullptr};
-  if (!arguments.json.empty()) {
-    const std::string text = fit_json(header, finished);
-    prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
-  }
+  arguments.output.write_json(fit_json(header, finished));
   if (!arguments.out.empty()) {
     const std::string path = (std::filesystem::path(arguments.out) / "fit.html").string();
     write_output(path, fit_page(header, finished));
   }
-  if (!prints_json) fmt::print("{}", fit_table(header, finished));
+  if (arguments.output.shows_text()) fmt::print("{}", fit_table(header, finished));
   finish_output();
   if (print_unreached(finished, arguments.options.tol)) throw Ended{kNotReached};
 }
@@ -288,7 +286,7 @@ void add_fit(CLI::App& app) {
       ->add_option("--test", arguments->test,
                    "Add the accuracy on the rows in FILE to the results (logistic loss)")
       ->option_text("FILE");
-  command->add_option("--json", arguments->json, "Write the results to FILE (-: print only them)");
+  add_json_option(*command, arguments->output);
   command->add_option("--out", arguments->out,
                       "Write a page that shows distance against bytes, rounds and seconds to "
                       "FOLDER/fit.html");

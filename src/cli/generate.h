@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/result_output.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/engine.h"
 #include "engine/infer/sampling/sampling.h"
@@ -15,7 +16,8 @@
 namespace tandem::cli {
 
 struct GenerateArguments {
-  std::string directory, prompt, prompts, chat, json, dtype;
+  std::string directory, prompt, prompts, chat, dtype;
+  ResultOutput output;
   std::string weights = "none", codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/generate.h"
+#include "cli/result_output.h"
 #include "cli/text_model.h"
 #include "core/system/console.h"
 #include "core/system/console_input.h"
@@ -87,7 +88,7 @@ class Report {
       complain(fmt::format("context of {} tokens (max_seq): full {} times, its first half dropped",
                            engine.capacity(), rolled));
     }
-    if (arguments_.json.empty()) return;
+    if (!arguments_.output.is_given()) return;
     nlohmann::ordered_json root{{"prompt", prompt_},
                                 {"text", text_},
                                 {"ended_by", name_of(last ? *last->finish : Finish::max_tokens)},
@@ -106,12 +107,12 @@ class Report {
                                 {"receipts", to_json(receipts())}};
     if (last && !last->stop.empty()) root["stop"] = last->stop;
     const std::string json = dump_json(root, 1) + "\n";
-    arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);
+    shows() ? arguments_.output.write_json(json) : put(json);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool shows() const { return arguments_.json != "-"; }
+  bool shows() const { return arguments_.output.shows_text(); }
 
   const GenerateArguments& arguments_;
   const std::string prompt_;
@@ -227,7 +228,7 @@ void run(GenerateArguments arguments) {
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
     throw InvalidArgument("--allow-uncompressed without a codec: expected --codec with it");
   }
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   now_doing("generating with " + arguments.directory);
   const TextNeeds needs{.weights = arguments.weights,
                         .batch_invariant = arguments.batch_invariant,
@@ -314,10 +315,7 @@ void add_generate(CLI::App& app) {
       ->excludes("--prompts");
   command->add_option("--batch", arguments->batch, "Sequences of --prompts generated at once")
       ->capture_default_str();
-  command
-      ->add_option("--json", arguments->json,
-                   "Write prompt, text and speed to FILE (-: print only them)")
-      ->excludes("--prompts");
+  add_json_option(*command, arguments->output, "prompt, text and speed")->excludes("--prompts");
   add_sampling_options(*command, *arguments);
   command->option_defaults()->group("Ranks and arithmetic");
   add_tp_option(*command, arguments->ranks);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
@@ -28,14 +29,14 @@ constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024, kMaxRestarts = 1000000;
 struct LaunchOptions {
   ProbeRequest probe{.ranks = 0};
   bool diagnoses = false;
-  std::string json;
+  ResultOutput output;
   LaunchRequest processes;
 };
 
 void probe(const LaunchOptions& options) {
   const auto& [ranks, tp, pp] = options.probe;
   const ProbeResult result = probe_world(options.probe);
-  if (!options.json.empty()) {
+  if (options.output.is_given()) {
     const nlohmann::ordered_json json{{"ranks", ranks},
                                       {"tp", tp},
                                       {"pp", pp},
@@ -45,10 +46,9 @@ void probe(const LaunchOptions& options) {
                                       {"groups_s", result.groups_s},
                                       {"barrier_ms", result.barrier_ms},
                                       {"bytes_per_rank", result.bytes_per_rank}};
-    const std::string text = dump_json(json) + "\n";
-    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+    options.output.write_json(dump_json(json) + "\n");
   }
-  if (options.json == "-") return;
+  if (!options.output.shows_text()) return;
   fmt::print(
       "{} ranks, tp {} pp {} dp {}, in {} process{} of this machine\n"
       "world         {:8.3f} s\n"
@@ -203,7 +203,7 @@ void add_probe_options(CLI::App& command, LaunchOptions& options) {
   command.add_option("--pp", options.probe.pp, "Pipeline ranks")
       ->capture_default_str()
       ->check(CLI::Range(1, kMaxProbeRanks));
-  command.add_option("--json", options.json, "Write the results to FILE (-: print only them)");
+  add_json_option(command, options.output);
 }
 
 constexpr const char* kLaunchFooter = R"(

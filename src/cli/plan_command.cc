@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
 #include "core/system/printable.h"
@@ -30,7 +31,8 @@ constexpr int64_t kMaxStagePasses = int64_t{1} << 18;
 constexpr int kPictureColumns = 120;
 
 struct ScheduleOptions {
-  std::string schedule, json, svg;
+  std::string schedule, svg;
+  ResultOutput output;
   int ranks = 0, microbatches = 0;
   int chunks = 0;  ///< 0: the fewest that the schedule needs
   std::vector<double> costs{1, 1, 1};
@@ -48,7 +50,7 @@ void check_options(const ScheduleOptions& options) {
     throw InvalidArgument(fmt::format("{} without --schedule: expected both",
                                       options.svg.empty() ? "--virtual" : "--svg"));
   }
-  if (!options.svg.empty() && options.svg == options.json) {
+  if (!options.svg.empty() && options.svg == options.output.json) {
     throw InvalidArgument(
         fmt::format("--svg and --json: both {}: expected two files", options.svg));
   }
@@ -183,28 +185,22 @@ std::string table(const Comparison& comparison) {
   return text;
 }
 
-/// Writes results to the file, or prints them if it is "-".
-void write_json(const std::string& path, const Json& json) {
-  const std::string text = dump_json(json, 1) + "\n";
-  path == "-" ? fmt::print("{}", text) : write_output(path, text);
-}
-
 void compare(const ScheduleOptions& options) {
   const Comparison comparison = make_comparison(options);
-  if (!options.json.empty()) {
+  if (options.output.is_given()) {
     Json json = Json::array();
     for (const PlannedSchedule& plan : comparison.plans) json.push_back(to_json(plan));
-    write_json(options.json, json);
+    options.output.write_json(dump_json(json, 1) + "\n");
   }
-  if (options.json != "-") fmt::print("{}", table(comparison));
+  if (options.output.shows_text()) fmt::print("{}", table(comparison));
 }
 
 void show(const ScheduleOptions& options) {
   const PlannedSchedule plan =
       make_plan(options, make_shape(options, schedule::parse_pipeline_kind(options.schedule)));
   if (!options.svg.empty()) write_output(options.svg, schedule_svg(plan));
-  if (!options.json.empty()) write_json(options.json, to_json(plan));
-  if (options.json == "-") return;
+  options.output.write_json(dump_json(to_json(plan), 1) + "\n");
+  if (!options.output.shows_text()) return;
   fmt::print("{}", describe(plan));
   if (!options.svg.empty()) fmt::print("Wrote {}\n", single_line(options.svg));
 }
@@ -243,7 +239,7 @@ void add_schedule(CLI::App& plan) {
                    "(train.recompute)")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
-  command->add_option("--json", options->json, "Write the results to FILE (-: print only them)");
+  add_json_option(*command, options->output);
   command->add_option("--svg", options->svg, "Draw the schedule in FILE");
   command->footer(
       "\nSimulates ranks that run their passes in order, each as soon as its inputs are there. "

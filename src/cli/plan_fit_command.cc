@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "cli/usage.h"
 #include "core/system/json.h"
 #include "core/system/output.h"
@@ -23,7 +24,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct FitOptions {
-  std::string fit, predict, leave_out, where, fit_where, json;
+  std::string fit, predict, leave_out, where, fit_where;
+  ResultOutput output;
 };
 
 /// Rows of a file; those that a later calibration cannot use because of their GPU are skipped.
@@ -177,11 +179,8 @@ void run_fit(const FitOptions& options) {
   std::vector<const plan::RunRow*> predicted;
   for (const plan::Prediction& row : predictions.rows) predicted.push_back(row.row);
   const plan::Calibration calibration(fitted, predicted);
-  if (!options.json.empty()) {
-    const std::string text = dump_json(to_json(predictions, split, calibration), 1) + "\n";
-    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
-  }
-  if (options.json != "-") fmt::print("{}", describe(predictions, split));
+  options.output.write_json(dump_json(to_json(predictions, split, calibration), 1) + "\n");
+  if (options.output.shows_text()) fmt::print("{}", describe(predictions, split));
 }
 
 void require_search(const PlanSearchOptions& search, const FitOptions& options) {
@@ -256,7 +255,7 @@ void add_plan_fit(CLI::App& plan) {
   add("--where", options->where,
       "Predict only runs with these values, such as group=mosaic-mpt,gpu=H100,gpus<=512");
   add("--fit-where", options->fit_where, "Calibrate only on runs with these values");
-  plan.add_option("--json", options->json, "Write the results to FILE (-: print only them)");
+  add_json_option(plan, options->output);
   auto search = std::make_shared<PlanSearchOptions>();
   add_search_options(plan, *search);
   plan.option_defaults()->group("Options");  // of subcommands

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/result_output.h"
 #include "cli/usage.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
@@ -24,7 +25,8 @@ namespace tandem::cli {
 namespace {
 
 struct PlacementsOptions {
-  std::string config, init, json;
+  std::string config, init;
+  ResultOutput output;
   std::vector<std::string> overrides;
   int64_t tp = 0, cp = 0, pp = 0, dp = 0, ep = 0;
   bool all = false;
@@ -124,11 +126,8 @@ void show_placements(const PlacementsOptions& options) {
   const TrainConfig config = load_layout(options);
   const ParallelDims dims(config.parallel);
   const PlacementTable table = step_placements(config.model, config.parallel);
-  if (!options.json.empty()) {
-    const std::string text = placements_json(table, dims);
-    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
-  }
-  if (options.json != "-") fmt::print("{}", placements_text(table, dims, options.all));
+  options.output.write_json(placements_json(table, dims));
+  if (options.output.shows_text()) fmt::print("{}", placements_text(table, dims, options.all));
 }
 
 }  // namespace
@@ -157,7 +156,7 @@ void add_plan_placements(CLI::App& plan) {
   command->add_flag(
       "--all", options->all,
       "Print a line for every tensor (default: one for those of all layers or experts)");
-  command->add_option("--json", options->json, "Write all tensors to FILE (-: print only them)");
+  add_json_option(*command, options->output, "all tensors");
   command->footer(
       "\nOver the ranks of an axis a tensor is\n"
       "  replicated     the same on all of them\n"

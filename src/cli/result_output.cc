@@ -15,15 +15,20 @@ void ResultOutput::check() const {
   if (speaks() && has_file()) check_writable(json);
 }
 
+void ResultOutput::write_json(std::string_view dumped) const {
+  if (is_given()) shows_text() ? write_output(json, dumped) : fmt::print("{}", dumped);
+}
+
 void ResultOutput::write(std::string_view text, const nlohmann::ordered_json& result) const {
-  const std::string dumped = dump_json(result, 1) + "\n";
-  fmt::print("{}", shows_text() ? text : dumped);
-  if (has_file()) write_output(json, dumped);
+  if (shows_text()) fmt::print("{}", text);
+  if (is_given()) write_json(dump_json(result, 1) + "\n");
   finish_output();
 }
 
-void add_json_option(CLI::App& command, ResultOutput& output) {
-  command.add_option("--json", output.json, "Write the result to FILE (-: print only it)");
+CLI::Option* add_json_option(CLI::App& command, ResultOutput& output, std::string_view what,
+                             std::string_view only) {
+  return command.add_option("--json", output.json,
+                            fmt::format("Write {} to FILE (-: print only {})", what, only));
 }
 
 }  // namespace tandem::cli

@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/evaluation.h"
+#include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
 #include "core/system/log.h"
@@ -19,7 +20,8 @@ namespace tandem::cli {
 namespace {
 
 struct TuneArguments {
-  std::string budget, json;
+  std::string budget;
+  ResultOutput output;
   std::vector<std::string> formats{"lossless", "int8",         "int6",  "int5",
                                    "int4:g32", "int4",         "mxfp4", "int3:g32:spikes",
                                    "int3:g32", "int2:g32:asym"};
@@ -113,21 +115,19 @@ void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<
   const SentBytes sent{inputs.config, comm.size(), options.dtype};
   const CodecChoice choice = search_codecs(sent, formats, budget, bits_per_byte);
   if (comm.rank() != 0) return;
-  if (arguments.json != "-") fmt::print("{}", table(choice, sent.model));
-  if (arguments.json.empty()) return;
-  const std::string text = json(choice, sent, bytes);
-  arguments.json == "-" ? fmt::print("{}", text) : write_output(arguments.json, text);
+  if (arguments.output.shows_text()) fmt::print("{}", table(choice, sent.model));
+  arguments.output.write_json(json(choice, sent, bytes));
 }
 
 void run(TuneArguments arguments) {
   const double budget = parse_budget(arguments.budget);
   const std::vector<Wire> formats = formats_of(arguments);
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  arguments.output.check();
   now_doing("tuning codecs of " + arguments.evaluation.directory);
   arguments.evaluation.needs_text = true;
   arguments.evaluation.devices.device = "cpu";  // the only one of all formats
   std::string agreed =
-      fmt::format("--budget {}% --json {} --formats", 100 * budget, !arguments.json.empty());
+      fmt::format("--budget {}% --json {} --formats", 100 * budget, arguments.output.is_given());
   for (const Wire& wire : formats) agreed += " " + wire.describe();
   evaluate_on_ranks(arguments.evaluation, 2, agreed,
                     [&](Communicator& comm, const EvaluationInputs& inputs) {
@@ -149,8 +149,7 @@ void add_tune(CLI::App& app) {
   command->add_option("--formats", arguments->formats, "Candidate formats of every site")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--json", arguments->json,
-                      "Write the choice and all measurements to FILE (-: print only them)");
+  add_json_option(*command, arguments->output, "the choice and all measurements");
   command->footer(
       "\nScores text that the model has not seen with each format at each site: the attention\n"
       "output, the MLP output, what goes to experts and back, and the embeddings; then the\n"
