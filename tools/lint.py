@@ -78,6 +78,7 @@ UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
 FLOATS = re.compile(r"\bspan<(?:const )?float>")
 # Calls that ask for the kind of device in src/engine: messages to the host, peer access, cuDNN.
 MAX_DEVICE_CALLS = 8
+STREAM = re.compile(r"std::[io]?stringstream\b")
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
 
 
@@ -212,6 +213,9 @@ def check(path):
         if UNORDERED_COPY.search(line) and "ynchronize(" not in near:
             found.append((number, "copy that no stream orders: ...Async on the stream that has its writers"
                                   " and readers, or synchronize beside it"))
+        if path.startswith("src/") and STREAM.search(line) and "exceptions(" not in near:
+            found.append((number, "text stream, which takes a failed allocation for its end: Lines, words_of"
+                                  " or printed (core/system/lines.h)"))
         if path.startswith("src/"):
             if re.match(r"\s*default\s*:", line):
                 found.append((number, "default: in a switch hides a missing case"))

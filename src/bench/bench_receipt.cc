@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
+#include "core/system/lines.h"
 #include "tune/margin.h"
 
 namespace tandem {
@@ -54,9 +54,8 @@ std::string receipt_lines(const std::vector<Receipt>& receipts, size_t columns) 
   std::string text;
   for (const Receipt& each : receipts) {
     if (each.group == 1 || each.ran_as_asked()) continue;
-    std::istringstream words(describe(each, each.calls > 0 ? "ran" : "would run"));
     std::string line = "   ";
-    for (std::string word; words >> word;) {
+    for (const auto& word : words_of(describe(each, each.calls > 0 ? "ran" : "would run"))) {
       if (line.size() + 1 + word.size() > columns) {
         text += line + "\n";
         line = "     ";

@@ -217,7 +217,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--repeats", request.repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
-  add_json_option(*command, arguments->output);
+  add_json_option(*command, arguments->output, "the result", "it");
   command->footer(
       "\nExample:\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"

@@ -74,6 +74,7 @@ int run(CLI::App& app, int num_words, char** given) {
     if (!print_key_help(argc, argv)) app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::Success& request) {  // --help, --version
     std::ostringstream text;
+    text.exceptions(std::ios_base::badbit);
     code = app.exit(request, text, text);
     if (std::fputs(text.str().c_str(), stdout) < 0) tandem::throw_output_failed(errno);
   }
@@ -120,15 +121,29 @@ void open_standard_streams() {
   }
 }
 
+thread_local bool found_no_memory = false;
+
+/// Handler of `new` without memory.
+[[noreturn]] void note_no_memory() {
+  found_no_memory = true;
+  throw std::bad_alloc();
+}
+
+[[noreturn]] void end_without_memory() {
+  constexpr std::string_view kText = "tandem: error: not enough memory\n";
+  static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
+  std::_Exit(4);
+}
+
 /// Ends the program after an exception that could not be thrown on. Destructors of the JSON library
-/// allocate: while out of memory is thrown, they cannot.
+/// allocate: while out of memory is thrown, they cannot. An exception that meets a function of the
+/// standard library that throws none, as folder iterators with error codes, is not the current one.
 [[noreturn]] void end_after_uncaught() {
   try {
     if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+    if (found_no_memory && std::uncaught_exceptions() > 0) end_without_memory();
   } catch (const std::bad_alloc&) {
-    constexpr std::string_view kText = "tandem: error: not enough memory\n";
-    static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
-    std::_Exit(4);
+    end_without_memory();
   } catch (...) {
   }
   std::abort();
@@ -139,6 +154,7 @@ void open_standard_streams() {
 int main(int argc, char** argv) {
   open_standard_streams();
   std::set_terminate(end_after_uncaught);
+  std::set_new_handler(note_no_memory);
   // Writes past the file size limit then fail with an error instead of a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"Tandem: train and run Transformers with the communication out of the way.",

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/train_run.h"
+#include "core/system/lines.h"
 #include "core/system/printable.h"
 #include "engine/config/config.h"
 #include "tandem/error.h"
@@ -37,8 +37,7 @@ void print_keys(const std::string& table) {
                                       fmt::join(tables, ", "), kAllKeys));
   }
   constexpr size_t kName = 31, kColumn = kName + 2;
-  std::istringstream lines(describe_config_keys());
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : Lines(describe_config_keys())) {
     if (table != kAllKeys && !line.starts_with(table + ".")) continue;
     fmt::print("  {}{}\n", line.substr(0, kName), wrapped(line.substr(kName), kColumn, kColumn));
   }

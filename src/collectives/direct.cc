@@ -28,6 +28,7 @@ bool acquire(UseCount use_count, uint64_t call) {
 }  // namespace
 
 Direct::Direct(Call& call) : call_(call), tensors_(size_t(call.size())) {
+  acquired_.reserve(tensors_.size());  // after acquire() nothing may throw before it is noted
   UseCount(call_.use_count(call_.rank())).store(opened(call_.number()));
 }
 

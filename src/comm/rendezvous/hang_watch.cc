@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
-#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/system/lines.h"
 
 namespace tandem::control {
 namespace {
@@ -26,14 +30,14 @@ ProcessState state_of(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(file, text);
-  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  const size_t name_end = std::min(text.rfind(')') + 1, text.size());
+  const std::vector<std::string> fields = words_of(std::string_view(text).substr(name_end));
+  constexpr size_t kUser = 11, kSystem = 12;  // numbers 14 and 15 of the line
   ProcessState state;
-  std::string skipped;
-  fields >> state.letter;
-  for (int field = 4; field < 14; ++field) fields >> skipped;
-  double user = 0, system = 0;
-  fields >> user >> system;
-  state.processor_s = (user + system) / double(sysconf(_SC_CLK_TCK));
+  if (fields.size() <= kSystem) return state;
+  state.letter = fields[0][0];
+  const double ticks = std::atof(fields[kUser].c_str()) + std::atof(fields[kSystem].c_str());
+  state.processor_s = ticks / double(sysconf(_SC_CLK_TCK));
   return state;
 }
 

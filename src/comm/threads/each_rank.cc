@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -30,6 +31,13 @@ class FirstError {
   bool original_ = false;
 };
 
+/// Throws if there is no memory for a thread's own objects: where the C library cannot register
+/// their destructors, it ends the process.
+void require_room_for_locals() {
+  constexpr size_t kRoom = 4096;
+  ::operator delete(::operator new(kRoom));
+}
+
 }  // namespace
 
 std::exception_ptr run_each_rank(
@@ -38,6 +46,7 @@ std::exception_ptr run_each_rank(
   FirstError first;
   const auto run = [&](int rank) {
     try {
+      require_room_for_locals();
       body(rank);
     } catch (const Aborted& error) {
       first.keep(std::current_exception(), false);
@@ -61,6 +70,9 @@ std::exception_ptr run_each_rank(
                                              threads.size(), error.what());
       first.keep(std::make_exception_ptr(Unsupported(reason)), true);
       abort(-1, reason);
+    } catch (const std::bad_alloc& error) {
+      first.keep(std::current_exception(), true);
+      abort(-1, error.what());
     }
   }
   return first.get();

@@ -7,9 +7,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 
 #include "core/system/env.h"
+#include "core/system/lines.h"
 
 namespace tandem {
 namespace {
@@ -121,10 +121,9 @@ Machine this_machine() {
   for (std::string line; std::getline(info, line) && !line.empty();) {
     if (line.starts_with("model name")) machine.cpu = value_of(line);
     if (line.starts_with("flags") || line.starts_with("Features")) {
-      std::istringstream flags(value_of(line));
-      for (std::string flag; flags >> flag;) {
+      for (std::string& flag : words_of(value_of(line))) {
         if (std::find(std::begin(kFeatures), std::end(kFeatures), flag) != std::end(kFeatures)) {
-          machine.features.push_back(flag);
+          machine.features.push_back(std::move(flag));
         }
       }
     }

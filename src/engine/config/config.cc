@@ -12,6 +12,7 @@
 #include <toml++/toml.h>
 
 #include "core/system/files.h"
+#include "core/system/lines.h"
 #include "core/system/nearest.h"
 #include "core/system/printable.h"
 #include "engine/config/config_paths.h"
@@ -32,19 +33,11 @@ struct Location {
 };
 
 std::string shown(const toml::node& node) {
-  std::ostringstream text;
-  if (const auto* value = node.as_string()) {
-    text << '"' << value->get() << '"';
-  } else if (const auto* whole = node.as_integer()) {
-    text << whole->get();
-  } else if (const auto* real = node.as_floating_point()) {
-    text << fmt::format("{}", real->get());
-  } else if (const auto* flag = node.as_boolean()) {
-    text << (flag->get() ? "true" : "false");
-  } else {
-    text << "of type " << node.type();
-  }
-  return printable(text.str());
+  if (const auto* value = node.as_string()) return printable(fmt::format("\"{}\"", value->get()));
+  if (const auto* whole = node.as_integer()) return fmt::format("{}", whole->get());
+  if (const auto* real = node.as_floating_point()) return fmt::format("{}", real->get());
+  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
+  return "of type " + printed(node.type());
 }
 
 struct Assign {
@@ -235,10 +228,8 @@ size_t stray_character(std::string_view text) {
 }
 
 bool survives_printing(const toml::table& table) {
-  std::ostringstream printed;
-  printed << table;
   try {
-    return toml::parse(printed.str()) == table;
+    return toml::parse(printed(table)) == table;
   } catch (const toml::parse_error&) {
     return false;
   }
@@ -311,9 +302,7 @@ std::string toml_of(TrainConfig config, const std::function<bool(const ConfigKey
         },
         key.slot(config));
   }
-  std::ostringstream text;
-  text << root << "\n";
-  return text.str();
+  return printed(root) + "\n";
 }
 
 }  // namespace

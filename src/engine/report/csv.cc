@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <sstream>
 #include <vector>
 
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "engine/report/runs.h"
 
 namespace tandem::report {
@@ -61,9 +61,8 @@ std::string steps_as_csv(std::span<const fs::path> dirs) {
   std::vector<Row> rows;
   for (const fs::path& dir : dirs) {
     const std::string log = (dir / "metrics.jsonl").string();
-    std::istringstream lines(read_file(log));
     const size_t before = rows.size();
-    for (std::string line; std::getline(lines, line);) {
+    for (const std::string_view line : Lines(read_file(log))) {
       const Json step = parse_json_exactly(line);
       if (!step.is_object() || !step.contains("step")) continue;  // a line that is being written
       Row& row = rows.emplace_back();

@@ -7,12 +7,12 @@
 #include <ctime>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include "core/median.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "core/system/machine.h"
 #include "core/system/process/processor_time.h"
 #include "core/version.h"
@@ -197,8 +197,9 @@ std::string today() {
 Json samples_over_time(const fs::path& dir) {
   const std::string file = (dir / "samples.jsonl").string();
   Json samples = Json::array();
-  std::istringstream lines(read_if_there(file).value_or(""));
-  for (std::string line; std::getline(lines, line);) samples.push_back(parse_named(line, file));
+  for (const std::string_view line : Lines(read_if_there(file).value_or(""))) {
+    samples.push_back(parse_named(line, file));
+  }
   return samples;
 }
 

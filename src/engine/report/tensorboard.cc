@@ -9,11 +9,11 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "core/formats/protobuf.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -109,10 +109,9 @@ std::string event_file(const std::vector<StepScalars>& steps) {
 
 std::pair<std::string, size_t> write_tensorboard(const std::string& dir) {
   const std::string log = dir + "/metrics.jsonl";
-  std::istringstream lines(read_file(log));
   std::vector<StepScalars> steps;
   std::vector<double> seconds;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : Lines(read_file(log))) {
     const auto entry = parse_json<nlohmann::ordered_json>(line);
     if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer()) {
       continue;  // a line that is being written

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "core/system/process/command_line.h"
 #include "core/system/process/processor_time.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -208,8 +208,7 @@ report::StepLoad measure_load(const fs::path& out, const TrainRequest& request,
   train_in(out, request, source);
   std::vector<double> gemm, step;
   report::SentBytes sent;
-  std::istringstream lines(read_file((out / "metrics.jsonl").string()));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : Lines(read_file((out / "metrics.jsonl").string()))) {
     const auto row = parse_json<Json>(line);
     if (row.at("step").get<int64_t>() <= kWarmUp) continue;
     gemm.push_back(row.value("gemm_ms", 0.0) / 1e3);

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "core/system/files.h"
+#include "core/system/lines.h"
 #include "core/system/printable.h"
 #include "fit/draws.h"
 #include "tandem/error.h"
@@ -97,17 +98,25 @@ Edges make_random4(int clients, uint64_t seed) {
   }
 }
 
+/// Number of a client; -1 if `word` is none.
+int parse_client(std::string_view word, int clients) {
+  int client = -1;
+  const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), client);
+  const bool is_whole = code == std::errc() && end == word.data() + word.size();
+  return is_whole && client >= 0 && client < clients ? client : -1;
+}
+
 Edges read_edges(const std::string& path, int clients) {
   Edges edges;
-  std::istringstream text(read_file(path));
-  std::string line;
-  for (int64_t number = 1; std::getline(text, line); ++number) {
-    std::istringstream words(line.substr(0, line.find('#')));
-    int a = -1, b = -1;
-    std::string rest;
-    if (words >> std::ws; words.eof()) continue;
-    const bool is_pair = bool(words >> a >> b) && !(words >> rest);
-    if (!is_pair || a < 0 || b < 0 || a >= clients || b >= clients || a == b) {
+  int64_t number = 0;
+  for (const std::string_view line : Lines(read_file(path))) {
+    ++number;
+    const std::vector<std::string> words = words_of(line.substr(0, line.find('#')));
+    if (words.empty()) continue;
+    const bool is_pair = words.size() == 2;
+    const int a = is_pair ? parse_client(words[0], clients) : -1;
+    const int b = is_pair ? parse_client(words[1], clients) : -1;
+    if (a < 0 || b < 0 || a == b) {
       throw InvalidArgument(fmt::format("{}:{}: \"{}\": expected two different clients of 0 to {}",
                                         single_line(path), number, printable(line, 40),
                                         clients - 1));

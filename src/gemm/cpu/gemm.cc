@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "core/cpu/float_mode.h"
@@ -143,7 +144,8 @@ dnnl::matmul::primitive_desc plan_of(const Key& key) {
   return cpu::matmul_plan(engine(), a, b, key.bias ? &bias : nullptr, out, attributes);
 }
 
-/// Throws instead of letting oneDNN end the process if there is no memory for its generated code.
+/// Throws instead of letting oneDNN end the process if there is no memory for its generated code
+/// and its objects, whose constructors run even where none was allocated.
 void require_room_for_code() {
   constexpr size_t kRoom = size_t(16) << 20;
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -157,7 +159,6 @@ void require_room_for_code() {
 }
 
 Product make_product(const Key& key) {
-  require_room_for_code();
   const auto plan = plan_of(key);
   Product product{dnnl::matmul(plan),
                   dnnl::memory(plan.src_desc(), engine(), nullptr),
@@ -178,7 +179,7 @@ Product make_product(const Key& key) {
 /// State of one thread, so that rank threads never wait for each other here.
 struct ThreadState {
   std::unordered_map<Key, Product, KeyHash> products;
-  dnnl::stream stream{engine()};
+  std::optional<dnnl::stream> stream;  ///< from the first product on
   Memory scratchpad, dense_a, dense_b, dense_out;
 };
 
@@ -262,6 +263,8 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   auto found = state.products.find(key);
   if (found == state.products.end()) {
     if (state.products.size() >= size_t(kMaxProducts)) state.products.clear();
+    require_room_for_code();
+    if (!state.stream) state.stream.emplace(engine());
     found = state.products.emplace(key, make_product(key)).first;
   }
   Product& product = found->second;
@@ -274,7 +277,7 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   product.scratchpad.set_data_handle(state.scratchpad.data());
   if (options.bias) product.bias.set_data_handle(options.bias->data());
   cpu::reset_team();
-  product.primitive.execute(state.stream, product.arguments);
+  product.primitive.execute(*state.stream, product.arguments);
 }
 
 }  // namespace

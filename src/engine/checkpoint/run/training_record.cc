@@ -2,11 +2,11 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "tandem/error.h"
 
@@ -17,9 +17,9 @@ namespace fs = std::filesystem;
 
 std::optional<int64_t> targets_until(const std::string& metrics, int64_t last_step) {
   if (!path_exists(metrics)) return std::nullopt;
-  std::istringstream lines(read_file(metrics));
   int64_t targets = 0, steps = 0;
-  for (std::string line; steps < last_step && std::getline(lines, line); ++steps) {
+  for (const std::string_view line : Lines(read_file(metrics))) {
+    if (steps++ == last_step) break;
     const nlohmann::json entry = parse_json(line);
     const auto tokens = entry.is_object() ? entry.find("tokens") : entry.end();
     if (tokens == entry.end() || !tokens->is_number_integer()) return std::nullopt;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <sstream>
 
 #include "core/system/files.h"
+#include "core/system/lines.h"
 #include "core/system/printable.h"
 #include "tandem/error.h"
 
@@ -44,13 +44,14 @@ int parse_slots(const std::string& word, const std::string& where) {
 std::vector<LaunchHost> parse_hosts(std::string_view text, const std::string& path) {
   std::vector<LaunchHost> hosts;
   std::map<std::string, int> lines;
-  std::istringstream input{std::string(without_bom(text))};
-  std::string line;
-  for (int number = 1; std::getline(input, line); ++number) {
-    std::istringstream words(line.substr(0, line.find('#')));
+  int number = 0;
+  for (const std::string_view line : Lines(std::string(without_bom(text)))) {
+    ++number;
+    const std::vector<std::string> words = words_of(line.substr(0, line.find('#')));
+    if (words.empty()) continue;
     const std::string where = fmt::format("{}: line {}", path, number);
     LaunchHost host;
-    if (!(words >> host.name)) continue;
+    host.name = words[0];
     if (!is_host_name(host.name)) {
       throw InvalidArgument(
           fmt::format("{}: host {}: expected a name or an address", where, printable(host.name)));
@@ -59,11 +60,10 @@ std::vector<LaunchHost> parse_hosts(std::string_view text, const std::string& pa
       throw InvalidArgument(fmt::format("{}: host {}: also in line {}: expected each host once",
                                         where, host.name, at->second));
     }
-    std::string word;
-    if (words >> word) host.slots = parse_slots(word, where);
-    if (words >> word) {
+    if (words.size() > 1) host.slots = parse_slots(words[1], where);
+    if (words.size() > 2) {
       throw InvalidArgument(
-          fmt::format("{}: {}: expected the end of the line", where, printable(word)));
+          fmt::format("{}: {}: expected the end of the line", where, printable(words[2])));
     }
     if (hosts.size() == kMaxHosts) {
       throw InvalidArgument(fmt::format("{}: expected at most {} hosts", where, kMaxHosts));

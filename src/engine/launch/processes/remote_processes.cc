@@ -10,7 +10,6 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -21,6 +20,7 @@
 #include "comm/world/same_build.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
+#include "core/system/lines.h"
 #include "core/system/machine.h"
 #include "core/system/printable.h"
 #include "core/system/process/file_limit.h"
@@ -129,9 +129,7 @@ std::string RemoteProcesses::settings_of(size_t host) const {
 }
 
 void RemoteProcesses::start_shell(size_t host, const sigset_t& mask) {
-  std::vector<std::string> command;
-  std::istringstream words(request_.remote_shell);
-  for (std::string word; words >> word;) command.push_back(word);
+  std::vector<std::string> command = words_of(request_.remote_shell);
   if (command.empty()) {
     throw InvalidArgument("launch --remote-shell: expected a command, as: ssh -o BatchMode=yes");
   }

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "comm/exec.h"
 #include "comm/link_fault.h"
@@ -21,6 +20,7 @@
 #include "core/system/file_descriptor.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "core/system/printable.h"
 #include "core/system/write_fault.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -68,8 +68,7 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
   }
   const std::string path = out + "/injected.jsonl";
   if (!path_exists(path)) return;
-  std::istringstream lines(read_file(path));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : Lines(read_file(path))) {
     const auto json = parse_json<>(line);
     const auto is_number = [&](const char* key) {
       return json.contains(key) && json[key].is_number_integer();

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <sstream>
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include "core/system/lines.h"
 #include "core/system/printable.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -34,16 +34,12 @@ struct FaultTable {
   }
   [[noreturn]] void wrong(std::string_view key, const toml::node& node,
                           const std::string& expected) const {
-    std::ostringstream value;
-    if (node.is_value()) {
-      node.visit([&](const auto& of_type) {
-        if constexpr (toml::is_value<decltype(of_type)>) value << of_type.get();
-      });
-    } else {
-      value << "of type " << node.type();
-    }
+    std::string value = "of type " + printed(node.type());
+    node.visit([&](const auto& of_type) {
+      if constexpr (toml::is_value<decltype(of_type)>) value = printed(of_type.get());
+    });
     throw ConfigError(fmt::format("{}: {}{} is {}: expected {}", at(node), path, key,
-                                  printable(value.str()), expected));
+                                  printable(value), expected));
   }
   double number(std::string_view key, double otherwise, double min, double max) const {
     const toml::node* const node = table.get(key);

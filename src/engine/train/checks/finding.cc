@@ -7,9 +7,9 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "core/system/json.h"
+#include "core/system/lines.h"
 
 namespace tandem {
 
@@ -59,8 +59,7 @@ std::string to_json_line(const CheckFinding& finding) {
 
 std::vector<CheckFinding> parse_findings(const std::string& json_lines) {
   std::vector<CheckFinding> findings;
-  std::istringstream lines(json_lines);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string_view line : Lines(json_lines)) {
     const auto json = parse_json(line);
     if (!json.is_object()) continue;
     findings.push_back(

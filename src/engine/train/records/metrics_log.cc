@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "core/system/json.h"
+#include "core/system/lines.h"
 #include "core/system/log.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
@@ -19,7 +19,7 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Step number of a line written by `to_json_line`.
-std::optional<int64_t> parse_step(const std::string& line) {
+std::optional<int64_t> parse_step(std::string_view line) {
   const auto entry = parse_json<ordered_json>(line);
   if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer())
     return {};
@@ -65,21 +65,19 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
     warn_of_missing(path, steps, last_step);
     return path;
   }
-  const std::string text = path_exists(path) ? read_file(path) : "";
-  std::istringstream lines(text);
-  std::string text_up_to_step, line;
+  const Lines lines(path_exists(path) ? read_file(path) : "");
+  std::string text_up_to_step;
   std::vector<std::string> damaged;
   size_t number = 0, first = 0;
-  while (std::getline(lines, line)) {
+  for (const std::string_view line : lines) {
     ++number;
-    const bool cut = lines.eof();
     if (const auto step = parse_step(line)) {
       if (*step > last_step) continue;
-      text_up_to_step += line + "\n";
+      text_up_to_step.append(line) += '\n';
       if (*step > 0) steps.insert(*step);
-    } else if (!cut && !line.empty()) {
+    } else if (!lines.is_cut(line) && !line.empty()) {
       if (damaged.empty()) first = number;
-      damaged.push_back(line);
+      damaged.emplace_back(line);
     }
   }
   set_aside(path, damaged, first);
