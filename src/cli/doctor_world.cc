@@ -263,6 +263,7 @@ void run_doctor(const DoctorRequest& request) {
     throw InvalidArgument(
         "doctor -n, --hosts: this process is a rank of a launcher: expected neither");
   }
+  if (!request.rank_side) request.output.check();
   in_world ? check_world(request) : start_world(request);
 }
 

@@ -34,6 +34,7 @@ struct LaunchOptions {
 };
 
 void probe(const LaunchOptions& options) {
+  options.output.check();
   const auto& [ranks, tp, pp] = options.probe;
   const ProbeResult result = probe_world(options.probe);
   if (options.output.is_given()) {

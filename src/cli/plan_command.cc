@@ -253,6 +253,7 @@ void add_schedule(CLI::App& plan) {
       "  tandem plan schedule --pp 4 --microbatches 12 --schedule zb-v --svg zb-v.svg");
   command->callback([options] {
     check_options(*options);
+    options->output.check();
     options->schedule.empty() ? compare(*options) : show(*options);
   });
 }

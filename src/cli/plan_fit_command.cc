@@ -155,6 +155,7 @@ std::string describe(const plan::Predictions& predictions, const std::string& sp
 }
 
 void run_fit(const FitOptions& options) {
+  options.output.check();
   if (!options.leave_out.empty() && !options.predict.empty()) {
     throw InvalidArgument(
         "--leave-out and --predict: expected one of them (--leave-out predicts the rows of --fit)");
@@ -263,7 +264,7 @@ void add_plan_fit(CLI::App& plan) {
     if (!plan.get_subcommands().empty()) return;
     if (!search->subject.empty()) {
       search->fit = options->fit;
-      search->json = options->json;
+      search->json = options->output.json;
       require_search(*search, *options);
       plan_layout(*search);
       return;

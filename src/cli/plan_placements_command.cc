@@ -123,6 +123,7 @@ std::string placements_json(const PlacementTable& table, const ParallelDims& dim
 }
 
 void show_placements(const PlacementsOptions& options) {
+  options.output.check();
   const TrainConfig config = load_layout(options);
   const ParallelDims dims(config.parallel);
   const PlacementTable table = step_placements(config.model, config.parallel);
