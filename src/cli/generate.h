@@ -39,6 +39,7 @@ void put(const std::string& text);
 struct PromptLine {
   Request request;
   bool wants_log_probs = false;
+  std::vector<std::string> tools = {};  ///< names of functions whose calls are looked for
 };
 
 struct PromptFile {

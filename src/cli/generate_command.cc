@@ -201,9 +201,10 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
 
 /// Text of the messages in the file --chat.
 std::string render_chat(const GenerateArguments& arguments, const StoredModel& stored) {
-  const auto chat = parse_json_exactly(read_file(arguments.chat));
+  const std::string file = read_file(arguments.chat);
+  const auto chat = parse_json_exactly(file);
   if (chat.is_discarded()) {
-    throw ConfigError(arguments.chat + ": expected JSON");
+    throw ConfigError(fmt::format("{}: {}: expected JSON", arguments.chat, json_error(file)));
   }
   const ChatTemplate form = open_chat_template(stored);
   try {

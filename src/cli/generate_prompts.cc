@@ -16,8 +16,11 @@
 #include "core/system/json.h"
 #include "core/system/printable.h"
 #include "engine/model/config_value.h"
+#include "engine/serve/chat_request.h"
 #include "engine/serve/prompt_tokens.h"
+#include "engine/serve/request_fields.h"
 #include "engine/serve/request_json.h"
+#include "engine/serve/tool_calls.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -26,7 +29,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// Keys of a line beside the fields of a request (engine/infer/request.h).
-constexpr std::string_view kLineKeys[] = {"prompt", "messages", "log_probs", "top_log_probs"};
+constexpr std::string_view kLineKeys[] = {"prompt",        "messages", "log_probs",
+                                          "top_log_probs", "tools",    "tool_choice"};
 
 void check_keys(const Json& line, const std::string& where) {
   for (const auto& [key, value] : line.items()) {
@@ -41,6 +45,9 @@ PromptLine parse_line(const std::string& text, const std::string& where,
                       const GenerateArguments& arguments, const StoredModel& stored,
                       std::optional<ChatTemplate>& chat) {
   const Json root = parse_json<Json>(text);
+  if (root.is_discarded()) {
+    throw ConfigError(fmt::format("{}: {}: expected a JSON object", where, json_error(text)));
+  }
   if (!root.is_object()) throw ConfigError(where + ": expected a JSON object");
   check_keys(root, where);
   PromptLine line;
@@ -48,8 +55,13 @@ PromptLine parse_line(const std::string& text, const std::string& where,
   if (root.contains("messages") && !root.contains("prompt")) {
     try {
       if (!chat) chat = open_chat_template(stored);
-      request.prompt = make_chat_prompt(stored, chat->render(root["messages"]));
+      const ChatTools tools = parse_tools(root);
+      request.prompt = make_chat_prompt(stored, render_chat(*chat, root, tools));
+      line.tools = tools.names;
+      if (!line.tools.empty()) request.shown = call_marker_tokens(stored);
     } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", where, error.what()));
+    } catch (const ApiError& error) {
       throw ConfigError(fmt::format("{}: {}", where, error.what()));
     }
   } else {
@@ -70,10 +82,14 @@ PromptLine parse_line(const std::string& text, const std::string& where,
                        reject_value(where, name, value, expected);
                      });
   const auto take = [&]<typename T>(const char* key, T& value) {
-    if (root.contains(key)) value = parse_value<T>(root[key], key, where);
+    if (has(root, key)) value = parse_value<T>(root[key], key, where);
   };
   take("log_probs", line.wants_log_probs);
   take("top_log_probs", request.alternatives);
+  if (request.alternatives < 0 || request.alternatives > kMaxAlternatives) {
+    reject_value(where, "top_log_probs", root["top_log_probs"],
+                 fmt::format("0 to {}", kMaxAlternatives));
+  }
   try {
     check(request, stored.config, stored.config.max_seq);
   } catch (const InvalidArgument& error) {
@@ -93,12 +109,24 @@ struct PromptText {
 
 std::string to_json(const PromptLine& line, const PromptText& written) {
   const TokenEvent& last = *written.last;
-  Json root{{"text", written.text},
+  std::string text = written.text;
+  std::vector<ToolCall> calls;
+  if (!line.tools.empty()) {
+    ToolCallReader reader(line.tools);
+    text = reader.add(written.text);
+    text += reader.rest();
+    calls = reader.take();
+  }
+  Json root{{"text", text},
             {"ended_by", name_of(*last.finish)},
             {"prompt_tokens", line.request.prompt.size()},
             {"tokens", written.tokens.size()},
             {"token_ids", written.tokens}};
   if (!last.stop.empty()) root["stop"] = last.stop;
+  for (const ToolCall& call : calls) {
+    const Json function{{"name", call.name}, {"arguments", call.arguments}};
+    root["tool_calls"].push_back({{"type", "function"}, {"function", function}});
+  }
   if (line.wants_log_probs) root["log_probs"] = written.log_probs;
   if (line.request.alternatives > 0) {
     Json& all = root["top_log_probs"] = Json::array();

@@ -49,7 +49,8 @@ std::pair<std::string, std::string> type_of(const CLI::Option& option) {
   return {text.substr(0, colon), text.substr(colon + 1)};
 }
 
-/// "f32|bf16", "N", "FILE"; empty for a flag.
+}  // namespace
+
 std::string value_of(const CLI::Option& option) {
   if (!option.get_option_text().empty()) return option.get_option_text();
   if (option.get_items_expected_max() == 0) return "";
@@ -71,6 +72,8 @@ std::string value_of(const CLI::Option& option) {
   if (option.get_expected_min() == 3) return value + "," + value + "," + value;
   return value + (option.get_expected_max() > 1 ? " ..." : "");
 }
+
+namespace {
 
 /// "2 to 64", unless a limit only refuses typing errors or the description explains the lowest.
 std::string range_of(const CLI::Option& option) {

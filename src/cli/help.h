@@ -17,4 +17,7 @@ std::string wrapped(std::string_view text, size_t used, size_t indent);
 /// CLI11's format with wrapped descriptions.
 std::shared_ptr<CLI::FormatterBase> help_formatter();
 
+/// Value of an option as its help shows it: "f32|bf16", "N", "FILE"; empty for a flag.
+std::string value_of(const CLI::Option& option);
+
 }  // namespace tandem::cli

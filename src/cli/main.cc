@@ -17,6 +17,7 @@
 
 #include "cli/commands.h"
 #include "cli/help.h"
+#include "cli/option_checks.h"
 #include "cli/usage.h"
 #include "core/system/console.h"
 #include "core/system/env.h"
@@ -185,6 +186,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_completion(app);
   app.add_subcommand("help", "Print the help of a command: tandem help COMMAND");
   app.add_subcommand("version", "Print version and commit");
+  tandem::cli::check_option_values(app);
   try {
     return run(app, argc, argv);
   } catch (const tandem::Ended& end) {

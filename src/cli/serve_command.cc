@@ -150,6 +150,7 @@ void run(ServeArguments arguments) {
   now_doing("serving " + arguments.directory);
   const StopSignals signals(speaks() ? "ends with the texts that are being written; again: at once"
                                      : "");
+  std::signal(SIGPIPE, SIG_IGN);  // texts are finished without a reader of the log
   std::unique_ptr<CompletionServer> server;
   if (speaks()) {
     server = start_completion_server({address, env().api_key});

@@ -120,18 +120,21 @@ void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<
 }
 
 void run(TuneArguments arguments) {
-  const double budget = parse_budget(arguments.budget);
+  const std::optional<double> budget = parse_percentage(arguments.budget);
+  if (!budget) {
+    throw InvalidArgument(fmt::format("--budget {}: expected {}", arguments.budget, kPercentage));
+  }
   const std::vector<Wire> formats = formats_of(arguments);
   arguments.output.check();
   now_doing("tuning codecs of " + arguments.evaluation.directory);
   arguments.evaluation.needs_text = true;
   arguments.evaluation.devices.device = "cpu";  // the only one of all formats
   std::string agreed =
-      fmt::format("--budget {}% --json {} --formats", 100 * budget, arguments.output.is_given());
+      fmt::format("--budget {}% --json {} --formats", 100 * *budget, arguments.output.is_given());
   for (const Wire& wire : formats) agreed += " " + wire.describe();
   evaluate_on_ranks(arguments.evaluation, 2, agreed,
                     [&](Communicator& comm, const EvaluationInputs& inputs) {
-                      tune(comm, arguments, formats, budget, inputs);
+                      tune(comm, arguments, formats, *budget, inputs);
                     });
 }
 

@@ -91,7 +91,7 @@ refused 2 'schedule "zb-v" with 3 stages per rank: expected 2' "${shape[@]}" --s
 refused 2 '--microbatches is missing: Microbatches of a step (see tandem plan schedule --help)' --pp 4
 refused 2 '--pp: Value 0 not in range' --pp 0 --microbatches 8
 refused 2 '--costs -1: expected three numbers from 1e-6 to 1e6' "${shape[@]}" --costs 1,-1,1
-refused 2 '--costs nan: expected three numbers from 1e-6 to 1e6' "${shape[@]}" --costs 1,1,nan
+refused 2 '--costs: nan: expected a number' "${shape[@]}" --costs 1,1,nan
 refused 2 '--costs: At least 3 required but received 2' "${shape[@]}" --costs 1,1
 refused 2 '--transfer: Value -1 not in range' "${shape[@]}" --transfer -1
 refused 2 '--virtual without --schedule: expected both' "${shape[@]}" --virtual 2
@@ -190,7 +190,7 @@ END
 plan_refused placements 2 'heads' "$source/configs/tiny.toml" --tp 3
 plan_refused placements 2 'config is missing: Job file (TOML)'
 plan_refused placements 2 '--tp: Value 0 not in range' "$source/configs/tiny.toml" --tp 0
-plan_refused placements 3 '/nowhere/x.json: cannot open' "$source/configs/tiny.toml" --json /nowhere/x.json
+plan_refused placements 3 '/nowhere/x.json: cannot be written' "$source/configs/tiny.toml" --json /nowhere/x.json
 
 # plan --fit: contract of the JSON, a split, and errors of one line.
 runs=$source/bench/published/runs.csv

@@ -45,6 +45,8 @@ def main():
     assert times == sorted(times) and head[1] == times[0], times
     names = set()
     for line, event in zip(lines, events):
+        for key in [key for key, value in line.items() if isinstance(value, dict)]:
+            line |= {f"{key}.{part}": value for part, value in line.pop(key).items()}
         assert event[2] == line["step"], (event, line)
         found = {}
         for number, value in fields(event[5]):

@@ -1,9 +1,13 @@
 #include "core/system/json.h"
 
+#include <fmt/format.h>
+
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "core/system/printable.h"
 
 namespace tandem {
 namespace {
@@ -87,7 +91,8 @@ class OrderedBuilder : public nlohmann::json_sax<Ordered> {
 
 }  // namespace
 
-bool json_depth_fits(std::string_view text) {
+bool may_be_json(std::string_view text) {
+  if (text.find('\0') != text.npos) return false;
   int depth = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -112,8 +117,23 @@ Ordered parse_ordered_json(std::string_view text, bool keeps_integers) {
 }
 
 Ordered parse_json_exactly(std::string_view text) {
-  return json_depth_fits(text) ? parse_ordered_json(text, true)
-                               : Ordered(Ordered::value_t::discarded);
+  return may_be_json(text) ? parse_ordered_json(text, true) : Ordered(Ordered::value_t::discarded);
+}
+
+std::string json_error(std::string_view text) {
+  if (text.find_first_not_of(" \t\r\n") == text.npos) return "it is empty";
+  if (const size_t at = text.find('\0'); at != text.npos) {
+    return fmt::format("byte {} is zero", at + 1);
+  }
+  if (!may_be_json(text)) return fmt::format("nested more than {} deep", kMaxJsonDepth);
+  try {
+    const auto parsed = nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {  // [json.exception.parse_error.101] parse …
+    const std::string_view what = error.what();
+    const size_t name_end = what.find("] ");
+    return printable(what.substr(name_end == what.npos ? 0 : name_end + 2), 200);
+  }
+  return "it is JSON";
 }
 
 }  // namespace tandem

@@ -11,9 +11,10 @@ namespace tandem {
 /// Far above the nesting of files that Tandem writes (less than ten).
 constexpr int kMaxJsonDepth = 100;
 
-/// Whether brackets outside strings are nested at most `kMaxJsonDepth` deep. Code on parsed JSON
-/// recurses per level, so deeper text could overflow the stack.
-bool json_depth_fits(std::string_view text);
+/// Whether `text` may be parsed: it has no zero byte, which the library takes for its end, and
+/// brackets outside strings are nested at most `kMaxJsonDepth` deep. Code on parsed JSON recurses
+/// per level, so deeper text could overflow the stack.
+bool may_be_json(std::string_view text);
 
 /// Parses like the library's parser, which compares each key with all before it, but in linear
 /// time.
@@ -22,7 +23,7 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, bool keeps_inte
 /// Discarded (`is_discarded()`, neither object nor array) if `text` is no JSON or nested too deep.
 template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text) {
-  if (!json_depth_fits(text)) return Json(Json::value_t::discarded);
+  if (!may_be_json(text)) return Json(Json::value_t::discarded);
   if constexpr (std::is_same_v<Json, nlohmann::ordered_json>) {
     return parse_ordered_json(text);
   } else {
@@ -32,6 +33,9 @@ Json parse_json(std::string_view text) {
 
 /// parse_json, but an integer beyond 64 bits is its digits, as a value of type binary.
 nlohmann::ordered_json parse_json_exactly(std::string_view text);
+
+/// Reason why the functions above discard `text`, on one line.
+std::string json_error(std::string_view text);
 
 /// Text of `json`, on one line or indented by `indent` spaces. Bytes of strings that are not UTF-8,
 /// as file names and environment variables may have, become U+FFFD, where `dump` would throw.

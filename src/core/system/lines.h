@@ -62,7 +62,7 @@ inline std::vector<std::string> words_of(std::string_view text) {
 
 /// Text that `value` prints to a stream.
 template <typename Value>
-std::string printed(const Value& value) {
+std::string printed(Value&& value) {
   std::ostringstream text;
   text.exceptions(std::ios_base::badbit);
   text << value;

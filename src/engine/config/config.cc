@@ -227,9 +227,18 @@ size_t stray_character(std::string_view text) {
   return std::string_view::npos;
 }
 
+/// TOML of the table. Strings are on one line: a parser drops a line break that begins another
+/// kind.
+std::string text_of(const toml::table& table) {
+  const auto flags =
+      toml::toml_formatter::default_flags &
+      ~(toml::format_flags::allow_multi_line_strings | toml::format_flags::allow_literal_strings);
+  return printed(toml::toml_formatter(table, flags));
+}
+
 bool survives_printing(const toml::table& table) {
   try {
-    return toml::parse(printed(table)) == table;
+    return toml::parse(text_of(table)) == table;
   } catch (const toml::parse_error&) {
     return false;
   }
@@ -302,7 +311,7 @@ std::string toml_of(TrainConfig config, const std::function<bool(const ConfigKey
         },
         key.slot(config));
   }
-  return printed(root) + "\n";
+  return text_of(root) + "\n";
 }
 
 }  // namespace

@@ -85,8 +85,14 @@ void check_tiles(const ParallelConfig& parallel, const ModelConfig& model) {
   }
 }
 
-void check_demo(const ParallelConfig& parallel, const ModelConfig& model) {
+void check_demo(const ParallelConfig& parallel, const OptimizerConfig& optimizer,
+                const ModelConfig& model) {
   if (!parallel.sync.is_demo()) return;
+  if (optimizer.name != OptimizerConfig().name) {
+    throw ConfigError(fmt::format(
+        "optimizer.name is \"{}\" with sync.method = \"demo\", which is its own: expected none",
+        optimizer.name));
+  }
   // Routers' biases change by each learner's load, and DeMo exchanges only what follows gradients.
   if (model.router_bias_update_rate != 0) {
     throw ConfigError(
@@ -293,7 +299,7 @@ void check_config(const TrainConfig& config) {
   const DataConfig& data = config.data;
   const CheckpointConfig& checkpoint = config.checkpoint;
   parallel.check();
-  check_demo(parallel, model);
+  check_demo(parallel, config.optimizer, model);
   check_quorum(parallel);
   if (config.optimizer.uses_trust_ratios()) {
     check_trust_ratios(parallel, config.optimizer.name);

@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <nlohmann/json.hpp>
+
+#include "core/system/json.h"
 #include "engine/config/config.h"
 
 namespace tandem {
@@ -29,13 +32,20 @@ struct Describe {
   }
 };
 
+/// A basic string, whose escapes JSON has, too.
+std::string quoted(const std::string& text) {
+  return dump_json(nlohmann::json(text));
+}
+
 struct AsToml {
   std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
   std::string operator()(const double* value) const { return fmt::format("{}", *value); }
   std::string operator()(const bool* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const std::string* value) const { return fmt::format("\"{}\"", *value); }
+  std::string operator()(const std::string* value) const { return quoted(*value); }
   std::string operator()(const std::vector<std::string>* value) const {
-    return value->empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(*value, "\", \""));
+    std::vector<std::string> all;
+    for (const std::string& each : *value) all.push_back(quoted(each));
+    return fmt::format("[{}]", fmt::join(all, ", "));
   }
   std::string operator()(const std::vector<int64_t>* value) const {
     return fmt::format("[{}]", fmt::join(*value, ", "));

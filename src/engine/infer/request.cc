@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/infer/rank_model.h"
+#include "engine/infer/sampling/invalid_field.h"
 #include "engine/infer/sampling/stop_text.h"
 #include "tandem/error.h"
 
@@ -25,7 +26,7 @@ void check(const Request& request, const ModelConfig& config, int64_t capacity) 
   check_tokens(config, request.prompt);
   const StopText checked(request.stops);
   if (request.max_tokens < 1) {
-    throw InvalidArgument(fmt::format("max_tokens {}: expected at least 1", request.max_tokens));
+    throw InvalidField("max_tokens", request.max_tokens, "at least 1");
   }
   if (!request.rolls && int64_t(request.prompt.size()) >= capacity) {
     throw InvalidArgument(fmt::format("prompt of {} tokens: expected fewer than the capacity {}",

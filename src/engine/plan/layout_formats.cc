@@ -1,10 +1,13 @@
 #include "engine/plan/layout_formats.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "engine/plan/codecs/codec_search.h"
+#include "tandem/error.h"
 
 namespace tandem::plan {
 namespace {
@@ -35,7 +38,10 @@ double error_of(const CodecPolicy& codec) {
 }
 
 double parse_accuracy(std::string_view text) {
-  if (text.ends_with('%')) return parse_budget(text);
+  if (text.ends_with('%')) {
+    if (const auto share = parse_percentage(text)) return *share;
+    throw InvalidArgument(fmt::format("expected {}", kPercentage));
+  }
   const Wire wire = Wire::parse(text);
   return wire.is_exact() ? 0 : wire.error_bound();
 }

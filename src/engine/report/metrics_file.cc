@@ -41,6 +41,8 @@ Metrics read_metrics(const fs::path& file) {
     begin = end + 1;
     ++line_number;
     if (line.empty()) continue;
+    const bool is_cut = end == text->size() && !metrics.step.empty();
+    if (is_cut && parse_json(line).is_discarded()) break;  // it is being written
     const std::string location = fmt::format("{}:{}", file.string(), line_number);
     naming(location, [&] {
       const Json row = parse_named(line, location);

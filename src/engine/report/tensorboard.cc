@@ -85,9 +85,20 @@ std::string scalar_name(const std::string& key) {
   for (const char* speed : {"tokens_per_s", "step_ms", "mfu"}) {
     if (key == speed) return "speed/" + key;
   }
-  if (key.ends_with("_ms") || key == "bubble") return "time/" + key;
-  if (key.ends_with("_bytes")) return "bytes/" + key;
+  const std::string_view kind = std::string_view(key).substr(0, key.find('.'));
+  if (kind.ends_with("_ms") || key == "bubble") return "time/" + key;
+  if (kind.ends_with("_bytes")) return "bytes/" + key;
   return "steps/" + key;
+}
+
+/// Numbers of a step; those of objects have names like sent_bytes.tp.
+void add_scalars(const nlohmann::ordered_json& entry, const std::string& prefix,
+                 StepScalars& step) {
+  for (const auto& [key, value] : entry.items()) {
+    if (value.is_object()) add_scalars(value, prefix + key + ".", step);
+    const std::string name = value.is_number() ? scalar_name(prefix + key) : "";
+    if (!name.empty()) step.values.emplace_back(name, value.get<float>());
+  }
 }
 
 }  // namespace
@@ -118,10 +129,7 @@ std::pair<std::string, size_t> write_tensorboard(const std::string& dir) {
     }
     StepScalars& step = steps.emplace_back();
     step.step = entry["step"].get<int64_t>();
-    for (const auto& [key, value] : entry.items()) {
-      const std::string name = scalar_name(key);
-      if (value.is_number() && !name.empty()) step.values.emplace_back(name, value.get<float>());
-    }
+    add_scalars(entry, "", step);
     const auto ms = entry.find("step_ms");
     seconds.push_back(ms != entry.end() && ms->is_number() ? ms->get<double>() / 1e3 : 0);
   }

@@ -174,15 +174,14 @@ ChatTools parse_tools(const Json& root) {
   return tools;
 }
 
-std::string render_chat(const ServedModel& model, const Json& root, const ChatTools& tools) {
-  if (!model.chat) throw ApiError(400, model.chat_problem, "messages");
+std::string render_chat(const ChatTemplate& form, const Json& root, const ChatTools& tools) {
   if (!has(root, "messages") || !root["messages"].is_array() || root["messages"].empty()) {
     throw ApiError(400, "messages: expected a list of messages", "messages");
   }
   Json messages = Json::array();
-  const auto form = model.chat->content_form(!tools.list.empty());
+  const auto content = form.content_form(!tools.list.empty());
   for (const Json& message : root["messages"]) {
-    messages.push_back(take_message(form, message, tools.are_functions));
+    messages.push_back(take_message(content, message, tools.are_functions));
   }
   const Json last = messages.back();
   bool continues = false;
@@ -196,7 +195,7 @@ std::string render_chat(const ServedModel& model, const Json& root, const ChatTo
   if (!tools.list.is_null()) chat["tools"] = tools.list;
   chat["add_generation_prompt"] = begins_answer;
   take_variables(root, chat);
-  std::string text = model.chat->render(chat);
+  std::string text = form.render(chat);
   return continues ? cut_after(text, last) : text;
 }
 

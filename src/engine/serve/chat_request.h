@@ -21,7 +21,7 @@ ChatTools parse_tools(const nlohmann::ordered_json& root);
 /// The prompt's text. Content that is a list of blocks reaches a template that loops over it as a
 /// list, others as one text, with line breaks between the blocks; a template that does nothing else
 /// gets all content as lists. Throws ApiError.
-std::string render_chat(const ServedModel& model, const nlohmann::ordered_json& root,
+std::string render_chat(const ChatTemplate& form, const nlohmann::ordered_json& root,
                         const ChatTools& tools);
 
 }  // namespace tandem

@@ -11,6 +11,7 @@
 
 #include "core/system/json.h"
 #include "core/system/printable.h"
+#include "engine/infer/sampling/invalid_field.h"
 #include "engine/serve/chat_request.h"
 #include "engine/serve/prompt_tokens.h"
 #include "engine/serve/request_fields.h"
@@ -41,6 +42,9 @@ void round_integers(Json& json) {
 
 Json parse_body(std::string_view body) {
   Json root = parse_json_exactly(body);
+  if (root.is_discarded()) {
+    throw ApiError(400, fmt::format("body: {}: expected a JSON object", json_error(body)));
+  }
   if (!root.is_object()) throw ApiError(400, "body: expected a JSON object");
   for (auto& [name, value] : root.items()) {
     if (std::ranges::find(kTemplateFields, name) == std::end(kTemplateFields))
@@ -63,18 +67,24 @@ struct Prompt {
   std::string text = {};  ///< empty for tokens
 };
 
-[[noreturn]] void reject_length(const ServedModel& model, const std::string& length) {
+[[noreturn]] void reject_length(const ServedModel& model, const std::string& length,
+                                const char* field) {
   throw ApiError(400,
-                 fmt::format("prompt of {} tokens: expected fewer than the context of {}", length,
-                             model.capacity),
-                 "", "context_length_exceeded");
+                 fmt::format("{} of {} tokens: expected fewer than the context of {}", field,
+                             length, model.capacity),
+                 field, "context_length_exceeded");
 }
 
 Prompt tokens_prompt(const ServedModel& model, const Json& list) {
-  if (int64_t(list.size()) >= model.capacity) reject_length(model, fmt::to_string(list.size()));
+  if (int64_t(list.size()) >= model.capacity) {
+    reject_length(model, fmt::to_string(list.size()), "prompt");
+  }
+  if (list.empty()) reject("prompt", list, "at least one token");
   Prompt prompt;
   for (const Json& token : list) {
-    if (!is_token(token)) reject("prompt", token, "tokens");
+    if (!is_token(token) || token.get<int64_t>() >= model.stored->config.vocab) {
+      reject("prompt", token, fmt::format("tokens from 0 to {}", model.stored->config.vocab - 1));
+    }
     prompt.tokens.push_back(token.get<int32_t>());
   }
   return prompt;
@@ -91,15 +101,16 @@ std::vector<int32_t> encoded(const char* field, const Encode& encode) {
 }
 
 /// Refuses a text that is too long for the context before it is encoded.
-void check_bytes(const ServedModel& model, const std::string& text) {
+void check_bytes(const ServedModel& model, const std::string& text, const char* field) {
   const int64_t min = min_tokens(*model.stored, text.size());
   if (min < model.capacity) return;
-  reject_length(model, fmt::format("{} bytes, which count as at least {}", text.size(), min));
+  reject_length(model, fmt::format("{} bytes, which count as at least {}", text.size(), min),
+                field);
 }
 
 Prompt text_prompt(const ServedModel& model, const Json& text) {
   const auto& value = text.get_ref<const std::string&>();
-  check_bytes(model, value);
+  check_bytes(model, value, "prompt");
   if (value.empty() && model.stored->tokenizer && model.stored->tokenizer->separator() < 0) {
     reject("prompt", text, "at least one token: the model's tokenizer adds none");
   }
@@ -136,6 +147,10 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   request.sampling.seed = std::random_device()();
   take_client_fields(root, request, reject);
   if (is_chat) take(root, "max_completion_tokens", request.max_tokens);
+  const bool is_newer = is_chat && has(root, "max_completion_tokens");
+  const char* const limit = is_newer ? "max_completion_tokens" : "max_tokens";
+  if (request.max_tokens < 0) reject(limit, root[limit], "0 or more");
+  if (request.sampling.top_k < -1) reject("top_k", root["top_k"], "-1 or 0 (all), or more");
   if (request.sampling.top_k == -1) request.sampling.top_k = 0;  // all, as vLLM has it
   bool ignores_end = false;
   take(root, "ignore_eos", ignores_end);
@@ -177,17 +192,6 @@ int64_t take_prompt_log_probs(const Json& root, const Request& common,
   return std::max(alternatives, common.alternatives);
 }
 
-/// Tokens that begin or divide calls have a text, also if they are special.
-std::vector<int32_t> marker_tokens(const ServedModel& model) {
-  std::vector<int32_t> tokens;
-  for (const std::string_view marker : tool_call_markers()) {
-    std::vector<int32_t> encoded;
-    if (model.stored->tokenizer) model.stored->tokenizer->append_more(marker, encoded);
-    if (encoded.size() == 1) tokens.push_back(encoded[0]);
-  }
-  return tokens;
-}
-
 Prompt parse_chat(const ServedModel& model, const Json& root, CompletionRequest& completion,
                   Request& common) {
   const ChatTools tools = parse_tools(root);
@@ -197,12 +201,13 @@ Prompt parse_chat(const ServedModel& model, const Json& root, CompletionRequest&
   if (!is_parallel) completion.takes_one_call = true;
   if (!tools.list.is_null()) {
     completion.tools = tools.names;
-    common.shown = marker_tokens(model);
+    common.shown = call_marker_tokens(*model.stored);
   }
   Prompt prompt;
   prompt.tokens = encoded("messages", [&] {
-    const std::string text = render_chat(model, root, tools);
-    check_bytes(model, text);
+    if (!model.chat) throw ApiError(400, model.chat_problem, "messages");
+    const std::string text = render_chat(*model.chat, root, tools);
+    check_bytes(model, text, "messages");
     return make_chat_prompt(*model.stored, text);
   });
   return prompt;
@@ -232,11 +237,15 @@ void take_stream(const Json& root, CompletionRequest& completion) {
   take(options, "include_usage", completion.includes_usage);
 }
 
-void check_request(const ServedModel& model, const Request& request) {
+void check_request(const ServedModel& model, const Request& request, bool is_chat) {
   const auto prompt = int64_t(request.prompt.size());
-  if (prompt >= model.capacity) reject_length(model, fmt::to_string(prompt));
+  if (prompt >= model.capacity) {
+    reject_length(model, fmt::to_string(prompt), is_chat ? "messages" : "prompt");
+  }
   try {
     check(request, model.stored->config, model.capacity);
+  } catch (const InvalidField& error) {
+    throw ApiError(400, error.what(), error.field());
   } catch (const InvalidArgument& error) {
     throw ApiError(400, error.what());
   }
@@ -279,7 +288,7 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
       request.prompt = prompt.tokens;
       request.has_text_before = prompt.has_text;
       request.sampling.seed += uint64_t(i);
-      check_request(model, request);
+      check_request(model, request, is_chat);
       if (completion.echoes) {
         completion.echoed.push_back(echoed_text(model, prompt, common.hides_special));
       }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/system/files.h"
+#include "engine/serve/tool_calls.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tandem/error.h"
 
@@ -30,6 +31,16 @@ std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& t
 std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text) {
   std::vector<int32_t> tokens;
   stored.tokenizer->append_text(text, tokens);
+  return tokens;
+}
+
+std::vector<int32_t> call_marker_tokens(const StoredModel& stored) {
+  std::vector<int32_t> tokens;
+  for (const std::string_view marker : tool_call_markers()) {
+    std::vector<int32_t> encoded;
+    if (stored.tokenizer) stored.tokenizer->append_more(marker, encoded);
+    if (encoded.size() == 1) tokens.push_back(encoded[0]);
+  }
   return tokens;
 }
 

@@ -20,6 +20,8 @@ int64_t min_tokens(const StoredModel& stored, size_t bytes);
 std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);
 /// Tokens of a chat's text, which has all tokens before a text that the model wants.
 std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text);
+/// Tokens that begin or divide calls of functions, which have a text although they are special.
+std::vector<int32_t> call_marker_tokens(const StoredModel& stored);
 /// The template of the model's folder. Throws NoChatTemplate if the model has none, or no
 /// tokenizer.
 ChatTemplate open_chat_template(const StoredModel& stored);

@@ -117,6 +117,23 @@ size_t call_bytes(std::string_view text) {
   return bytes == 0 ? 0 : at + bytes;
 }
 
+/// Begin of the marker that ends a call, which strings of its object may have, too; npos if there
+/// is none yet.
+size_t find_close(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kBlank);
+  bool in_string = false;
+  const bool is_object = begin != text.npos && text[begin] == '{';
+  for (size_t at = is_object ? begin : text.npos; at < text.size(); ++at) {
+    if (!in_string && text.substr(at).starts_with(kClose)) return at;
+    if (in_string && text[at] == '\\') {
+      ++at;
+    } else if (text[at] == '"') {
+      in_string = !in_string;
+    }
+  }
+  return is_object ? text.npos : text.find(kClose);
+}
+
 /// Bytes at the end of `text` that may begin a marker.
 size_t open_marker_bytes(std::string_view text) {
   size_t longest = 0;
@@ -234,21 +251,33 @@ std::string ToolCallReader::add(std::string_view text) {
       result += end_call(read_list(body), std::string(kList) + body);
       continue;
     }
-    const size_t close = pending_.find(kClose);
+    const size_t close = find_close(pending_);
     if (close == pending_.npos) return result;
-    const std::string body = pending_.substr(0, close);
-    pending_.erase(0, close + kClose.size());
-    const std::string raw = std::string(kOpen) + body + std::string(kClose);
-    result += end_call(read_tagged(body), raw);
+    result += end_tagged(close);
   }
 }
 
+/// Ends a call before the marker at `close`.
+std::string ToolCallReader::end_tagged(size_t close) {
+  const std::string body = pending_.substr(0, close);
+  pending_.erase(0, close + kClose.size());
+  const std::string raw = std::string(kOpen) + body + std::string(kClose);
+  return end_call(read_tagged(body), raw);
+}
+
 std::string ToolCallReader::rest() {
+  std::string text;
+  while (state_ == State::tagged) {  // in a string that never ends: what follows the marker is read
+    const size_t close = pending_.find(kClose);
+    if (close == pending_.npos) break;
+    text += end_tagged(close);
+    text += add("");
+  }
   const std::string body = std::exchange(pending_, {});
   bool is_read = false;
   switch (state_) {
     case State::text:
-      return after_call_ && trim(body).empty() ? "" : body;
+      return text + (after_call_ && trim(body).empty() ? "" : body);
     case State::tagged:
       is_read = read_tagged(body);
       break;
@@ -259,7 +288,7 @@ std::string ToolCallReader::rest() {
       is_read = read_objects(body);
       break;
   }
-  return end_call(is_read, marker_ + body);
+  return text + end_call(is_read, marker_ + body);
 }
 
 }  // namespace tandem

@@ -40,6 +40,7 @@ class ToolCallReader {
  private:
   enum class State : uint8_t { text, tagged, list, objects };
   std::string add_text();
+  std::string end_tagged(size_t close);
   std::string end_call(bool is_read, std::string_view raw);
   bool read_tagged(std::string_view body);
   bool read_list(std::string_view body);

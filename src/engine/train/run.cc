@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
+#include "core/system/files.h"
 #include "core/system/machine.h"
 #include "core/system/process/clock.h"
 #include "engine/checkpoint/loading.h"
@@ -87,12 +89,37 @@ void Run::resolve_dtype(const ResumePoint& from) {
 }
 
 /// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
+namespace {
+
+/// Adapts what a checkpoint's state says of the run until then to keys that have changed since.
+void adapt_control(const RunConfig& train, const OptimizerConfig& optimizer, TrainState& state) {
+  TrainConfig before;
+  try {
+    before = parse_config(state.config, "state.json");
+  } catch (const ConfigError&) {  // of another version
+    return;
+  }
+  // final/ has other weights than those of the lowest loss so far.
+  if (train.save_best && !before.train.save_best) {
+    state.control.validations_since_lowest = -1;
+  }
+  // A shorter warm-up that is over ended where nothing was noted: after its share of the steps.
+  const int64_t warmup = optimizer.warmup;
+  if (warmup >= state.step || warmup == before.optimizer.warmup) return;
+  const double share = double(warmup) / double(state.step);
+  state.warmup_s = share * state.elapsed_s;
+  state.control.warmup_tokens = std::llround(share * double(state.control.tokens));
+}
+
+}  // namespace
+
 void Run::begin(const ResumePoint& from) {
   if (const auto restored =
           restore(*trained, *memory, from, files ? &*files : nullptr, config.model.parameters())) {
     state = *restored;
     seek_streams(world, request.out + "/ledger.jsonl", state.next_sample, sampler);
     if (state.control.tokens < 0) state.control.tokens = count_targets(sampler, state.next_sample);
+    adapt_control(config.train, config.optimizer, state);
   } else {
     if (!init_from.empty()) {
       load_model(*trained, init_from);
@@ -172,6 +199,13 @@ std::string Run::save_now() {
   std::string unsaved = checkpoints->save_now(state);
   note_warnings();
   return unsaved;
+}
+
+bool Run::has_final() {
+  const std::string there = on_rank_zero(world, "looking for the final model", [&] {
+    return path_exists(request.out + "/final/config.json") ? "yes" : "no";
+  });
+  return there == "yes";
 }
 
 void Run::write_final() {

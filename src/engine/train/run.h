@@ -73,6 +73,8 @@ class Run {
   std::string save_now();
   /// Writes OUT/final with the current weights. Collective.
   void write_final();
+  /// Whether OUT/final has a model. Collective.
+  bool has_final();
 
   Communicator& world;
   const TrainRequest& request;

@@ -52,6 +52,8 @@ class Trainer {
     run_.open_logs();
     run_.start = Clock::now();
     save_initial_model();
+    StepRecord before;  // what was sent until now is of no step
+    run_.phase_log->count_layer_bytes(before);
     run_.ending.stops = run_.request.only_saves;
     while (!run_.is_finished() && !run_.ending.is_set()) {
       const WorkScope scope("step", run_.executor->batch(run_.state.next_sample));
@@ -198,10 +200,16 @@ class Trainer {
     }
     const bool has_lowest =
         run_.config.train.save_best && state.control.validations_since_lowest >= 0;
-    if (!stopped && has_lowest) {
+    if (!stopped && has_lowest && run_.has_final()) {
       run_.note(fmt::format("{}/final has the weights with the lowest validation loss, {:.4f}", out,
                             state.control.lowest_validation_loss));
     } else if (!stopped) {
+      if (has_lowest) {
+        run_.note(
+            fmt::format("warning: {}/final was removed: it now has the last weights, not those "
+                        "with the lowest validation loss",
+                        out));
+      }
       run_.write_final();
     }
     if (!unsaved.empty() && run_.checkpoints->saved_step() < 0) {

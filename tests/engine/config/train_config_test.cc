@@ -35,6 +35,7 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   config.parallel.link = "1GB/s,20us";
   config.optimizer.lr = 0.1234567890123456;
   config.optimizer.no_decay = {"*embed*"};
+  config.data.document_separator = "\n\n\t'\"\\";  // a line break that begins a string
   config.optimizer.lr_scale = {"*q_proj*=0.25", "*k_proj*=1e-05"};
   for (const ConfigKey& key : config_keys()) {  // change every value from its default
     const auto choices = key.range.choices();

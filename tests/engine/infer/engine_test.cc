@@ -292,7 +292,7 @@ TEST(Engine, InvalidRequestsAreRefused) {
     refuses({.prompt = std::vector<int32_t>(200, 1)}, "prompt of 200 tokens: expected fewer");
     refuses({.prompt = std::vector<int32_t>(120, 1), .max_tokens = 30},
             "request of 149 tokens: expected at most 128");
-    refuses({.prompt = {1}, .sampling = {.top_p = 0}}, "top-p 0");
+    refuses({.prompt = {1}, .sampling = {.top_p = 0}}, "top_p 0");
     refuses({.prompt = {1}, .stops = {""}}, "stop ''");
     EXPECT_TRUE(engine.is_idle());
     EXPECT_THROW(Engine(tp, config, {.sequences = 0}), InvalidArgument);

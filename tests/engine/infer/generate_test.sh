@@ -167,21 +167,26 @@ refuses_line() {  # TEXT LINE: of a file with prompts, the second line
   refuses 2 "$dir/lines:2: $1" "$dir/out" --prompts "$dir/lines"
 }
 refuses_line 'expected a JSON object' '["x"]'
-refuses_line 'expected a JSON object' '{"prompt": "x"'
+refuses_line 'parse error at line 1, column 15' '{"prompt": "x"'
 refuses_line 'expected a prompt, a string, or messages' '{}'
 refuses_line "$dir/out/final: no tokenizer" '{"messages": []}'
 refuses_line 'prompt = 3: expected a string' '{"prompt": 3}'
-refuses_line 'temprature: expected one of prompt, messages, log_probs, top_log_probs, max_tokens' '{"prompt": "x", "temprature": 1}'
+refuses_line 'temprature: expected one of prompt, messages, log_probs, top_log_probs, tools, tool_choice, max_tokens' '{"prompt": "x", "temprature": 1}'
 refuses_line 'max_tokens 0: expected at least 1' '{"prompt": "x", "max_tokens": 0}'
 refuses_line 'top_p = "a": expected a number' '{"prompt": "x", "top_p": "a"}'
-refuses_line 'top-p 0' '{"prompt": "x", "top_p": 0}'
+refuses_line 'top_p 0' '{"prompt": "x", "top_p": 0}'
 refuses_line 'min_p 2: expected 0 to 1' '{"prompt": "x", "min_p": 2}'
 refuses_line 'logit_bias = {"a":1}: expected an object of' '{"prompt": "x", "logit_bias": {"a": 1}}'
-refuses_line "21 other tokens' log-probabilities: expected 0 to 20" '{"prompt": "x", "top_log_probs": 21}'
+refuses_line 'top_log_probs = 21: expected 0 to 20' '{"prompt": "x", "top_log_probs": 21}'
 refuses_line 'stop = 3: expected a string or a list of up to 16 strings' '{"prompt": "x", "stop": 3}'
 refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
 refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"
+printf '{"prompt": "x"}\0{"prompt": "y"}\n' >"$dir/lines"
+refuses 2 "$dir/lines:1: byte 16 is zero: expected a JSON object" "$dir/out" --prompts "$dir/lines"
 refuses 3 "$dir/nowhere" "$dir/out" --prompts "$dir/nowhere"
+refuses 2 "--prompts: '': expected the name of a file" "$dir/out" --prompts ''
+refuses 2 '--seed: 18446744073709551616: expected an integer of 64 bits' "$dir/out" --prompt x --seed 18446744073709551616
+refuses 2 '--temperature: nan: expected a number' "$dir/out" --prompt x --temperature nan
 # A single prompt with weights in int8 is continued as in a batch.
 echo '{"prompt": "#include <", "max_tokens": 40, "seed": 3}' >"$dir/single"
 "$tandem" generate "$dir/out" --prompts "$dir/single" --weights int8 >"$dir/batch.json" 2>/dev/null
@@ -213,8 +218,8 @@ refuses 2 'model.heads = 4: expected a multiple of tp = 3' "$dir/out" --prompt x
 refuses 2 'tp 0: expected at least 1' "$dir/out" --prompt x --ranks 0
 refuses 2 'temperature -1' "$dir/out" --prompt x --temperature -1
 refuses 2 "stop '': expected" "$dir/out" --prompt x --stop ''
-refuses 2 'top-k -1' "$dir/out" --prompt x --top-k -1
-refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
+refuses 2 'top_k -1' "$dir/out" --prompt x --top-k -1
+refuses 2 'top_p 0' "$dir/out" --prompt x --top-p 0
 refuses 2 "codec 'int9': expected one of none" "$dir/out" --prompt x --tp 2 --codec int9
 refuses 2 "codec 'int8': one tensor-parallel rank" "$dir/out" --prompt x --codec int8
 refuses 2 '--allow-uncompressed without a codec' "$dir/out" --prompt x --tp 2 --allow-uncompressed

@@ -65,7 +65,7 @@ refuses_chat() { # TEXT COMMAND...
 echo '[{"content": "x"}]' >"$dir/messages"
 refuses_chat 'messages: chat: message 1: expected an object with a role'
 echo '{' >"$dir/messages"
-refuses_chat 'messages: expected JSON'
+refuses_chat 'messages: parse error at line'
 echo '[{"role": "tool"}]' >"$dir/messages"
 refuses_chat 'chat_template.jinja: line 2: the template refuses the messages: no tools'
 echo '{% for %}' >"$dir/chat/chat_template.jinja"
@@ -133,7 +133,7 @@ refused() {
   [ "$(wc -l <"$dir/errors")" = 1 ] || { echo "more than one line:"; cat "$dir/errors"; exit 1; }
 }
 edit generation_config.json '{"top_p": 3, "no_repeat_ngram_size": null}'
-refused 'generation_config.json: top-p 3: expected above 0 and at most 1'
+refused 'generation_config.json: top_p 3: expected above 0 and at most 1'
 edit generation_config.json '{"top_p": "x"}'
 refused 'generation_config.json: top_p = "x": expected a number'
 edit generation_config.json '{"top_p": 1, "eos_token_id": [-1]}'

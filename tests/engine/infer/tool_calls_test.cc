@@ -36,6 +36,15 @@ const Case kCases[] = {
     {"<tool_call>{\"name\": \"f\", \"arguments\": {}}", "", {{"f", "{}"}}},
     {"a<tool_call>{\"name\": 3}</tool_call>b", "a<tool_call>{\"name\": 3}</tool_call>b", {}},
     {"<tool_call>{\"name\"", "<tool_call>{\"name\"", {}},
+    {"<tool_call>{\"name\": \"f\", \"arguments\": {\"u\": \"\\\"</tool_call>\"}}</tool_call>\n"
+     "<tool_call>{\"name\": \"add\"}</tool_call>",
+     "",
+     {{"f", R"({"u": "\"</tool_call>"})"}, {"add", "{}"}}},
+    {"<tool_call>{\"name\": \"f</tool_call> a <tool_call>{\"name\": \"f\"}</tool_call>",
+     "<tool_call>{\"name\": \"f</tool_call> a ",
+     {{"f", "{}"}}},
+    {"<tool_call>{\"a\": \"</tool_call> b", "<tool_call>{\"a\": \"</tool_call> b", {}},
+    {"<tool_call>f</tool_call>", "<tool_call>f</tool_call>", {}},
     // Mistral
     {"[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\"}]",
      "",

@@ -232,8 +232,9 @@ TEST(Report, WrongFilesAreNamedWithTheLine) {
     std::ofstream(folder.path / file) << text;
     return message();
   };
-  EXPECT_THAT(with("metrics.jsonl", "{\"step\":1,\"loss\":2}\n{\"step\":"),
+  EXPECT_THAT(with("metrics.jsonl", "{\"step\":1,\"loss\":2}\n{\"step\":\n"),
               HasSubstr("metrics.jsonl:2:"));
+  EXPECT_EQ(with("metrics.jsonl", "{\"step\":1,\"loss\":2}\n{\"step\":"), "nothing thrown");
   EXPECT_THAT(with("metrics.jsonl", "{\"step\":\"one\",\"loss\":2}\n"),
               HasSubstr("metrics.jsonl:1:"));
   EXPECT_THAT(with("metrics.jsonl", ""), HasSubstr("is empty"));

@@ -102,7 +102,7 @@ def test_how_clients_end(model):
         server.await_metric("requests_active", 1)
         client.close()
         server.await_metric("texts_active", 0)
-        expect(server.metric('requests_total{end="client left"}') == count + 1, "a client that left")
+        server.await_metric('requests_total{end="client left"}', count + 1)
     server.stop()
 
 

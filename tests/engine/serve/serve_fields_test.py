@@ -125,6 +125,13 @@ def test_calls(folder):
     expect(call["function"] == {"name": "add", "arguments": arguments} and choice["finish_reason"] == "tool_calls", choice)
     expect(choice["message"]["content"] is None, choice)
     expect(chat(server)["message"]["content"] == "add" + arguments, "no functions: special tokens have no text")
+    with open(folder + "/calls.jsonl", "w") as file:
+        line = {"messages": [{"role": "user", "content": "x"}], "temperature": 0}
+        file.write(json.dumps(line | {"tools": TOOLS, "tool_choice": "auto"}) + "\n" + json.dumps(line) + "\n")
+    written = subprocess.run([TANDEM, "generate", folder + "/calls", "--prompts", folder + "/calls.jsonl"], capture_output=True, text=True, timeout=60)
+    answers = [json.loads(each) for each in written.stdout.splitlines()]
+    expect(answers[0]["tool_calls"] == [{"type": "function", "function": call["function"]}] and answers[0]["text"] == "", (answers, written.stderr))
+    expect("tool_calls" not in answers[1] and answers[1]["text"] == "add" + arguments, answers)
     old = chat(server, functions=[TOOLS[0]["function"]])
     expect(old["message"]["function_call"] == call["function"] and old["finish_reason"] == "function_call", old)
     chunks = server.chunks({"messages": [{"role": "user", "content": "x"}], "temperature": 0, "tools": TOOLS}, CHATS)

@@ -228,7 +228,7 @@ def test_bad_requests_are_refused(server):
             ({}, 400, "prompt: expected"), ({"prompt": 3}, 400, "prompt = 3"), ({"prompt": ["x", 3]}, 400, "prompt"),
             ({"prompt": [10 ** 9]}, 400, "1000000000"), ({"prompt": []}, 400, "prompt"), ({"prompt": [-1]}, 400, "-1"),
             ({"prompt": "x", "temperature": "hot"}, 400, "temperature"), ({"prompt": "x", "temperature": -1}, 400, "temperature"),
-            ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+            ({"prompt": "x", "top_p": 0}, 400, "top_p"), ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
             ({"prompt": ["a"] * 4, "n": 2 ** 62}, 400, "n = "), ({"prompt": "x", "max_tokens": 2 ** 64 - 1}, 400, "max_tokens = "),
             ({"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty 0: expected above 0"),
             ({"prompt": "x", "frequency_penalty": 2.1}, 400, "frequency_penalty 2.1: expected -2 to 2"),
@@ -248,6 +248,19 @@ def test_bad_requests_are_refused(server):
             ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias of token 99999")]:
         found, text = server.request("POST", "/v1/completions", body)
         expect(found == status and name in json.loads(text)["error"]["message"], (str(body)[:300], found, text))
+    for fields, param in ({"top_p": 0}, "top_p"), ({"top_k": -2}, "top_k"), ({"max_tokens": -1}, "max_tokens"), ({"stop": [""]}, "stop"), (
+            {"temperature": -1}, "temperature"), ({"logit_bias": {"99999": 1}}, "logit_bias"), ({"prompt": [[]]}, "prompt"), (
+            {"prompt": [10 ** 6]}, "prompt"), ({"prompt": "x " * 3000}, "prompt"), ({"min_p": 2}, "min_p"):
+        found, text = server.request("POST", "/v1/completions", {"prompt": "x"} | fields)
+        error = json.loads(text)["error"]
+        expect(found == 400 and error["param"] == param and param in error["message"], (fields, found, error))
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "max_completion_tokens": -1}
+    error = json.loads(server.request("POST", "/v1/chat/completions", chat)[1])["error"]
+    expect(error["param"] == "max_completion_tokens" and "= -1: expected 0 or more" in error["message"], error)
+    for body, reason in ('{"prompt": "x", "temperature": 1e400}', "1e400"), ('{"prompt": "x"}\0{}', "byte 16 is zero"), (
+            '{"prompt": "x",}', "column 16"), ('{"prompt": "\\ud800"}', "surrogate"), ("[" * 200, "nested more than 100 deep"), (" ", "it is empty"):
+        found, text = server.request("POST", "/v1/completions", body)
+        expect(found == 400 and reason in json.loads(text)["error"]["message"], (body, found, text))
     # As vLLM's benchmark asks: the text goes on after its end.
     answer = server.ask({"prompt": "x", "repetition_penalty": 1.0, "ignore_eos": True, "max_tokens": 60, "seed": 1})
     expect(answer["choices"][0]["finish_reason"] == "length", answer)
@@ -269,7 +282,7 @@ def test_bad_requests_are_refused(server):
     connection.close()
     # Requests whose end another program would find elsewhere: refused, and nothing else is read of the connection.
     hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    for lengths, status in ((b"Transfer-Encoding: gzip", 501), (b"Transfer-Encoding: chunked, identity", 501),
+    for lengths, status in ((b"Transfer-Encoding: gzip", 501), (b"Transfer-Encoding: gzip, chunked", 501), (b"Content-Encoding: gzip", 415), (b"Transfer-Encoding: chunked, identity", 501),
                             (b"Content-Length: 0\r\nTransfer-Encoding: chunked", 400), (b"Content-Length: 0\r\nContent-Length: 43", 400),
                             (b"Content-Length: -1", 400), (b"Content-Length: 0x2b", 400), (b"X : 1", 400), (b"X", 400), (b"Host: evil.example", 400)):
         with server.connect() as client:
@@ -277,6 +290,14 @@ def test_bad_requests_are_refused(server):
             client.shutdown(socket.SHUT_WR)
             got = b"".join(iter(lambda: client.recv(1 << 16), b""))
             expect(got.startswith(b"HTTP/1.1 %d " % status) and got.count(b"HTTP/1.1") == 1, (lengths, got))
+    for head, status, field in ((b"GET /health HTTP/1.0\r\n", 200, b""), (b"GET /health HTTP/1.1\r\n", 400, b""),
+                                (b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n", 200, b""),
+                                (b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n", 405, b"Allow: POST\r\n"),
+                                (b"POST /health HTTP/1.1\r\nHost: localhost\r\n", 405, b"Allow: GET, HEAD\r\n")):
+        with server.connect() as client:
+            client.sendall(head + b"Connection: close\r\n\r\n")
+            got = b"".join(iter(lambda: client.recv(1 << 16), b""))
+            expect(b" %d " % status in got.split(b"\r\n")[0] and field in got, (head, got))
     with server.connect() as client:
         client.sendall(b"GARBAGE\r\n\r\n")
         expect(b" 400 " in client.recv(1 << 16), "what is not HTTP")

@@ -77,8 +77,8 @@ std::vector<std::string> find_other_learners(const Checkpoint& checkpoint,
   if (found.num_learners() != expected.num_learners()) {
     return {
         fmt::format("sync.learners is {} in this checkpoint: expected {}; start a new run with "
-                    "--init {}, which "
-                    "begins from the learners' average",
+                    "--init OUT/final, the learners' average, or --init {}, their weights as of "
+                    "the last exchange",
                     found.num_learners(), expected.num_learners(), checkpoint.path)};
   }
   if (found.num_learners() == 1) return different;

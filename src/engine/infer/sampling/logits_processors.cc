@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "core/host_copy.h"
+#include "engine/infer/sampling/invalid_field.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -17,7 +18,7 @@ namespace tandem {
 void check(const LogitsProcessors& rules, int64_t vocab) {
   const auto require = [](bool is_valid, std::string_view name, double value,
                           std::string_view expected) {
-    if (!is_valid) throw InvalidArgument(fmt::format("{} {}: expected {}", name, value, expected));
+    if (!is_valid) throw InvalidField(name, value, expected);
   };
   const auto is_within = [](double value, double bound) { return std::abs(value) <= bound; };
   require(rules.repetition_penalty > 0 && rules.repetition_penalty <= 100, "repetition_penalty",
@@ -29,12 +30,12 @@ void check(const LogitsProcessors& rules, int64_t vocab) {
   require(rules.min_p >= 0 && rules.min_p <= 1, "min_p", rules.min_p, "0 to 1");
   for (const TokenBias& each : rules.biases) {
     if (each.token < 0 || each.token >= vocab) {
-      throw InvalidArgument(
-          fmt::format("logit_bias of token {}: expected 0 to {}", each.token, vocab - 1));
+      throw InvalidField("logit_bias", fmt::format("of token {}", each.token),
+                         fmt::format("0 to {}", vocab - 1));
     }
     if (!is_within(each.bias, 100)) {
-      throw InvalidArgument(
-          fmt::format("logit_bias {} of token {}: expected -100 to 100", each.bias, each.token));
+      throw InvalidField("logit_bias", fmt::format("{} of token {}", each.bias, each.token),
+                         "-100 to 100");
     }
   }
 }

@@ -6,20 +6,20 @@
 #include <cmath>
 
 #include "core/host_copy.h"
-#include "tandem/error.h"
+#include "engine/infer/sampling/invalid_field.h"
 #include "tandem/random.h"
 
 namespace tandem {
 
 void check(const SamplingOptions& options) {
   if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
-    throw InvalidArgument(fmt::format("temperature {}: expected 0 or more", options.temperature));
+    throw InvalidField("temperature", options.temperature, "0 or more");
   }
   if (options.top_k < 0) {
-    throw InvalidArgument(fmt::format("top-k {}: expected 0 (all) or more", options.top_k));
+    throw InvalidField("top_k", options.top_k, "0 (all) or more");
   }
   if (!(options.top_p > 0 && options.top_p <= 1)) {
-    throw InvalidArgument(fmt::format("top-p {}: expected above 0 and at most 1", options.top_p));
+    throw InvalidField("top_p", options.top_p, "above 0 and at most 1");
   }
 }
 

@@ -10,7 +10,7 @@ namespace tandem {
 
 StopText::StopText(std::vector<std::string> stop_strings) : stop_strings_(std::move(stop_strings)) {
   for (const std::string& stop : stop_strings_) {
-    if (stop.empty()) throw InvalidArgument("stop '': expected at least one byte");
+    if (stop.empty()) throw InvalidField("stop", "''", "at least one byte");
   }
 }
 

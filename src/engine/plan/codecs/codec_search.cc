@@ -167,15 +167,12 @@ CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sit
   return policy;
 }
 
-double parse_budget(std::string_view text) {
+std::optional<double> parse_percentage(std::string_view text) {
   double percent = 0;
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, percent);
   const bool is_percentage = error == std::errc() && end + 1 == last && *end == '%';
-  if (!is_percentage || !std::isfinite(percent) || percent < 0) {
-    throw InvalidArgument(
-        fmt::format("--budget {}: expected a percentage of 0 or more, such as 0.5%", text));
-  }
+  if (!is_percentage || !std::isfinite(percent) || percent < 0) return {};
   return percent / 100;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,9 +37,9 @@ std::vector<std::string> site_names(const ModelConfig& config);
 CodecPolicy codec_at(const ModelConfig& config, std::span<const std::string> sites,
                      const Wire& wire);
 
-/// Parses a budget: 0.005 for "0.5%". Throws InvalidArgument for a negative value or without a
-/// percent sign.
-double parse_budget(std::string_view text);
+/// 0.005 for "0.5%"; nullopt for a negative value or without a percent sign.
+std::optional<double> parse_percentage(std::string_view text);
+constexpr std::string_view kPercentage = "a percentage of 0 or more, such as 0.5%";
 
 /// Bytes sent by one rank per token in evaluation: the rows of all sites, of f32 or bf16 elements,
 /// without routing metadata. For `lossless`, assumes that no exponent needs an escape.

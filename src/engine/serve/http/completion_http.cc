@@ -30,6 +30,14 @@ constexpr Route kRoutes[] = {{"/", Page::index, http::verb::get},
                              {"/v1/completions", Page::completions, http::verb::post},
                              {"/v1/chat/completions", Page::chats, http::verb::post}};
 
+/// nullptr for an unknown path.
+const Route* find_route(const HttpRequest& request) {
+  std::string_view path = path_of(request);
+  if (path.size() > kModelPath.size() && path.starts_with(kModelPath)) path = kModelPath;
+  const auto* const route = std::ranges::find(kRoutes, path, &Route::path);
+  return route == std::end(kRoutes) ? nullptr : route;
+}
+
 /// Compares in a time that does not depend on where they differ.
 bool same_secret(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
@@ -56,9 +64,13 @@ void check_client(const HttpRequest& request, const CompletionServerOptions& opt
   std::string_view site(origin.data(), origin.size());
   if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
   if (listener.is_local() && !origin.empty() && !is_local_host(site, options.address.host)) {
-    throw ApiError(403, "a page of another site");
+    throw ApiError(403, fmt::format("Origin {}: expected a page of this server",
+                                    printable({origin.data(), origin.size()})));
   }
   if (options.key.empty() || path == "/" || path == "/health") return;
+  if (request.count(http::field::authorization) > 1) {
+    throw ApiError(400, "Authorization: expected one");
+  }
   const auto header = request[http::field::authorization];
   if (!same_secret(bearer_token({header.data(), header.size()}), options.key)) {
     throw ApiError(401, "Authorization: expected the server's key as a bearer token", "",
@@ -82,18 +94,22 @@ std::string model_of(const HttpRequest& request) {
   return name;
 }
 
+std::string_view methods_of(const HttpRequest& request) {
+  const Route* const route = find_route(request);
+  return route && route->verb == http::verb::post ? "POST" : "GET, HEAD";
+}
+
 Page find_page(const HttpRequest& request) {
-  std::string_view path = path_of(request);
-  if (path.size() > kModelPath.size() && path.starts_with(kModelPath)) path = kModelPath;
-  const auto* const route = std::ranges::find(kRoutes, path, &Route::path);
-  if (route == std::end(kRoutes)) {
-    throw ApiError(404, fmt::format("{}: no such path", printable(path)));
-  }
+  const Route* const route = find_route(request);
+  const std::string path = printable(path_of(request));
+  if (!route) throw ApiError(404, fmt::format("{}: no such path", path));
   const bool reads = route->verb == http::verb::get;
   if (request.method() == route->verb || (reads && request.method() == http::verb::head)) {
     return route->page;
   }
-  throw ApiError(405, fmt::format("expected {}", reads ? "GET" : "POST"));
+  const auto method = request.method_string();
+  throw ApiError(405, fmt::format("{} {}: expected {}", printable({method.data(), method.size()}),
+                                  path, methods_of(request)));
 }
 
 std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::error_code error,
@@ -110,8 +126,15 @@ std::optional<ApiError> find_refusal(const HttpRequest& request, boost::system::
   }
   if (error) return {};
   // Beast passes over codings that it does not know, and would read the body as a request.
-  if (request.count(http::field::transfer_encoding) > 0 && !request.chunked()) {
-    return ApiError(501, "Transfer-Encoding: expected chunked");
+  const auto coding = request[http::field::transfer_encoding];
+  if (request.count(http::field::transfer_encoding) > 0 && !beast::iequals(coding, "chunked")) {
+    return ApiError(501, fmt::format("Transfer-Encoding: {}: expected chunked",
+                                     printable({coding.data(), coding.size()})));
+  }
+  const auto content = request[http::field::content_encoding];
+  if (!content.empty() && !beast::iequals(content, "identity")) {
+    return ApiError(415, fmt::format("Content-Encoding: {}: expected none",
+                                     printable({content.data(), content.size()})));
   }
   try {
     check_client(request, options, listener);

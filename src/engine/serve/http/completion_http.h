@@ -13,6 +13,9 @@ namespace tandem {
 
 constexpr size_t kMaxHeaderBytes = 16 << 10, kMaxBodyBytes = 8 << 20;
 
+/// Methods of the request's path, as Allow lists them.
+std::string_view methods_of(const HttpRequest& request);
+
 enum class Page : uint8_t { index, health, models, model, metrics, tokenize, completions, chats };
 /// Throws ApiError: 404 for an unknown path, 405 for another method than the path's.
 Page find_page(const HttpRequest& request);

@@ -35,7 +35,7 @@ constexpr HttpLimits kLimits{.clients = 1024,
                              .header_bytes = kMaxHeaderBytes,
                              .body_bytes = kMaxBodyBytes,
                              .all_body_bytes = 256 << 20,
-                             .methods = "GET, POST"};
+                             .methods = methods_of};
 constexpr std::chrono::seconds kCloseTime{5}, kEndTime{30};
 /// Max bytes of a body, and tokens of an answer, that do not wait behind larger ones.
 constexpr size_t kSmallBodyBytes = 64 << 10;
@@ -243,8 +243,10 @@ class BeastCompletionServer : public CompletionServer {
     const auto completion = std::make_shared<ActiveCompletion>(
         http_.context().get_executor(), CompletionAnswer(*model_, parsed, random_id()));
     if (const auto texts = int64_t(parsed.choices.size()); texts > loop_->max_unfinished()) {
-      throw ApiError(400, fmt::format("{} texts: expected at most {} at once", texts,
-                                      loop_->max_unfinished()));
+      throw ApiError(400,
+                     fmt::format("n: {} texts: expected at most {} at once (--queue of the server)",
+                                 texts, loop_->max_unfinished()),
+                     "n");
     }
     completion->requests = loop_->submit(std::move(parsed.choices));
     if (completion->requests.empty()) require_open();

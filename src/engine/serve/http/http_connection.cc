@@ -39,6 +39,9 @@ ClientState find_state(tcp::socket& socket) {
 void set_fields(http::response_header<>& header, const char* type) {
   header.set(http::field::content_type, type);
   header.set(http::field::cache_control, "no-store");
+  if (header.result() == http::status::unauthorized) {
+    header.set(http::field::www_authenticate, "Bearer");
+  }
   header.set("X-Content-Type-Options", "nosniff");
   header.set("Content-Security-Policy",
              "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -57,7 +60,10 @@ std::string to_chunk(std::string_view bytes) {
 }  // namespace
 
 std::string_view path_of(const HttpRequest& request) {
-  const std::string_view target(request.target().data(), request.target().size());
+  std::string_view target(request.target().data(), request.target().size());
+  if (target.starts_with("http://")) {  // the absolute form, as for proxies
+    target.remove_prefix(std::min(target.find('/', 7), target.size()));
+  }
   return target.substr(0, target.find('?'));
 }
 
@@ -128,11 +134,13 @@ net::awaitable<HttpConnection::Read> HttpConnection::read(const FindRefusal& fin
   read.refused = find_refusal(parser.get(), error);
   if (!error && !read.refused) {
     stream_.expires_after(kRequestTime);
-    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+    const bool is_asked = beast::iequals(parser.get()[http::field::expect], "100-continue");
+    if (is_asked && parser.get().version() >= 11) {
       co_await net::async_write(stream_, net::buffer(kContinue), kAwait);
     }
     while (!error && !parser.is_done() && !awaited->is_refused()) {
       std::tie(error, size) = co_await http::async_read_some(stream_, buffer_, parser, kAwait);
+      stream_.expires_after(kRequestTime);  // for the next part
       awaited->set_bytes(parser.get().body().size());
       const size_t bytes = all.bytes() + clients_.answered_bytes;
       if (bytes > clients_.limits.all_body_bytes) all.refuse_largest();
@@ -155,11 +163,25 @@ net::awaitable<bool> HttpConnection::send(const HttpRequest& request, int status
   response.content_length(text.size());
   if (request.method() != http::verb::head) response.body() = {text.data(), text.size()};
   if (response.result() == http::status::method_not_allowed) {
-    response.set(http::field::allow, clients_.limits.methods);
+    response.set(http::field::allow, clients_.limits.methods(request));
   }
-  stream_.expires_after(kWriteTime);
-  const auto [error, size] = co_await http::async_write(stream_, response, kAwait);
+  http::response_serializer<http::span_body<const char>> serializer(response);
+  ErrorCode error;
+  while (!error && !serializer.is_done()) {
+    stream_.expires_after(kWriteTime);
+    size_t size = 0;
+    std::tie(error, size) = co_await http::async_write_some(stream_, serializer, kAwait);
+  }
   co_return !error && keeps_alive;
+}
+
+net::awaitable<bool> HttpConnection::write(std::string_view bytes) {
+  ErrorCode error;
+  for (size_t size = 0; !error && !bytes.empty(); bytes.remove_prefix(size)) {
+    stream_.expires_after(kWriteTime);
+    std::tie(error, size) = co_await stream_.async_write_some(net::buffer(bytes), kAwait);
+  }
+  co_return !error;
 }
 
 net::awaitable<bool> HttpConnection::begin_events(const HttpRequest& request, bool keeps_alive) {
@@ -177,16 +199,12 @@ net::awaitable<bool> HttpConnection::begin_events(const HttpRequest& request, bo
 
 net::awaitable<bool> HttpConnection::send_events(std::string_view events) {
   const std::string chunk = is_chunked_ ? to_chunk(events) : "";
-  const net::const_buffer bytes = net::buffer(is_chunked_ ? std::string_view(chunk) : events);
+  std::string_view bytes = is_chunked_ ? std::string_view(chunk) : events;
   // Mostly its socket has room for all of them: then nothing waits, and no timer runs.
   ErrorCode error;
-  size_t size = stream_.socket().write_some(bytes, error);
-  if (error == net::error::would_block) error = {};
-  if (!error && size < bytes.size()) {
-    stream_.expires_after(kWriteTime);
-    std::tie(error, size) = co_await net::async_write(stream_, bytes + size, kAwait);
-  }
-  co_return !error;
+  bytes.remove_prefix(stream_.socket().write_some(net::buffer(bytes), error));
+  if (error && error != net::error::would_block) co_return false;
+  co_return co_await write(bytes);
 }
 
 net::awaitable<bool> HttpConnection::end_events() {

@@ -75,7 +75,7 @@ struct HttpLimits {
   size_t clients;
   size_t header_bytes, body_bytes;
   size_t all_body_bytes;  ///< of all requests that are read or answered
-  const char* methods;    ///< Allow of an answer with status 405
+  std::string_view (*methods)(const HttpRequest& request);  ///< Allow of an answer with status 405
 };
 
 /// Connections of one server.
@@ -128,6 +128,8 @@ class HttpConnection {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// Writes all; the client may take a while for each part of it, and as long as it likes in all.
+  boost::asio::awaitable<bool> write(std::string_view bytes);
 
   const std::shared_ptr<HttpClients> shared_;  ///< a coroutine may be destroyed after its server
   HttpClients& clients_;

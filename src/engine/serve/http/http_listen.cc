@@ -90,9 +90,14 @@ void HttpListener::start() {
 
 std::optional<ApiError> HttpListener::find_refusal(const HttpRequest& request) const {
   if (request.count(http::field::host) > 1) return ApiError(400, "Host: expected one");
+  const bool has_host = request.count(http::field::host) > 0;
+  if (!has_host && request.version() >= 11) return ApiError(400, "Host: expected one");
+  // A page of another site may give this machine's address a name of its own. Its browser says so.
   const auto host = request[http::field::host];
-  if (!is_local_ || is_local_host({host.data(), host.size()}, address_.host)) return {};
-  return ApiError(403, "unknown host name");
+  if (!is_local_ || !has_host || is_local_host({host.data(), host.size()}, address_.host))
+    return {};
+  return ApiError(403, fmt::format("Host {}: expected localhost or {}",
+                                   printable({host.data(), host.size()}), address_.host));
 }
 
 net::awaitable<void> HttpListener::accept() {

@@ -33,11 +33,12 @@ using Text = std::shared_ptr<const std::string>;
 using Json = report::LiveRun::Json;
 using LiveClock = std::chrono::steady_clock;
 
-constexpr HttpLimits kLimits{.clients = 64,
-                             .header_bytes = 8192,
-                             .body_bytes = 0,
-                             .all_body_bytes = 1 << 20,
-                             .methods = "GET, HEAD"};
+constexpr HttpLimits kLimits{
+    .clients = 64,
+    .header_bytes = 8192,
+    .body_bytes = 0,
+    .all_body_bytes = 1 << 20,
+    .methods = [](const HttpRequest&) -> std::string_view { return "GET, HEAD"; }};
 constexpr std::chrono::milliseconds kMinRefresh{500}, kKeepAlive{5000}, kLastEvents{1000};
 constexpr int kRestPerWork = 10;  // time between readings of files over that of a reading
 

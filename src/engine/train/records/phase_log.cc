@@ -22,8 +22,6 @@ void warn_of_records(const IoError& error) {
 PhaseLog::PhaseLog(const TraceConfig& trace, const std::string& folder,
                    const ParallelGroups& groups, int64_t begin)
     : groups_(groups) {
-  StepRecord before;
-  count_layer_bytes(before);
   if (!trace.ranks) return;
   const ParallelDims& dims = groups.dims();
   const int rank = groups.world().rank();
