@@ -50,7 +50,6 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   EXPECT_EQ(back.model, config.model);
   EXPECT_EQ(back.data.paths, config.data.paths);
   EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
-  EXPECT_EQ(back.optimizer.no_decay, config.optimizer.no_decay);
   EXPECT_EQ(back.optimizer.lr_scale, config.optimizer.lr_scale);
   EXPECT_EQ(back.train.dtype, config.train.dtype);
 }
