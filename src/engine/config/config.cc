@@ -227,13 +227,18 @@ size_t stray_character(std::string_view text) {
   return std::string_view::npos;
 }
 
-/// TOML of the table. Strings are on one line: a parser drops a line break that begins another
-/// kind.
+/// TOML of the table that a parser reads back: of strings on several lines it drops the first line
+/// break, and literal ones may have none.
 std::string text_of(const toml::table& table) {
-  const auto flags =
-      toml::toml_formatter::default_flags &
-      ~(toml::format_flags::allow_multi_line_strings | toml::format_flags::allow_literal_strings);
-  return printed(toml::toml_formatter(table, flags));
+  using toml::format_flags;
+  const format_flags flags =
+      toml::toml_formatter::default_flags & ~format_flags::allow_multi_line_strings;
+  const std::string text = printed(toml::toml_formatter(table, flags));
+  try {
+    if (toml::parse(text) == table) return text;
+  } catch (const toml::parse_error&) {
+  }
+  return printed(toml::toml_formatter(table, flags & ~format_flags::allow_literal_strings));
 }
 
 bool survives_printing(const toml::table& table) {
