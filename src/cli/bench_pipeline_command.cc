@@ -14,7 +14,6 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"

@@ -11,7 +11,6 @@
 #include "cli/usage.h"
 #include "core/system/console.h"
 #include "core/system/files.h"
-#include "core/system/output.h"
 #include "engine/check/layout_check.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"

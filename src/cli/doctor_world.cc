@@ -14,7 +14,6 @@
 #include "core/system/console.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "core/system/printable.h"
 #include "engine/launch/local_launch.h"
 #include "engine/launch/processes/launch_hosts.h"

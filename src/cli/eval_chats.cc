@@ -12,7 +12,6 @@
 #include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "engine/data/scored_windows.h"
 #include "engine/data/text/chat_lines.h"
 #include "tandem/error.h"

@@ -18,7 +18,6 @@
 #include "core/system/console_input.h"
 #include "core/system/files.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "core/system/process/clock.h"
 #include "engine/infer/engine.h"
 #include "engine/infer/rows.h"

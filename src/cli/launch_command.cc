@@ -11,7 +11,6 @@
 #include "cli/result_output.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "core/system/printable.h"
 #include "engine/launch/local_launch.h"
 #include "engine/launch/probe.h"

@@ -12,7 +12,6 @@
 #include "cli/result_output.h"
 #include "cli/usage.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "core/system/printable.h"
 #include "engine/plan/fit/prediction.h"
 #include "engine/plan/plan_search.h"

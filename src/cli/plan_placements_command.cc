@@ -14,7 +14,6 @@
 #include "cli/usage.h"
 #include "core/system/console.h"
 #include "core/system/json.h"
-#include "core/system/output.h"
 #include "engine/checkpoint/initial_model.h"
 #include "engine/config/config.h"
 #include "engine/model/parameter_patterns.h"

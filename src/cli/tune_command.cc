@@ -12,7 +12,6 @@
 #include "core/system/console.h"
 #include "core/system/json.h"
 #include "core/system/log.h"
-#include "core/system/output.h"
 #include "engine/plan/codecs/codec_search.h"
 #include "tandem/error.h"
 
